@@ -1,0 +1,171 @@
+"""The seam between sessions and whatever samples tokens.
+
+A `TokenProvider` takes token ids and returns token ids; text, templates and messages never cross it. Every
+implementation keeps these promises:
+
+- the output of `generate` is exactly what was sampled, with one logprob each and version spans that cover it (I6);
+- a generation cut short by anybody's abort ends with `FinishReason.ABORT` and its partial output, never as a stop (I2);
+- ids outside the vocabulary are refused before they reach the engine;
+- cancelling the awaiting task stops the generation inside the engine;
+- failures are `EngineError`s.
+
+It does not retry, does not queue sessions, and does not know what a turn is.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from harness.errors import EngineRejected
+from harness.types import (
+    GenerationDelta,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+)
+
+
+class LogprobScale(StrEnum):
+    """What a logprob of a sampled token is the logarithm of."""
+
+    RAW = "raw"
+    """The model's own distribution, before temperature and filters."""
+    AFTER_TEMPERATURE = "after_temperature"
+    """The distribution after the division by the temperature."""
+
+
+class PauseMode(StrEnum):
+    """What happens to generations in flight when an engine is paused."""
+
+    ABORT = "abort"
+    """They end now, with their partial output and `FinishReason.ABORT`."""
+    KEEP = "keep"
+    """They freeze with their KV cache and go on after `resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do and what it serves; stated at connect, never guessed later."""
+
+    engine: str
+    """`local`, `scripted`, `sglang`, `vllm`."""
+    model: str
+    """Name of the served model."""
+    vocab_size: int
+    """Ids are valid in `0..vocab_size-1`."""
+    context_length: int
+    """Prompt plus output, in tokens."""
+    logprob_scale: LogprobScale
+    pause_modes: frozenset[PauseMode]
+    max_top_logprobs: int
+    can_update_weights: bool
+    weights_digest: str
+    """Digest of the weights at start, empty when the engine cannot tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """A look at an engine that does not disturb it."""
+
+    ready: bool
+    """Accepts requests; a paused engine is ready."""
+    paused: bool
+    running: int
+    """Generations in flight."""
+    waiting: int
+    """Requests that were accepted and have not started."""
+    detail: str = ""
+
+
+class TokenProvider(Protocol):
+    """An engine, as the session server sees it. Use as an async context manager: entering starts it, leaving stops it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Valid once the provider has been entered."""
+
+    @property
+    def weight_version(self) -> str:
+        """Label of the weights that would sample the next token."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """Sample a continuation of `input_ids`.
+
+        `request_id` is 32 hex digits, fresh for every call. `session_id` lets the engine keep the KV cache of a
+        session's prefix. `prompt_logprobs_from` (at least 1) also returns the logprobs of the input from there on.
+        Raises `EngineError`.
+        """
+
+    def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """Like `generate`, yielding deltas as they are sampled and the whole result last."""
+
+    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+        """Logprobs of `input_ids[start:]`, each given everything before it; `start` is at least 1."""
+
+    async def abort(self, request_id: str | None) -> int:
+        """End one generation, or all of them (None), with `FinishReason.ABORT`; returns how many were told to end."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling until `resume`; requests that arrive meanwhile wait. Idempotent."""
+
+    async def resume(self) -> None:
+        """Sample again. Idempotent."""
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """Load the checkpoint in `path` between two sampled tokens; later tokens carry `version`.
+
+        Raises `EngineRejected` when the checkpoint does not fit; the old weights then go on serving.
+        """
+
+    async def health(self) -> EngineHealth:
+        """Never blocks on a generation, answers while paused."""
+
+
+def check_request(capabilities: Capabilities, input_ids: TokenIds, params: SamplingParams, start: int | None) -> None:
+    """Refuse a request that no engine could serve, before it reaches one.
+
+    One id outside the vocabulary kills a whole SGLang server, so the ids are checked here for everybody.
+    Raises `EngineRejected` naming the offending value.
+    """
+    if input_ids.size == 0:
+        raise EngineRejected("expected at least one input id, got none")
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= capabilities.vocab_size:
+        culprit = low if low < 0 else high
+        raise EngineRejected(f"token id {culprit} is outside the vocabulary (0..{capabilities.vocab_size - 1})")
+    if input_ids.size >= capabilities.context_length:
+        raise EngineRejected(
+            f"{input_ids.size} input tokens leave no room in a context of {capabilities.context_length}; shorten the prompt"
+        )
+    if params.max_new_tokens < 1:
+        raise EngineRejected(f"max_new_tokens must be at least 1, got {params.max_new_tokens}")
+    if not 0 <= params.top_logprobs <= capabilities.max_top_logprobs:
+        raise EngineRejected(f"top_logprobs must be 0..{capabilities.max_top_logprobs}, got {params.top_logprobs}")
+    if start is not None and not 1 <= start <= input_ids.size:
+        raise EngineRejected(f"prompt logprobs start at 1..{input_ids.size}, got {start}")

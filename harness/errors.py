@@ -1,0 +1,273 @@
+"""Every error the harness raises on purpose, as one tree.
+
+    HarnessError
+    ├── RequestError               the client sent something that cannot be served; state unchanged
+    │   ├── MalformedRequest       400, names the field
+    │   ├── BodyTooLarge           413
+    │   ├── PromptTooLong          400, `context_length_exceeded`
+    │   ├── Unauthorized           401
+    │   ├── RouteNotFound          404
+    │   └── MethodNotAllowed       405
+    ├── TurnRefused                terminal for the agent: 404 and `x-should-retry: false`
+    │   ├── SessionNotFound        id never seen, or reclaimed
+    │   ├── SessionClosing         drained or closed
+    │   ├── BranchEnded            the branch's last turn is not COMPLETED
+    │   └── LimitReached           turns or tokens of the session used up
+    ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
+    ├── EngineError                the engine failed; the tokens it produced are in the ledger
+    │   ├── EngineUnavailable      not reachable, not ready, overloaded
+    │   ├── EngineConnectionLost   died in the middle of a generation
+    │   ├── EngineRejected         refused the request; a retry cannot help
+    │   ├── EngineReplyInvalid     answered something that contradicts itself
+    │   └── UnknownWeightVersion   a version label that is not a policy version
+    ├── IllegalTransition          a command the lifecycle table has no entry for; nothing changed
+    ├── LedgerImbalance            generated != trained + masked + dropped: a bug of ours
+    ├── StoreError                 the session store cannot make a turn durable
+    │   └── StoreFull              no space left on its device
+    ├── TokenizerError             tokenizer or chat template cannot be loaded or is unusable
+    ├── ModelError                 weights cannot be fetched, verified or converted
+    ├── AgentError                 an agent cannot be prepared or started
+    ├── ScenarioError              a scenario file or its check is wrong
+    └── RunError                   a run directory cannot be created or resumed
+
+Each class states who is to blame (`cause`), the HTTP answer (`status`, `code`), whether the same request may
+succeed later (`retryable`), and whether tokens sampled before it may be trained (`trainable`). Messages say what
+was expected, what was seen and what to do next.
+"""
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Who has to change something before the same thing can work."""
+
+    AGENT = "agent"
+    """The agent program, or the client library it uses."""
+    ENGINE = "engine"
+    """The inference engine, or the network to it."""
+    HARNESS = "harness"
+    """This project, or the machine it runs on."""
+    LIMIT = "limit"
+    """Nobody: a limit that was asked for has been reached."""
+    SCENARIO = "scenario"
+    """The author of a scenario, a check or a command line."""
+
+
+class HarnessError(Exception):
+    """Base of the tree; catch it to catch everything the harness raises on purpose."""
+
+    cause: Cause = Cause.HARNESS
+    status: int = 500
+    code: str = "internal_error"
+    retryable: bool = False
+    trainable: bool = False
+
+    @property
+    def message(self) -> str:
+        """The text given to the user, without the class name."""
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class RequestError(HarnessError):
+    """The request cannot be served as it is; nothing was changed.
+
+    `param` is the path of the offending field (`messages[2].role`), None when no single field is at fault.
+    """
+
+    cause = Cause.AGENT
+    status = 400
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class MalformedRequest(RequestError):
+    """Not JSON, a wrong type, an unknown role, an option that is not offered."""
+
+
+class BodyTooLarge(RequestError):
+    """The request body exceeds the server's limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    """The admin token or the session's key is missing or wrong."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class RouteNotFound(RequestError):
+    """No such route; answered as JSON because agents parse it."""
+
+    status = 404
+    code = "route_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The route exists, the method does not."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class TurnRefused(HarnessError):
+    """The session will never serve this turn.
+
+    Answered 404 with `x-should-retry: false`: the only answer that ended every measured client within seconds.
+    """
+
+    cause = Cause.LIMIT
+    status = 404
+    code = "turn_refused"
+    trainable = True
+
+
+class SessionNotFound(TurnRefused):
+    """The id was never given out, or the session has been reclaimed."""
+
+    cause = Cause.AGENT
+    code = "session_not_found"
+    trainable = False
+
+
+class SessionClosing(TurnRefused):
+    """The session was drained or closed; it accepts no further turn."""
+
+    code = "session_closed"
+
+
+class BranchEnded(TurnRefused):
+    """The branch ends in a turn that is not COMPLETED; what follows it could never be trained."""
+
+    code = "branch_ended"
+
+
+class LimitReached(TurnRefused):
+    """A limit of the session (turns, tokens) is used up."""
+
+    code = "limit_reached"
+
+
+class GateClosed(HarnessError):
+    """The server takes no new work for now; `retry_after_s` says when to ask again."""
+
+    status = 503
+    code = "gate_closed"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(HarnessError):
+    """The engine failed."""
+
+    cause = Cause.ENGINE
+    status = 502
+    code = "engine_error"
+
+
+class EngineUnavailable(EngineError):
+    """The engine is not reachable, not ready or overloaded."""
+
+    status = 503
+    code = "engine_unavailable"
+    retryable = True
+
+
+class EngineConnectionLost(EngineError):
+    """The engine went away in the middle of a generation."""
+
+    code = "engine_connection_lost"
+    retryable = True
+
+
+class EngineRejected(EngineError):
+    """The engine refused the request; sending it again cannot help."""
+
+    status = 400
+    code = "engine_rejected"
+
+
+class EngineReplyInvalid(EngineError):
+    """The engine's answer contradicts itself or the request."""
+
+    code = "engine_reply_invalid"
+
+
+class UnknownWeightVersion(EngineError):
+    """The engine reported a weight version that is not a policy version."""
+
+    code = "unknown_weight_version"
+
+
+class IllegalTransition(HarnessError):
+    """A command arrived in a phase whose table row does not allow it; nothing changed."""
+
+    code = "illegal_transition"
+
+
+class LedgerImbalance(HarnessError):
+    """Tokens were generated that are neither trained nor masked nor dropped, or the other way round."""
+
+    code = "ledger_imbalance"
+
+
+class StoreError(HarnessError):
+    """The session store cannot make a turn durable, so the turn is not acknowledged."""
+
+    status = 503
+    code = "store_failed"
+
+
+class StoreFull(StoreError):
+    """No space left on the store's device."""
+
+    code = "store_full"
+
+
+class TokenizerError(HarnessError):
+    """The tokenizer or its chat template cannot be loaded, or is not usable for sessions."""
+
+    cause = Cause.SCENARIO
+    code = "tokenizer_error"
+
+
+class ModelError(HarnessError):
+    """Model weights cannot be fetched, verified, converted or loaded."""
+
+    cause = Cause.SCENARIO
+    code = "model_error"
+
+
+class AgentError(HarnessError):
+    """An agent program cannot be prepared or started."""
+
+    cause = Cause.AGENT
+    code = "agent_error"
+
+
+class ScenarioError(HarnessError):
+    """A scenario file or its check is wrong."""
+
+    cause = Cause.SCENARIO
+    code = "scenario_error"
+
+
+class RunError(HarnessError):
+    """A run directory cannot be created, read or resumed."""
+
+    cause = Cause.SCENARIO
+    code = "run_error"

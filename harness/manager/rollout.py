@@ -1,0 +1,109 @@
+"""What the manager is asked to run and what it reports: tasks, outcomes, rollouts.
+
+A rollout is one agent, run once, against one session. However the agent ends, the rollout ends with a typed
+`Outcome`: a bad rollout is data, not a crash.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from harness.errors import Cause
+from harness.types import Json, Sample
+
+
+class OutcomeKind(StrEnum):
+    """How a rollout ended."""
+
+    FINISHED = "finished"
+    """The agent ended by itself, with exit code 0 or a return value, after at least one model call."""
+    LIMITED = "limited"
+    """The session refused to go on (turn or token limit, branch ended) and the agent stopped."""
+    DRAINED = "drained"
+    """The session was drained or closed under the agent."""
+    NO_MODEL_CALL = "no_model_call"
+    """The agent ended without a single model call."""
+    CRASHED = "crashed"
+    """The agent exited with another code, was killed by a signal, or raised."""
+    GARBAGE = "garbage"
+    """The agent's result is not a JSON object."""
+    TIMED_OUT = "timed_out"
+    """The agent was stopped at its deadline."""
+    NOT_STARTED = "not_started"
+    """The agent could not be started."""
+    ENGINE_FAILED = "engine_failed"
+    """The agent failed after model calls that the engine failed to answer."""
+    HARNESS_FAILED = "harness_failed"
+    """The session server or the store failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a rollout ended, who is to blame, and a sentence for the reader."""
+
+    kind: OutcomeKind
+    cause: Cause | None
+    """None when nothing went wrong."""
+    detail: str = ""
+
+
+AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
+"""`async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`; `base_url` ends in `/v1`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAgent:
+    """An agent that is a program."""
+
+    name: str
+    command: tuple[str, ...]
+    """Program and arguments."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAgent:
+    """An agent that is an async function in this process."""
+
+    name: str
+    run: AgentFunction
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+Agent = ProgramAgent | FunctionAgent
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """One rollout to run."""
+
+    agent: Agent
+    prompt: str
+    """The instruction, handed over by file and by environment variable."""
+    workdir: Path
+    """A directory of this rollout's own: `agent.log`, `instruction.md`, `result.json` of the agent."""
+    model: str
+    """Model name for the agent's client."""
+    deadline_s: float = 600.0
+    session: Json = field(default_factory=dict)
+    """Body of `POST /sessions`: limits, sampling, after_incomplete."""
+    request_kwargs: Json = field(default_factory=dict)
+    """Passed to function agents, and to programs as JSON in `HARNESS_REQUEST_KWARGS`."""
+    metadata: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished rollout."""
+
+    session_id: str | None
+    """None when no session could be created."""
+    outcome: Outcome
+    samples: tuple[Sample, ...]
+    session: Json
+    """`GET /sessions/{id}` after the agent ended; empty records when there was none."""
+    agent_result: Json | None
+    seconds: float

@@ -1,0 +1,89 @@
+"""A tokenizer, loaded from `tokenizer.json` itself.
+
+`AutoTokenizer` is not used: for some families it builds a tokenizer that gives other ids than the file says, without
+a word. Text written by people or tools is encoded with `encode_plain`, which never yields a special token, so a
+message cannot forge a turn marker. Does not know chat templates.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from harness.errors import TokenizerError
+
+
+class Tokenizer:
+    """Text to ids and back, without adding or dropping anything by itself."""
+
+    def __init__(self, raw: RawTokenizer, *, eos_ids: frozenset[int]) -> None:
+        self._raw = raw
+        self._plain = RawTokenizer.from_str(raw.to_str())
+        self._plain.encode_special_tokens = True
+        self.eos_ids = eos_ids
+        """Ids that end the model's turn."""
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """The tokenizer of a HuggingFace model folder.
+
+        Raises `TokenizerError` when `tokenizer.json` is missing or unreadable.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerError(f"expected a HuggingFace folder with tokenizer.json, found none in {directory}")
+        try:
+            raw = RawTokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+        return cls(raw, eos_ids=_eos_ids(directory, raw))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, in which special tokens written out are special tokens."""
+        return list(self._raw.encode(text, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of `text`, in which special tokens written out are ordinary characters."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens written out; bytes that are not UTF-8 become U+FFFD."""
+        return str(self._raw.decode(ids, skip_special_tokens=False))
+
+    def token_text(self, token_id: int) -> str:
+        """How one id looks in the vocabulary, for messages; `<id>` when it is not in it."""
+        return self._raw.id_to_token(token_id) or f"<{token_id}>"
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return int(self._raw.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts of the special tokens, longest first."""
+        specials = (token.content for token in self._raw.get_added_tokens_decoder().values() if token.special)
+        return tuple(sorted(specials, key=len, reverse=True))
+
+
+def _eos_ids(directory: Path, raw: RawTokenizer) -> frozenset[int]:
+    """End-of-turn ids: those of `generation_config.json` and the `eos_token` of `tokenizer_config.json`."""
+    declared = _read_json(directory / "generation_config.json").get("eos_token_id")
+    ids = {declared} if isinstance(declared, int) else set(declared or ())
+    eos = _read_json(directory / "tokenizer_config.json").get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    token_id = raw.token_to_id(text) if isinstance(text, str) else None
+    return frozenset(ids if token_id is None else ids | {token_id})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

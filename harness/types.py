@@ -1,0 +1,232 @@
+"""The values every layer speaks: what an engine is asked, what it answers, what a turn and a sample are.
+
+Token ids are `int32` arrays, logprobs `float32` arrays (natural logarithm), both one-dimensional and never written
+to after they were made. Everything here is immutable data; behaviour lives in the layer that owns the concept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+TokenIds = npt.NDArray[np.int32]
+"""Token ids, shape [n]."""
+
+Logprobs = npt.NDArray[np.float32]
+"""Natural-log probabilities, shape [n]."""
+
+Json = dict[str, Any]
+"""A decoded JSON object: `Any` stays at this edge."""
+
+Message = Mapping[str, Any]
+"""A chat message in the OpenAI form, normalised by a dialect (`role`, `content`, `tool_calls`, ...)."""
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped generating."""
+
+    STOP = "stop"
+    """A stop token or stop string."""
+    LENGTH = "length"
+    """The token budget of the request, or the model's context."""
+    ABORT = "abort"
+    """Somebody aborted the request; the output is a partial."""
+
+
+class TurnStatus(StrEnum):
+    """What a turn is worth."""
+
+    COMPLETED = "completed"
+    """Ended by the model (stop, tool calls)."""
+    TRUNCATED = "truncated"
+    """Cut by a length limit."""
+    ABORTED = "aborted"
+    """Cut by an abort; never served as COMPLETED (I2)."""
+    FAILED = "failed"
+    """No usable output."""
+
+
+class SampleStatus(StrEnum):
+    """Status of a sample: that of its last turn (names and values as in miles)."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one generation."""
+
+    max_new_tokens: int
+    """Upper bound on output tokens, at least 1."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """Makes the request reproducible by itself; None draws a fresh seed."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; the tokens of a match stay in the output."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Stop ids beside the model's own end-of-turn ids; the id stays in the output."""
+    ignore_eos: bool = False
+    """Go on after the model's own end-of-turn ids."""
+    top_logprobs: int = 0
+    """Alternatives to report per output token."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Output tokens `start..end` (end exclusive) of one request were sampled by weights `version` (I6)."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """Alternatives per output token, best first: `ids` int32 [n, k], `logprobs` float32 [n, k]."""
+
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """`logprobs[i]` is the logprob of input token `start + i` given all before it; `start` is at least 1."""
+
+    start: int
+    logprobs: Logprobs
+    version: str
+    """The weights that scored; one version for the whole array."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """What one engine request produced."""
+
+    request_id: str
+    input_ids: TokenIds
+    output_ids: TokenIds
+    logprobs: Logprobs
+    """One per output token, on the engine's `LogprobScale`."""
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...]
+    """Cover `output_ids` without gap or overlap; empty only for an empty output."""
+    matched_stop: int | str | None = None
+    """The stop id or stop string that ended the output."""
+    top_logprobs: TopLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    cached_tokens: int = 0
+    """Input tokens whose KV cache was reused."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDelta:
+    """The next output tokens of a streamed generation."""
+
+    output_ids: TokenIds
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The part of a turn that one engine request produced: output tokens `start..end` of the turn."""
+
+    request_id: str
+    start: int
+    end: int
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call of a session, as recorded.
+
+    The prompt is not stored whole: it is prompt + output of `parent`, then `context_ids` (I1, I11).
+    """
+
+    index: int
+    """Position in the session, from 0, in order of admission."""
+    parent: int | None
+    """Index of the turn this one extends; None for the root of a branch."""
+    status: TurnStatus
+    finish_reason: str
+    """`stop`, `tool_calls`, `length`, `abort`, or `error`."""
+    context_ids: TokenIds
+    """Prompt tokens that the parent does not have: delimiter, new messages, generation prompt."""
+    prompt_length: int
+    """Length of the whole prompt in tokens."""
+    prompt_digest: str
+    """blake2b-128 of the int32 bytes of the prompt as it went to the engine."""
+    output_ids: TokenIds
+    logprobs: Logprobs
+    version_spans: tuple[VersionSpan, ...]
+    segments: tuple[Segment, ...]
+    messages_delta: tuple[Message, ...]
+    """Messages of the request that the parent does not have."""
+    reply: Message
+    """The assistant message as it was served."""
+    sampling: Mapping[str, Any]
+    """`{"asked": ..., "used": ...}`: the client's wishes and what the engine got."""
+    request_digest: str
+    """blake2b-128 of the request body: recognises a retry."""
+    created_at: float
+    """Unix seconds at admission."""
+    seconds: float
+    """From admission to the engine's last token."""
+    delivered: bool = False
+    """The answer was handed to the client's connection completely."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """Facts worth keeping: `malformed_tool_call`, `error`, `cached_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the trainer gets: one branch of a session (field names as in miles).
+
+    `tokens` is prompt and response; all per-token columns describe the last `response_length` tokens of it.
+    """
+
+    tokens: TokenIds
+    response_length: int
+    loss_mask: npt.NDArray[np.uint8]
+    """1 on sampled tokens to train, 0 elsewhere; shape [response_length]."""
+    rollout_log_probs: Logprobs
+    """Behaviour logprobs; 0.0 where no token was sampled."""
+    status: SampleStatus
+    weight_versions: tuple[str, ...]
+    """Version labels in the order in which they sampled, without repeats in a row."""
+    behavior_versions: npt.NDArray[np.int32]
+    """Policy version that sampled each token; -1 where none did."""
+    proximal_logprobs: Logprobs
+    proximal_versions: npt.NDArray[np.int32]
+    repeat_terminated: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    reward: float | None = None
+    index: int | None = None
+    group_index: int | None = None
+
+
+def as_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TokenIds:
+    """`ids` as a read-only int32 array."""
+    array = np.asarray(ids, dtype=np.int32)
+    array.flags.writeable = False
+    return array
+
+
+def as_logprobs(values: Sequence[float] | npt.NDArray[np.floating[Any]]) -> Logprobs:
+    """`values` as a read-only float32 array."""
+    array = np.asarray(values, dtype=np.float32)
+    array.flags.writeable = False
+    return array

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-
 TokenIds = npt.NDArray[np.int32]
 """Token ids, shape [n]."""
 

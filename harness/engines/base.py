@@ -82,7 +82,10 @@ class EngineHealth:
 
 
 class TokenProvider(Protocol):
-    """An engine, as the session server sees it. Use as an async context manager: entering starts it, leaving stops it."""
+    """An engine, as the session server sees it.
+
+    An async context manager: entering starts it, leaving stops it.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -161,7 +164,8 @@ def check_request(capabilities: Capabilities, input_ids: TokenIds, params: Sampl
         raise EngineRejected(f"token id {culprit} is outside the vocabulary (0..{capabilities.vocab_size - 1})")
     if input_ids.size >= capabilities.context_length:
         raise EngineRejected(
-            f"{input_ids.size} input tokens leave no room in a context of {capabilities.context_length}; shorten the prompt"
+            f"{input_ids.size} input tokens leave no room in a context of {capabilities.context_length};"
+            " shorten the prompt"
         )
     if params.max_new_tokens < 1:
         raise EngineRejected(f"max_new_tokens must be at least 1, got {params.max_new_tokens}")

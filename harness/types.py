@@ -178,6 +178,8 @@ class Turn:
     """The assistant message as it was served."""
     sampling: Mapping[str, Any]
     """`{"asked": ..., "used": ...}`: the client's wishes and what the engine got."""
+    key: bytes
+    """Digest of the request's whole conversation and tools (`tokens.matching`)."""
     request_digest: str
     """blake2b-128 of the request body: recognises a retry."""
     created_at: float

@@ -71,15 +71,16 @@ class Tokenizer:
 
 def _eos_ids(directory: Path, raw: RawTokenizer) -> frozenset[int]:
     """End-of-turn ids: those of `generation_config.json` and the `eos_token` of `tokenizer_config.json`."""
-    declared = _read_json(directory / "generation_config.json").get("eos_token_id")
+    declared = read_json(directory / "generation_config.json").get("eos_token_id")
     ids = {declared} if isinstance(declared, int) else set(declared or ())
-    eos = _read_json(directory / "tokenizer_config.json").get("eos_token")
+    eos = read_json(directory / "tokenizer_config.json").get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos
     token_id = raw.token_to_id(text) if isinstance(text, str) else None
     return frozenset(ids if token_id is None else ids | {token_id})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, empty when there is no such file; raises `TokenizerError` when it is not JSON."""
     if not path.is_file():
         return {}
     try:

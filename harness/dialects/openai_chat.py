@@ -1,0 +1,277 @@
+"""OpenAI Chat Completions: wire JSON to messages and wishes, and back.
+
+Pure functions. `parse_request` accepts what clients really send: unknown fields are ignored, text parts are joined,
+empty values are dropped, so that a history which a client sends back normalises to what was served. What cannot be
+served is refused by name, never ignored: several choices, streaming, images, structured output.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from harness.errors import HarnessError, MalformedRequest, RequestError
+from harness.sessions.admission import SamplingWishes
+from harness.tokens.parsing import ParsedOutput
+from harness.types import GenerationResult, Json, Message, Turn
+
+
+class ToolMode(StrEnum):
+    """What `tool_choice` demands."""
+
+    AUTO = "auto"
+    """The model decides."""
+    NONE = "none"
+    """Calls are not parsed; the output is content."""
+    REQUIRED = "required"
+    """The answer begins as a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat completion request, normalised."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Json, ...]
+    tool_mode: ToolMode
+    tool_name: str | None
+    """The function that REQUIRED names, None for any."""
+    sampling: SamplingWishes
+    wants_logprobs: bool
+    model: str
+
+
+class _TextPart(msgspec.Struct):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class _WireMessage(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    name: str | None = None
+
+
+class _ToolFunction(msgspec.Struct, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _ToolFunction
+    type: Literal["function"] = "function"
+
+
+class _NamedFunction(msgspec.Struct):
+    name: str
+
+
+class _NamedTool(msgspec.Struct):
+    function: _NamedFunction
+    type: Literal["function"] = "function"
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: str = "text"
+
+
+_Probability = msgspec.Meta(ge=0.0, le=1.0)
+
+
+class _WireRequest(msgspec.Struct):
+    messages: list[_WireMessage]
+    model: str = ""
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
+    n: int | None = 1
+    stream: bool | None = False
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    response_format: _ResponseFormat | None = None
+
+
+_decoder = msgspec.json.Decoder(_WireRequest)
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """The request in `body`. Raises `MalformedRequest` naming the offending field."""
+    try:
+        wire = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _field_error(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+    _refuse_unsupported(wire)
+    choice = wire.tool_choice
+    return ChatRequest(
+        messages=tuple(_message(message, i) for i, message in enumerate(wire.messages)),
+        tools=tuple(msgspec.to_builtins(tool) for tool in wire.tools or ()),
+        tool_mode=ToolMode.REQUIRED if isinstance(choice, _NamedTool) else ToolMode(choice or "auto"),
+        tool_name=_required_tool(wire),
+        sampling=_wishes(wire),
+        wants_logprobs=bool(wire.logprobs),
+        model=wire.model,
+    )
+
+
+def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
+    """The assistant message for a parsed output; tool call ids are `call_id_prefix` and a number."""
+    message: Json = {"role": "assistant", "content": parsed.content or (None if parsed.tool_calls else "")}
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": f"{call_id_prefix}{i}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for i, call in enumerate(parsed.tool_calls)
+        ]
+    return message
+
+
+def completion(turn: Turn, result: GenerationResult, model: str, token_texts: Sequence[str] | None) -> Json:
+    """The `chat.completion` object; with `token_texts` (one per output token) it carries logprobs."""
+    choice: Json = {"index": 0, "message": turn.reply, "finish_reason": turn.finish_reason, "logprobs": None}
+    if token_texts is not None:
+        choice["logprobs"] = {"content": _logprob_entries(result, token_texts)}
+    return {
+        "id": f"chatcmpl-{result.request_id}",
+        "object": "chat.completion",
+        "created": int(turn.created_at),
+        "model": model,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": turn.prompt_length,
+            "completion_tokens": turn.output_ids.size,
+            "total_tokens": turn.prompt_length + turn.output_ids.size,
+            "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+        },
+    }
+
+
+def error_body(error: HarnessError) -> Json:
+    """The error object OpenAI clients parse."""
+    kind = "invalid_request_error" if isinstance(error, RequestError) else f"{error.cause}_error"
+    param = error.param if isinstance(error, RequestError) else None
+    return {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
+
+
+def _field_error(error: msgspec.ValidationError) -> MalformedRequest:
+    what, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
+    return MalformedRequest(f"{field or 'body'}: {what}", param=field or None)
+
+
+def _refuse_unsupported(wire: _WireRequest) -> None:
+    """Raises `MalformedRequest` for what is asked for and not offered."""
+    if not wire.messages:
+        raise MalformedRequest("messages: expected at least one message, got none", param="messages")
+    if wire.n not in (None, 1):
+        raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
+    if wire.stream:
+        raise MalformedRequest("stream: expected false; streaming is not offered yet", param="stream")
+    if wire.response_format is not None and wire.response_format.type != "text":
+        raise MalformedRequest(
+            f"response_format: expected type 'text', got {wire.response_format.type!r}", param="response_format"
+        )
+    _check_ranges(wire)
+
+
+def _check_ranges(wire: _WireRequest) -> None:
+    bounds: tuple[tuple[str, float, float], ...] = (
+        ("temperature", 0, 100),
+        ("top_p", 1e-9, 1),
+        ("top_k", -1, 2**31 - 1),
+        ("min_p", 0, 1),
+        ("max_tokens", 1, 2**31 - 1),
+        ("max_completion_tokens", 1, 2**31 - 1),
+        ("top_logprobs", 0, 2**31 - 1),
+        ("seed", -(2**63), 2**63 - 1),
+    )
+    for name, low, high in bounds:
+        value = getattr(wire, name)
+        if value is not None and not low <= value <= high:
+            raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
+
+
+def _message(wire: _WireMessage, position: int) -> Message:
+    """The normal form of a message: only what is said, in one spelling."""
+    content = wire.content
+    message: Json = {"role": wire.role, "content": content if isinstance(content, str) else _joined(content)}
+    if wire.tool_calls:
+        message["tool_calls"] = msgspec.to_builtins(wire.tool_calls)
+    if wire.reasoning_content:
+        message["reasoning_content"] = wire.reasoning_content
+    if wire.role == "tool" and not wire.tool_call_id:
+        field = f"messages[{position}].tool_call_id"
+        raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
+    if wire.tool_call_id:
+        message["tool_call_id"] = wire.tool_call_id
+    if wire.name:
+        message["name"] = wire.name
+    return message
+
+
+def _joined(parts: list[_TextPart] | None) -> str:
+    return "".join(part.text for part in parts or ())
+
+
+def _required_tool(wire: _WireRequest) -> str | None:
+    """The function `tool_choice` names. Raises `MalformedRequest` when it demands a tool that is not offered."""
+    names = [tool.function.name for tool in wire.tools or ()]
+    if wire.tool_choice == "required" and not names:
+        raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
+    if not isinstance(wire.tool_choice, _NamedTool):
+        return None
+    name = wire.tool_choice.function.name
+    if name not in names:
+        raise MalformedRequest(f"tool_choice: {name!r} is not among the tools {names}", param="tool_choice")
+    return name
+
+
+def _wishes(wire: _WireRequest) -> SamplingWishes:
+    stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
+    return SamplingWishes(
+        max_new_tokens=wire.max_completion_tokens or wire.max_tokens,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=None if wire.top_k is None else max(0, wire.top_k),
+        min_p=wire.min_p,
+        seed=wire.seed,
+        stop=tuple(text for text in stop if text),
+        top_logprobs=wire.top_logprobs if wire.logprobs else None,
+    )
+
+
+def _logprob_entries(result: GenerationResult, token_texts: Sequence[str]) -> list[Json]:
+    entries = []
+    for i, text in enumerate(token_texts):
+        entry = {"token": text, "bytes": list(text.encode()), "logprob": float(result.logprobs[i]), "top_logprobs": []}
+        entries.append(entry)
+    return entries

@@ -1,0 +1,108 @@
+"""Samples as JSON, JSON Lines and Parquet.
+
+`sample_from_json(sample_to_json(s))` equals `s` in every column: a float32 is written with enough digits to come back
+as itself. Parquet has one row per sample and list columns for the per-token values; metadata is a JSON text there.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.errors import RunError
+from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
+
+_COLUMNS = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
+
+
+def sample_to_json(sample: Sample) -> Json:
+    """All fields of `sample`, with lists for arrays."""
+    columns = {name: getattr(sample, name).tolist() for name in _COLUMNS}
+    return columns | {
+        "response_length": sample.response_length,
+        "status": str(sample.status),
+        "weight_versions": list(sample.weight_versions),
+        "repeat_terminated": sample.repeat_terminated,
+        "metadata": dict(sample.metadata),
+        "reward": sample.reward,
+        "index": sample.index,
+        "group_index": sample.group_index,
+    }
+
+
+def sample_from_json(obj: Json) -> Sample:
+    """The sample that `sample_to_json` wrote. Raises `RunError` naming a field that is missing or wrong."""
+    try:
+        return Sample(
+            tokens=as_ids(obj["tokens"]),
+            response_length=int(obj["response_length"]),
+            loss_mask=np.asarray(obj["loss_mask"], dtype=np.uint8),
+            rollout_log_probs=as_logprobs(obj["rollout_log_probs"]),
+            status=SampleStatus(obj["status"]),
+            weight_versions=tuple(obj["weight_versions"]),
+            behavior_versions=as_ids(obj["behavior_versions"]),
+            proximal_logprobs=as_logprobs(obj["proximal_logprobs"]),
+            proximal_versions=as_ids(obj["proximal_versions"]),
+            repeat_terminated=int(obj["repeat_terminated"]),
+            metadata=obj["metadata"],
+            reward=obj["reward"],
+            index=obj["index"],
+            group_index=obj["group_index"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"not a sample: {type(error).__name__} {error}") from error
+
+
+def write_jsonl(samples: Iterable[Sample], path: Path) -> None:
+    """One JSON object per line."""
+    with path.open("w", encoding="utf-8") as file:
+        for sample in samples:
+            file.write(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n")
+
+
+def read_jsonl(path: Path) -> list[Sample]:
+    """What `write_jsonl` wrote. Raises `RunError` naming the line that is damaged."""
+    with path.open(encoding="utf-8") as file:
+        return [_from_line(line, f"{path}:{number}") for number, line in enumerate(file, start=1)]
+
+
+def write_parquet(samples: Sequence[Sample], path: Path) -> None:
+    """One row per sample. Needs the `parquet` extra."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [sample_to_json(sample) for sample in samples]
+    for row in rows:
+        row["metadata"] = json.dumps(row["metadata"], ensure_ascii=False)
+    pq.write_table(pa.Table.from_pylist(rows, schema=_parquet_schema(pa)), path)
+
+
+def _parquet_schema(pa: Any) -> Any:
+    ids, logprobs = pa.list_(pa.int32()), pa.list_(pa.float32())
+    return pa.schema(
+        {
+            "tokens": ids,
+            "response_length": pa.int64(),
+            "loss_mask": pa.list_(pa.uint8()),
+            "rollout_log_probs": logprobs,
+            "status": pa.string(),
+            "weight_versions": pa.list_(pa.string()),
+            "behavior_versions": ids,
+            "proximal_logprobs": logprobs,
+            "proximal_versions": ids,
+            "repeat_terminated": pa.int64(),
+            "metadata": pa.string(),
+            "reward": pa.float64(),
+            "index": pa.int64(),
+            "group_index": pa.int64(),
+        }
+    )
+
+
+def _from_line(line: str, where: str) -> Sample:
+    try:
+        return sample_from_json(json.loads(line))
+    except (ValueError, RunError) as error:
+        raise RunError(f"{where}: {error}") from error

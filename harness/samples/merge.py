@@ -1,0 +1,135 @@
+"""From the turns of a session to the samples a trainer gets.
+
+Merge rule (I3): a sample holds the turns of its branch up to and including the first one that is not COMPLETED; the
+turns after it are dropped and counted. A turn shared by several samples is trained in the first of them only. Turns
+that FAILED have no usable output and are part of no branch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from harness.errors import UnknownWeightVersion
+from harness.types import Sample, SampleStatus, Turn, TurnStatus, as_ids, as_logprobs
+
+
+class Selection(StrEnum):
+    """Which branches of a session become samples."""
+
+    LAST = "last"
+    """The branch of the last turn."""
+    LEAVES = "leaves"
+    """Every branch, in the order in which their last turns were admitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedBranch:
+    """A branch cut by the merge rule."""
+
+    kept: tuple[Turn, ...]
+    dropped: tuple[Turn, ...]
+    """The turns after the first one that is not COMPLETED."""
+
+
+def merge_branches(turns: Sequence[Turn], selection: Selection) -> list[MergedBranch]:
+    """The selected branches of a session, each cut by the merge rule; empty when no turn has an output."""
+    usable = {turn.index: turn for turn in turns if turn.status is not TurnStatus.FAILED}
+    parents = {turn.parent for turn in usable.values()}
+    leaves = [turn for turn in usable.values() if turn.index not in parents]
+    if selection is Selection.LAST:
+        leaves = [usable[max(usable)]] if usable else []
+    return [_cut(_branch(usable, leaf)) for leaf in leaves]
+
+
+def build_samples(turns: Sequence[Turn], selection: Selection, metadata: Mapping[str, Any]) -> list[Sample]:
+    """The samples of a session; `metadata` is copied into each of them.
+
+    Raises `UnknownWeightVersion` when a label is not a policy version.
+    """
+    samples: list[Sample] = []
+    trained: set[int] = set()
+    for branch in merge_branches(turns, selection):
+        samples.append(_build(branch, trained, metadata))
+        trained.update(turn.index for turn in branch.kept)
+    return samples
+
+
+def policy_version(label: str) -> int:
+    """The integer policy version a label stands for; an engine's initial label `default` is version 0.
+
+    Raises `UnknownWeightVersion`.
+    """
+    if label == "default":
+        return 0
+    if not label.isdecimal():
+        raise UnknownWeightVersion(f"expected a weight version label that is a number, the engine reported {label!r}")
+    return int(label)
+
+
+def _branch(usable: Mapping[int, Turn], leaf: Turn) -> list[Turn]:
+    branch = [leaf]
+    while branch[-1].parent is not None:
+        branch.append(usable[branch[-1].parent])
+    return branch[::-1]
+
+
+def _cut(branch: Sequence[Turn]) -> MergedBranch:
+    ends = (i + 1 for i, turn in enumerate(branch) if turn.status is not TurnStatus.COMPLETED)
+    end = next(ends, len(branch))
+    return MergedBranch(tuple(branch[:end]), tuple(branch[end:]))
+
+
+def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any]) -> Sample:
+    turns = branch.kept
+    tokens = np.concatenate([part for turn in turns for part in (turn.context_ids, turn.output_ids)])
+    start = turns[0].context_ids.size
+    columns = [_columns(turn, is_trained=turn.index not in trained) for turn in turns]
+    logprobs = as_logprobs(np.concatenate([column.logprobs for column in columns])[start:])
+    versions = as_ids(np.concatenate([column.versions for column in columns])[start:])
+    return Sample(
+        tokens=as_ids(tokens),
+        response_length=tokens.size - start,
+        loss_mask=np.concatenate([column.mask for column in columns])[start:],
+        rollout_log_probs=logprobs,
+        status=SampleStatus(turns[-1].status),
+        weight_versions=_labels(turns),
+        behavior_versions=versions,
+        # A token that has not met its next version carries its behaviour values in both columns (I7).
+        proximal_logprobs=logprobs,
+        proximal_versions=versions,
+        metadata=_stamp(metadata, branch),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    mask: np.ndarray[Any, np.dtype[np.uint8]]
+    logprobs: np.ndarray[Any, np.dtype[np.float32]]
+    versions: np.ndarray[Any, np.dtype[np.int32]]
+
+
+def _columns(turn: Turn, *, is_trained: bool) -> _Columns:
+    context, output = turn.context_ids.size, turn.output_ids.size
+    mask = np.zeros(context + output, dtype=np.uint8)
+    mask[context:] = is_trained
+    logprobs = np.zeros(context + output, dtype=np.float32)
+    logprobs[context:] = turn.logprobs
+    versions = np.full(context + output, -1, dtype=np.int32)
+    for span in turn.version_spans:
+        versions[context + span.start : context + span.end] = policy_version(span.version)
+    return _Columns(mask, logprobs, versions)
+
+
+def _labels(turns: Sequence[Turn]) -> tuple[str, ...]:
+    labels = [span.version for turn in turns for span in turn.version_spans]
+    return tuple(label for i, label in enumerate(labels) if i == 0 or labels[i - 1] != label)
+
+
+def _stamp(metadata: Mapping[str, Any], branch: MergedBranch) -> dict[str, Any]:
+    stamped = {**metadata, "turns": [turn.index for turn in branch.kept]}
+    if branch.dropped:
+        stamped["dropped_trailing_turns"] = len(branch.dropped)
+    return stamped

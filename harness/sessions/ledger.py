@@ -1,0 +1,90 @@
+"""Where every sampled token went (I4): generated = trained + masked + dropped(reason).
+
+The two sides are counted apart: `generated` grows when an engine reports tokens, the other side is what the samples of
+this moment would deliver. A difference is a bug and fails the run.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.errors import LedgerImbalance
+from harness.samples.merge import Selection, merge_branches
+from harness.types import Turn, TurnStatus
+
+
+class DropReason(StrEnum):
+    """Why sampled tokens are in no sample."""
+
+    AFTER_INCOMPLETE = "after_incomplete"
+    """Turns after the first one of their branch that is not COMPLETED (I3)."""
+    OTHER_BRANCH = "other_branch"
+    """Turns of a branch that was not selected."""
+    FAILED_TURN = "failed_turn"
+    """Partial output of a turn that FAILED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Token counts; `masked` are sampled tokens that are delivered but not trained."""
+
+    generated: int = 0
+    trained: int = 0
+    masked: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def difference(self) -> int:
+        """What is missing on the right side; 0 in a ledger that is right."""
+        return self.generated - self.trained - self.masked - sum(self.dropped.values())
+
+    def check(self, of: str) -> None:
+        """Raises `LedgerImbalance` naming `of` unless the ledger balances."""
+        if self.difference:
+            raise LedgerImbalance(
+                f"{of}: {self.generated} tokens generated, but {self.trained} trained + {self.masked} masked"
+                f" + {sum(self.dropped.values())} dropped leaves {self.difference} unaccounted for"
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """The form served over HTTP and written to run directories."""
+        return {
+            "generated": self.generated,
+            "trained": self.trained,
+            "masked": self.masked,
+            "dropped": dict(self.dropped),
+        }
+
+
+def account(turns: Sequence[Turn], generated: int, selection: Selection) -> Ledger:
+    """The ledger of one session, were its samples collected now."""
+    branches = merge_branches(turns, selection)
+    kept = {turn.index for branch in branches for turn in branch.kept}
+    trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
+    trained = 0
+    dropped: Counter[str] = Counter()
+    for turn in turns:
+        if turn.index in kept:
+            trained += turn.output_ids.size
+        elif turn.output_ids.size:
+            dropped[_reason(turn, trailing)] += turn.output_ids.size
+    return Ledger(generated, trained, 0, dict(dropped))
+
+
+def total(ledgers: Iterable[Ledger]) -> Ledger:
+    """The ledger of a run from those of its sessions."""
+    generated = trained = masked = 0
+    dropped: Counter[str] = Counter()
+    for ledger in ledgers:
+        generated += ledger.generated
+        trained += ledger.trained
+        masked += ledger.masked
+        dropped.update(ledger.dropped)
+    return Ledger(generated, trained, masked, dict(dropped))
+
+
+def _reason(turn: Turn, trailing: set[int]) -> DropReason:
+    if turn.status is TurnStatus.FAILED:
+        return DropReason.FAILED_TURN
+    return DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH

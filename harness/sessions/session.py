@@ -1,0 +1,285 @@
+"""One session: what it was given, what it has recorded, and what it lets happen next.
+
+The heart of the sans-IO core. The server finds the place of a request (`attach`), encodes what is new, admits the turn
+(`admit`), has the engine sample, and records the outcome (`commit`, `fail`). Between these steps anything may happen to
+the session: each step decides by the state it finds and either changes everything or nothing. No method waits, so a
+single-threaded shell needs no lock.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from harness.errors import BranchEnded, HarnessError, SessionClosing, TurnRefused
+from harness.samples.merge import Selection, build_samples
+from harness.sessions.admission import EngineBounds, Limits, SamplingWishes, TurnPlace, plan_sampling
+from harness.sessions.ledger import Ledger, account
+from harness.sessions.lifecycle import STATUS_OF_FINISH, TRANSITIONS, Command, Phase, advance
+from harness.sessions.token_log import TokenPath
+from harness.sessions.tree import AttachPoint, TurnTree
+from harness.tokens.matching import ChainKey
+from harness.types import (
+    GenerationResult,
+    Message,
+    Sample,
+    SamplingParams,
+    Segment,
+    TokenIds,
+    Turn,
+    TurnStatus,
+    as_ids,
+    as_logprobs,
+)
+
+
+class AfterIncomplete(StrEnum):
+    """What a session does when an agent wants to extend a turn that is not COMPLETED."""
+
+    REFUSE = "refuse"
+    """Answer 404: those tokens could never be trained."""
+    SERVE = "serve"
+    """Go on (evaluation); the merge rule drops and counts the tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """What the owner of a session decided when it was created."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    sampling: SamplingWishes = field(default_factory=SamplingWishes)
+    """Replaces what the agent asks for."""
+    after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
+    selection: Selection = Selection.LAST
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A model call, as far as the core is concerned."""
+
+    messages_delta: tuple[Message, ...]
+    """Messages the attach point does not have."""
+    context_ids: TokenIds
+    """Their ids, delimiter and generation prompt included."""
+    asked: SamplingWishes
+    digest: str
+    """blake2b-128 of the request body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A turn in flight."""
+
+    index: int
+    parent: int | None
+    key: ChainKey
+    path: TokenPath
+    """The whole prompt."""
+    request: TurnRequest
+    params: SamplingParams
+    admitted_at: float
+    """Unix seconds."""
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """The whole prompt, read-only."""
+        return self.path.ids
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the agent gets to read of an output."""
+
+    message: Message
+    finish_reason: str
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Session:
+    """State of one session; see the module's text for the order of calls."""
+
+    def __init__(self, session_id: str, api_key: str, config: SessionConfig, created_at: float) -> None:
+        self.session_id = session_id
+        self.api_key = api_key
+        self.config = config
+        self.created_at = created_at
+        self.phase = Phase.OPEN
+        self.refusals: Counter[str] = Counter()
+        """Terminal answers by error code; they tell why an agent stopped."""
+        self._tree = TurnTree()
+        self._generated = 0
+        self._in_flight: dict[int, Admission] = {}
+        self._admitted = 0
+        self._siblings: Counter[tuple[int, ...]] = Counter()
+        self._ordinals: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """Recorded turns, in order of admission."""
+        return self._tree.turns
+
+    @property
+    def turns_in_flight(self) -> Sequence[Admission]:
+        """Admitted turns without an outcome."""
+        return list(self._in_flight.values())
+
+    def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
+        """Where a request with the prefix digests `keys` continues.
+
+        Raises `TurnRefused` when the session is not open or the branch may not be extended.
+        """
+        with self._counting_refusals():
+            self._require_open()
+            point = self._tree.attach(keys)
+            self._require_extendable(point.parent)
+        return point
+
+    def parent_turn(self, point: AttachPoint) -> Turn | None:
+        """The turn that a request at `point` extends."""
+        return None if point.parent is None else self._tree.turn(point.parent)
+
+    def admit(self, point: AttachPoint, request: TurnRequest, bounds: EngineBounds, now: float) -> Admission:
+        """Start a turn.
+
+        Raises `TurnRefused` or `PromptTooLong` and changes nothing but the count of refusals.
+        """
+        before = self._tree.path(point.parent)
+        ordinals = self._next_ordinals(point.parent)
+        place = TurnPlace(self._admitted, before.length + request.context_ids.size, ordinals)
+        with self._counting_refusals():
+            self._require_open()
+            params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, bounds)
+        path = before.extended(request.context_ids)
+        admission = Admission(self._admitted, point.parent, point.key, path, request, params, now)
+        self._in_flight[admission.index] = admission
+        self._count(admission.index, ordinals)
+        return admission
+
+    def commit(self, admission: Admission, result: GenerationResult, reply: Reply, now: float) -> Turn:
+        """Record what the engine sampled for `admission`."""
+        notes = {**reply.notes, "cached_tokens": result.cached_tokens}
+        segment = Segment(result.request_id, 0, result.output_ids.size, result.finish_reason)
+        turn = replace(
+            self._blank_turn(admission, now),
+            status=STATUS_OF_FINISH[result.finish_reason],
+            finish_reason=reply.finish_reason,
+            output_ids=result.output_ids,
+            logprobs=result.logprobs,
+            version_spans=result.version_spans,
+            segments=(segment,),
+            reply=reply.message,
+            notes=notes,
+        )
+        self._generated += result.output_ids.size
+        self._record(turn, admission)
+        return turn
+
+    def fail(self, admission: Admission, error: HarnessError, now: float) -> Turn:
+        """Record that `admission` ended without a usable output."""
+        notes = {"error": {"code": error.code, "cause": str(error.cause), "message": error.message}}
+        turn = replace(self._blank_turn(admission, now), notes=notes)
+        self._record(turn, admission)
+        return turn
+
+    def mark_delivered(self, index: int) -> Turn:
+        """Note that the answer of a turn has been handed over completely."""
+        turn = replace(self._tree.turn(index), delivered=True)
+        self._tree.replace(turn)
+        return turn
+
+    def drain(self) -> bool:
+        """Accept no further turn, for good; False when that was so before."""
+        return self._command(Command.DRAIN)
+
+    def close(self) -> bool:
+        """End the session for its owner; False when it was closed before."""
+        return self._command(Command.CLOSE)
+
+    def restore(self, turn: Turn) -> None:
+        """Add a turn read back from the store; turns come in order of their admission."""
+        self._count(turn.index, self._next_ordinals(turn.parent))
+        self._generated += turn.output_ids.size
+        self._tree.add(turn, self._tree.path(turn.parent).extended(turn.context_ids).extended(turn.output_ids))
+
+    def ledger(self) -> Ledger:
+        """Where the tokens sampled so far would go, were the samples collected now."""
+        return account(self.turns, self._generated, self.config.selection)
+
+    def samples(self) -> list[Sample]:
+        """What the trainer gets, were the samples collected now."""
+        return build_samples(self.turns, self.config.selection, {**self.config.metadata, "session_id": self.session_id})
+
+    def prompt_ids(self, turn: Turn) -> TokenIds:
+        """The whole prompt of a recorded turn."""
+        return self._tree.path(turn.index).ids[: turn.prompt_length]
+
+    def _require_open(self) -> None:
+        if (self.phase, Command.ADMIT) not in TRANSITIONS:
+            raise SessionClosing(f"the session is {self.phase} and accepts no further turn")
+
+    def _require_extendable(self, parent: int | None) -> None:
+        if parent is None or self.config.after_incomplete is AfterIncomplete.SERVE:
+            return
+        turn = self._tree.turn(parent)
+        if turn.status is not TurnStatus.COMPLETED:
+            raise BranchEnded(f"turn {parent} of this branch is {turn.status}; what follows it could not be trained")
+
+    def _next_ordinals(self, parent: int | None) -> tuple[int, ...]:
+        above = () if parent is None else self._ordinals[parent]
+        return (*above, self._siblings[above])
+
+    def _count(self, index: int, ordinals: tuple[int, ...]) -> None:
+        self._admitted = max(self._admitted, index + 1)
+        self._siblings[ordinals[:-1]] += 1
+        self._ordinals[index] = ordinals
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except TurnRefused as refusal:
+            self.refusals[refusal.code] += 1
+            raise
+
+    def _command(self, command: Command) -> bool:
+        before, self.phase = self.phase, advance(self.phase, command)
+        return self.phase is not before
+
+    def _blank_turn(self, admission: Admission, now: float) -> Turn:
+        request = admission.request
+        return Turn(
+            index=admission.index,
+            parent=admission.parent,
+            status=TurnStatus.FAILED,
+            finish_reason="error",
+            context_ids=request.context_ids,
+            prompt_length=admission.path.length,
+            prompt_digest=digest_ids(admission.prompt_ids),
+            output_ids=as_ids(()),
+            logprobs=as_logprobs(()),
+            version_spans=(),
+            segments=(),
+            messages_delta=request.messages_delta,
+            key=admission.key,
+            reply={"role": "assistant"},
+            sampling={"asked": request.asked.stated(), "used": asdict(admission.params)},
+            request_digest=request.digest,
+            created_at=admission.admitted_at,
+            seconds=now - admission.admitted_at,
+        )
+
+    def _record(self, turn: Turn, admission: Admission) -> None:
+        self.phase = advance(self.phase, Command.COMMIT)
+        del self._in_flight[admission.index]
+        self._tree.add(turn, admission.path.extended(turn.output_ids))
+
+
+def digest_ids(ids: TokenIds) -> str:
+    """blake2b-128 of the little-endian int32 bytes of `ids`, as 32 hex digits."""
+    return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()

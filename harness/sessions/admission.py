@@ -5,12 +5,11 @@ shorten an output. Every decision here depends on its arguments alone (I10).
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 from harness.errors import LimitReached, PromptTooLong
-from harness.types import SamplingParams
+from harness.types import SamplingParams, SamplingWishes
 
 _SEED_BITS = 63
 
@@ -28,31 +27,6 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingWishes:
-    """Sampling parameters somebody stated; None and empty mean that they did not.
-
-    The same type holds what an agent asked for and what a rollout overrides.
-    """
-
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    top_logprobs: int | None = None
-
-    def stated(self) -> dict[str, Any]:
-        """The parameters that were stated."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
-
-    def overridden_by(self, other: "SamplingWishes") -> "SamplingWishes":
-        """These wishes, with what `other` states in their place."""
-        return replace(self, **other.stated())
-
-
-@dataclass(frozen=True, slots=True)
 class TurnPlace:
     """Where a turn would stand: what its limits and its seed depend on."""
 
@@ -63,29 +37,20 @@ class TurnPlace:
     """For each turn from the root down to this one, its ordinal among its siblings."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineBounds:
-    """What the engine allows whatever a session asks for."""
-
-    context_length: int
-    max_top_logprobs: int = field(default=0)
-
-
 def plan_sampling(
-    asked: SamplingWishes, overrides: SamplingWishes, limits: Limits, place: TurnPlace, bounds: EngineBounds
+    asked: SamplingWishes, overrides: SamplingWishes, limits: Limits, place: TurnPlace, context_length: int
 ) -> SamplingParams:
     """The parameters for the engine.
 
     Raises `LimitReached` when the session may not have another turn, `PromptTooLong` when the prompt leaves no room
     in the model's context.
     """
-    budget = _token_budget(limits, place, bounds)
+    budget = _token_budget(limits, place, context_length)
     wishes = asked.overridden_by(overrides)
     stated = wishes.stated() | {"max_new_tokens": min(budget, wishes.max_new_tokens or budget)}
     if overrides.seed is not None:
         stated["seed"] = turn_seed(overrides.seed, place.path)
-    known = {parameter.name for parameter in fields(SamplingParams)}
-    return SamplingParams(**{name: value for name, value in stated.items() if name in known})
+    return SamplingParams(**stated)
 
 
 def turn_seed(session_seed: int, path: Sequence[int]) -> int:
@@ -94,12 +59,12 @@ def turn_seed(session_seed: int, path: Sequence[int]) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> (64 - _SEED_BITS)
 
 
-def _token_budget(limits: Limits, place: TurnPlace, bounds: EngineBounds) -> int:
+def _token_budget(limits: Limits, place: TurnPlace, context_length: int) -> int:
     if limits.turns is not None and place.turns_before >= limits.turns:
         raise LimitReached(f"the session has used its {limits.turns} turns")
-    if place.prompt_length >= bounds.context_length:
+    if place.prompt_length >= context_length:
         raise PromptTooLong(
-            f"the prompt has {place.prompt_length} tokens, the model's context is {bounds.context_length};"
+            f"the prompt has {place.prompt_length} tokens, the model's context is {context_length};"
             " shorten the conversation",
             param="messages",
         )
@@ -107,5 +72,5 @@ def _token_budget(limits: Limits, place: TurnPlace, bounds: EngineBounds) -> int
         raise LimitReached(
             f"the conversation has {place.prompt_length} tokens, the session's limit is {limits.tokens_per_session}"
         )
-    bound = min(bounds.context_length, limits.tokens_per_session or bounds.context_length) - place.prompt_length
+    bound = min(context_length, limits.tokens_per_session or context_length) - place.prompt_length
     return min(bound, limits.tokens_per_turn or bound)

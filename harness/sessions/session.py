@@ -18,7 +18,7 @@ import numpy as np
 
 from harness.errors import BranchEnded, HarnessError, SessionClosing, TurnRefused
 from harness.samples.merge import Selection, build_samples
-from harness.sessions.admission import EngineBounds, Limits, SamplingWishes, TurnPlace, plan_sampling
+from harness.sessions.admission import Limits, TurnPlace, plan_sampling
 from harness.sessions.ledger import Ledger, account
 from harness.sessions.lifecycle import STATUS_OF_FINISH, TRANSITIONS, Command, Phase, advance
 from harness.sessions.token_log import TokenPath
@@ -29,6 +29,7 @@ from harness.types import (
     Message,
     Sample,
     SamplingParams,
+    SamplingWishes,
     Segment,
     TokenIds,
     Turn,
@@ -144,8 +145,8 @@ class Session:
         """The turn that a request at `point` extends."""
         return None if point.parent is None else self._tree.turn(point.parent)
 
-    def admit(self, point: AttachPoint, request: TurnRequest, bounds: EngineBounds, now: float) -> Admission:
-        """Start a turn.
+    def admit(self, point: AttachPoint, request: TurnRequest, context_length: int, now: float) -> Admission:
+        """Start a turn on an engine whose context holds `context_length` tokens.
 
         Raises `TurnRefused` or `PromptTooLong` and changes nothing but the count of refusals.
         """
@@ -154,7 +155,7 @@ class Session:
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, ordinals)
         with self._counting_refusals():
             self._require_open()
-            params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, bounds)
+            params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
         path = before.extended(request.context_ids)
         admission = Admission(self._admitted, point.parent, point.key, path, request, params, now)
         self._in_flight[admission.index] = admission
@@ -192,6 +193,10 @@ class Session:
         turn = replace(self._tree.turn(index), delivered=True)
         self._tree.replace(turn)
         return turn
+
+    def refuse(self, refusal: TurnRefused) -> None:
+        """Count a terminal answer that was decided outside of `attach` and `admit`."""
+        self.refusals[refusal.code] += 1
 
     def drain(self) -> bool:
         """Accept no further turn, for good; False when that was so before."""
@@ -244,7 +249,7 @@ class Session:
         try:
             yield
         except TurnRefused as refusal:
-            self.refusals[refusal.code] += 1
+            self.refuse(refusal)
             raise
 
     def _command(self, command: Command) -> bool:

@@ -1,0 +1,359 @@
+"""An engine that says what it was told to say: deterministic, instant unless asked to be slow, and able to fail on cue.
+
+A `Script` is a list of steps; the n-th generation of a session plays the n-th step. Logprobs are a known function of
+(token, position, weight version), so scores can be checked against a definition (`scripted_logprobs`). It keeps every
+promise of `TokenProvider`; it is for tests, benchmarks and demonstrations, not a model.
+"""
+
+import asyncio
+import tomllib
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Self, assert_never
+
+import msgspec
+import numpy as np
+
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
+from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
+from harness.samples.merge import policy_version
+from harness.tokens.incremental import StopStrings
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationResult,
+    Logprobs,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    TopLogprobs,
+    VersionSpan,
+    as_ids,
+    as_logprobs,
+)
+
+_MAX_TOP_LOGPROBS = 5
+
+
+class ScriptedFault(StrEnum):
+    """What goes wrong in a step, after `fault_after` tokens."""
+
+    ABORT = "abort"
+    """The engine ends the request with finish reason `abort`, unasked."""
+    DISCONNECT = "disconnect"
+    """The connection breaks: `EngineConnectionLost`, the partial output is lost."""
+    UNAVAILABLE = "unavailable"
+    """`EngineUnavailable`."""
+    REJECT = "reject"
+    """`EngineRejected`."""
+    HANG = "hang"
+    """No further token ever comes; only an abort or a cancellation ends it."""
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One generation: what to say, how fast, and what goes wrong."""
+
+    text: str = ""
+    """Encoded with the tokenizer; the end-of-turn id follows unless `finish` is `length`."""
+    tokens: tuple[int, ...] = ()
+    """Exact output ids, instead of `text`; nothing is added."""
+    finish: FinishReason = FinishReason.STOP
+    delay_s: float = 0.0
+    """Before the first token."""
+    token_delay_s: float = 0.0
+    """Before each further token."""
+    fault: ScriptedFault | None = None
+    fault_after: int = 0
+    """Tokens that come before the fault."""
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a scripted engine says; after the last step it starts over."""
+
+    steps: tuple[Step, ...] = (Step(text="Understood."),)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The script in a TOML file. Raises `ScenarioError` naming the file and the field."""
+        try:
+            script = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
+        except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            raise ScenarioError(f"{path}: {error}") from error
+        if not script.steps:
+            raise ScenarioError(f"{path}: steps: expected at least one step, got none")
+        return script
+
+
+def scripted_logprobs(ids: TokenIds, start: int, version: str) -> Logprobs:
+    """The logprobs of `ids` standing at positions `start`, `start + 1`, ... under the weights `version`."""
+    position = np.arange(start, start + ids.size, dtype=np.int64)
+    mixed = ids.astype(np.int64) * 7919 + position * 104_729 + policy_version(version) * 15_485_863
+    return as_logprobs(-((mixed % 4093) + 1) / 1024)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A generation in flight."""
+
+    input_ids: TokenIds
+    params: SamplingParams
+    output: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, ids: list[int], version: str) -> GenerationDelta:
+        """Sample `ids` under `version`."""
+        array = as_ids(ids)
+        logprobs = scripted_logprobs(array, self.input_ids.size + len(self.output), version)
+        start = len(self.output)
+        self.output += ids
+        self.logprobs.append(logprobs)
+        if self.spans and self.spans[-1].version == version:
+            start = self.spans.pop().start
+        self.spans.append(VersionSpan(version, start, len(self.output)))
+        return GenerationDelta(array, logprobs)
+
+
+class _Ending(msgspec.Struct, frozen=True):
+    """The ids a step comes to under the request's limits, and why it ends there."""
+
+    ids: list[int]
+    reason: FinishReason
+    matched: int | str | None = None
+
+
+class ScriptedEngine:
+    """A `TokenProvider` that plays a script."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        script: Script | None = None,
+        *,
+        context_length: int = 1 << 20,
+        model: str = "scripted",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._script = script or Script()
+        self._played: Counter[str] = Counter()
+        self._live: dict[str, _Live] = {}
+        self._running = asyncio.Event()
+        self._running.set()
+        self._version = "0"
+        self.capabilities = Capabilities(
+            engine="scripted",
+            model=model,
+            vocab_size=tokenizer.vocab_size,
+            context_length=context_length,
+            logprob_scale=LogprobScale.RAW,
+            pause_modes=frozenset(PauseMode),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            can_update_weights=True,
+            weights_digest="",
+        )
+
+    @property
+    def weight_version(self) -> str:
+        """Label of the weights; it changes what `scripted_logprobs` gives, not what is said."""
+        return self._version
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.set()
+        await self.abort(None)
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """Play the session's next step to its end."""
+        pieces = self.stream(
+            input_ids,
+            params,
+            request_id=request_id,
+            session_id=session_id,
+            prompt_logprobs_from=prompt_logprobs_from,
+        )
+        async for piece in pieces:
+            if isinstance(piece, GenerationResult):
+                return piece
+        raise EngineConnectionLost("the scripted engine ended a stream without a result")
+
+    async def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """Play the session's next step; a step without delays comes in one delta."""
+        check_request(self.capabilities, input_ids, params, prompt_logprobs_from)
+        if request_id in self._live:
+            raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
+        began = monotonic()
+        live = self._live[request_id] = _Live(input_ids, params)
+        try:
+            step = self._next_step(session_id)
+            ending = self._ending(step, params)
+            async for delta in self._play(live, step, ending):
+                yield delta
+        finally:
+            del self._live[request_id]
+        scored = None if prompt_logprobs_from is None else await self.score(input_ids, start=prompt_logprobs_from)
+        yield self._result(request_id, live, ending, scored, monotonic() - began)
+
+    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+        """`scripted_logprobs` of the ids from `start` on."""
+        return PromptLogprobs(start, scripted_logprobs(input_ids[start:], start, self._version), self._version)
+
+    async def abort(self, request_id: str | None) -> int:
+        """End one generation, or all, with what it has said so far."""
+        told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
+        for live in told:
+            live.aborted.set()
+        return len(told)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Say nothing until `resume`."""
+        self._running.clear()
+        match mode:
+            case PauseMode.ABORT:
+                await self.abort(None)
+            case PauseMode.KEEP:
+                pass
+            case _:
+                assert_never(mode)
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._running.set()
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """Only the label changes; `path` is not read. Raises `UnknownWeightVersion` for a label without a number."""
+        del path
+        policy_version(version)
+        self._version = version
+
+    async def health(self) -> EngineHealth:
+        """Always ready."""
+        return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
+
+    def _next_step(self, session_id: str | None) -> Step:
+        steps = self._script.steps
+        played = self._played[session_id or ""]
+        self._played[session_id or ""] += 1
+        return steps[played % len(steps)]
+
+    def _ending(self, step: Step, params: SamplingParams) -> _Ending:
+        ids = list(step.tokens) or self._tokenizer.encode(step.text)
+        if not step.tokens and step.finish is FinishReason.STOP and self._tokenizer.eos_ids:
+            ids.append(min(self._tokenizer.eos_ids))
+        stops = StopStrings(self._tokenizer.decode, params.stop)
+        for position, token_id in enumerate(ids[: params.max_new_tokens], start=1):
+            matched = stops.push(token_id)
+            if matched is not None or token_id in params.stop_token_ids:
+                return _Ending(ids[:position], FinishReason.STOP, token_id if matched is None else matched)
+        if len(ids) > params.max_new_tokens:
+            return _Ending(ids[: params.max_new_tokens], FinishReason.LENGTH)
+        return _Ending(ids, step.finish, ids[-1] if ids and step.finish is FinishReason.STOP else None)
+
+    async def _play(self, live: _Live, step: Step, ending: _Ending) -> AsyncIterator[GenerationDelta]:
+        """Say the ids of `ending` one by one, or all at once when the step has no delays."""
+        upto = len(ending.ids) if step.fault is None else min(step.fault_after, len(ending.ids))
+        if await self._interrupted(live, step.delay_s):
+            return
+        while len(live.output) < upto:
+            first = not live.output
+            if not first and await self._interrupted(live, step.token_delay_s):
+                return
+            size = 1 if step.token_delay_s else upto
+            yield live.say(ending.ids[len(live.output) :][:size], self._version)
+        if step.fault is not None:
+            await self._fail(live, step.fault)
+
+    async def _interrupted(self, live: _Live, delay_s: float) -> bool:
+        """Wait as long as the script or a pause says; True when the generation is aborted meanwhile."""
+        if delay_s:
+            await _wait(live.aborted, delay_s)
+        if not live.aborted.is_set() and not self._running.is_set():
+            await _first(live.aborted, self._running)
+        return live.aborted.is_set()
+
+    async def _fail(self, live: _Live, fault: ScriptedFault) -> None:
+        match fault:
+            case ScriptedFault.ABORT:
+                live.aborted.set()
+            case ScriptedFault.HANG:
+                await live.aborted.wait()
+            case ScriptedFault.DISCONNECT:
+                raise EngineConnectionLost(f"the scripted connection broke after {len(live.output)} tokens")
+            case ScriptedFault.UNAVAILABLE:
+                raise EngineUnavailable("the scripted engine is unavailable in this step")
+            case ScriptedFault.REJECT:
+                raise EngineRejected("the scripted engine rejects this step")
+            case _:
+                assert_never(fault)
+
+    def _result(
+        self, request_id: str, live: _Live, ending: _Ending, scored: PromptLogprobs | None, seconds: float
+    ) -> GenerationResult:
+        aborted = live.aborted.is_set()
+        output, logprobs = as_ids(live.output), as_logprobs(np.concatenate([*live.logprobs, as_logprobs(())]))
+        return GenerationResult(
+            request_id=request_id,
+            input_ids=live.input_ids,
+            output_ids=output,
+            logprobs=logprobs,
+            finish_reason=FinishReason.ABORT if aborted else ending.reason,
+            version_spans=tuple(live.spans),
+            matched_stop=None if aborted else ending.matched,
+            top_logprobs=_alternatives(output, logprobs, live.params.top_logprobs, self._tokenizer.vocab_size),
+            prompt_logprobs=scored,
+            seconds=seconds,
+        )
+
+
+def _alternatives(ids: TokenIds, logprobs: Logprobs, count: int, vocab_size: int) -> TopLogprobs | None:
+    """The token itself and its neighbours in the vocabulary, each one nat less likely."""
+    if not count:
+        return None
+    rank = np.arange(count, dtype=np.int32)
+    return TopLogprobs((ids[:, None] + rank) % np.int32(vocab_size), logprobs[:, None] - rank.astype(np.float32))
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for `event`, at most `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of `events` is set."""
+    tasks = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

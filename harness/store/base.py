@@ -1,0 +1,36 @@
+"""The seam between the server and what makes sessions durable.
+
+Promise (I9): when `create`, `commit` or `set_phase` returns, what it wrote survives `kill -9` of this process.
+`mark_delivered` is a note and may be lost. The store keeps what it is given; it decides nothing.
+"""
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from harness.sessions.session import Session
+from harness.types import Turn
+
+
+class SessionStore(Protocol):
+    """Where sessions are kept. An async context manager; all methods raise `StoreError`."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def create(self, session: Session) -> None:
+        """Keep a session that has no turns yet."""
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        """Keep a finished turn."""
+
+    async def set_phase(self, session: Session) -> None:
+        """Keep the phase of a session."""
+
+    def mark_delivered(self, session_id: str, index: int) -> None:
+        """Note that a turn's answer was handed over; does not wait for the disk."""
+
+    async def load(self) -> list[Session]:
+        """The sessions that are not closed, with their turns, as they were kept."""

@@ -1,0 +1,35 @@
+"""A store that keeps nothing: sessions live as long as their server. For tests and throw-away servers."""
+
+from types import TracebackType
+from typing import Self
+
+from harness.sessions.session import Session
+from harness.types import Turn
+
+
+class MemoryStore:
+    """A `SessionStore` whose promise does not outlive the process."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    async def create(self, session: Session) -> None:
+        """Nothing to do: the server holds the session."""
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        """Nothing to do."""
+
+    async def set_phase(self, session: Session) -> None:
+        """Nothing to do."""
+
+    def mark_delivered(self, session_id: str, index: int) -> None:
+        """Nothing to do."""
+
+    async def load(self) -> list[Session]:
+        """No sessions."""
+        return []

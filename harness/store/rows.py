@@ -1,0 +1,144 @@
+"""Sessions and turns as database rows, and back.
+
+Token columns are little-endian blobs (int32 ids, float32 logprobs), everything structured is JSON. A turn stores only
+what its parent does not have, so a row's size depends on that turn alone (I11).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness.sessions.lifecycle import Phase
+from harness.sessions.session import Session, SessionConfig
+from harness.types import Logprobs, Segment, TokenIds, Turn, TurnStatus, VersionSpan
+
+SCHEMA_VERSION = 1
+
+SCHEMA = f"""
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY,
+    api_key    TEXT NOT NULL,
+    phase      TEXT NOT NULL,
+    config     TEXT NOT NULL,
+    created_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE turns (
+    session_id     TEXT NOT NULL REFERENCES sessions,
+    turn           INTEGER NOT NULL,
+    parent         INTEGER,
+    status         TEXT NOT NULL,
+    finish_reason  TEXT NOT NULL,
+    context_ids    BLOB NOT NULL,
+    prompt_length  INTEGER NOT NULL,
+    prompt_digest  TEXT NOT NULL,
+    output_ids     BLOB NOT NULL,
+    logprobs       BLOB NOT NULL,
+    version_spans  TEXT NOT NULL,
+    segments       TEXT NOT NULL,
+    messages_delta TEXT NOT NULL,
+    reply          TEXT NOT NULL,
+    sampling       TEXT NOT NULL,
+    chain_key      BLOB NOT NULL,
+    request_digest TEXT NOT NULL,
+    created_at     REAL NOT NULL,
+    seconds        REAL NOT NULL,
+    delivered      INTEGER NOT NULL,
+    notes          TEXT NOT NULL,
+    PRIMARY KEY (session_id, turn)
+) WITHOUT ROWID;
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+INSERT_SESSION = "INSERT INTO sessions VALUES (?, ?, ?, ?, ?)"
+INSERT_TURN = "INSERT INTO turns VALUES (" + ", ".join("?" * 21) + ")"
+UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
+UPDATE_DELIVERED = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn = ?"
+SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
+SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"
+
+Row = tuple[Any, ...]
+
+
+def session_row(session: Session) -> Row:
+    """Parameters of `INSERT_SESSION`."""
+    return session.session_id, session.api_key, str(session.phase), _text(session.config), session.created_at
+
+
+def turn_row(session_id: str, turn: Turn) -> Row:
+    """Parameters of `INSERT_TURN`."""
+    return (
+        session_id,
+        turn.index,
+        turn.parent,
+        str(turn.status),
+        turn.finish_reason,
+        _blob(turn.context_ids),
+        turn.prompt_length,
+        turn.prompt_digest,
+        _blob(turn.output_ids),
+        _blob(turn.logprobs),
+        _text(turn.version_spans),
+        _text(turn.segments),
+        _text(turn.messages_delta),
+        _text(turn.reply),
+        _text(turn.sampling),
+        turn.key,
+        turn.request_digest,
+        turn.created_at,
+        turn.seconds,
+        int(turn.delivered),
+        _text(turn.notes),
+    )
+
+
+def session_from_row(row: Mapping[str, Any]) -> Session:
+    """The session of a row of `SELECT_SESSIONS`, without its turns."""
+    config = msgspec.json.decode(row["config"], type=SessionConfig)
+    session = Session(row["session_id"], row["api_key"], config, row["created_at"])
+    session.phase = Phase(row["phase"])
+    return session
+
+
+def turn_from_row(row: Mapping[str, Any]) -> Turn:
+    """The turn of a row of `SELECT_TURNS`."""
+    decode = msgspec.json.decode
+    return Turn(
+        index=row["turn"],
+        parent=row["parent"],
+        status=TurnStatus(row["status"]),
+        finish_reason=row["finish_reason"],
+        context_ids=_ids(row["context_ids"]),
+        prompt_length=row["prompt_length"],
+        prompt_digest=row["prompt_digest"],
+        output_ids=_ids(row["output_ids"]),
+        logprobs=_logprobs(row["logprobs"]),
+        version_spans=decode(row["version_spans"], type=tuple[VersionSpan, ...]),
+        segments=decode(row["segments"], type=tuple[Segment, ...]),
+        messages_delta=tuple(decode(row["messages_delta"])),
+        reply=decode(row["reply"]),
+        sampling=decode(row["sampling"]),
+        key=row["chain_key"],
+        request_digest=row["request_digest"],
+        created_at=row["created_at"],
+        seconds=row["seconds"],
+        delivered=bool(row["delivered"]),
+        notes=decode(row["notes"]),
+    )
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _blob(column: TokenIds | Logprobs) -> bytes:
+    return column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _ids(blob: bytes) -> TokenIds:
+    return np.frombuffer(blob, dtype="<i4").astype(np.int32, copy=False)
+
+
+def _logprobs(blob: bytes) -> Logprobs:
+    return np.frombuffer(blob, dtype="<f4").astype(np.float32, copy=False)

@@ -1,0 +1,176 @@
+"""Sessions in a SQLite file (WAL), written by one thread that commits in groups.
+
+Whatever waits when the thread comes round is committed together, so a busy server pays one commit for many turns and
+an idle one pays nothing for the grouping. WAL with `synchronous=NORMAL` survives `kill -9` of the process (I9); a power
+cut may lose the last commits but never the file. A write that fails fails everybody who waited for its group, and
+nothing of the group is kept.
+"""
+
+import asyncio
+import errno
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from harness.errors import StoreError, StoreFull
+from harness.sessions.lifecycle import Phase
+from harness.sessions.session import Session
+from harness.store import rows
+from harness.types import Turn
+
+_LARGEST_GROUP = 512
+_BUSY_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A statement for the writer thread; `done` is None when nobody waits for it."""
+
+    statement: str
+    parameters: rows.Row
+    done: asyncio.Future[None] | None
+
+
+class SQLiteStore:
+    """A `SessionStore` in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_groups, name="session-store", daemon=True)
+
+    async def __aenter__(self) -> Self:
+        self._connection = _open(self._path)
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writes.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._connection.close()
+
+    async def create(self, session: Session) -> None:
+        """Keep a session that has no turns yet."""
+        await self._write(rows.INSERT_SESSION, rows.session_row(session))
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        """Keep a finished turn."""
+        await self._write(rows.INSERT_TURN, rows.turn_row(session_id, turn))
+
+    async def set_phase(self, session: Session) -> None:
+        """Keep the phase of a session."""
+        await self._write(rows.UPDATE_PHASE, (str(session.phase), session.session_id))
+
+    def mark_delivered(self, session_id: str, index: int) -> None:
+        """Note that a turn's answer was handed over; does not wait for the disk."""
+        self._writes.put(_Write(rows.UPDATE_DELIVERED, (session_id, index), None))
+
+    async def load(self) -> list[Session]:
+        """The sessions that are not closed, with their turns."""
+        sessions = await asyncio.to_thread(read_sessions, self._path)
+        return [session for session in sessions if session.phase is not Phase.CLOSED]
+
+    async def _write(self, statement: str, parameters: rows.Row) -> None:
+        done = self._loop.create_future()
+        self._writes.put(_Write(statement, parameters, done))
+        await done
+
+    def _write_groups(self) -> None:
+        """Body of the writer thread: commit group after group until told to stop."""
+        for group in self._groups():
+            error = self._commit(group)
+            waiting = [write.done for write in group if write.done is not None]
+            if waiting:
+                self._loop.call_soon_threadsafe(_settle, waiting, error)
+
+    def _groups(self) -> Iterator[list[_Write]]:
+        while (first := self._writes.get()) is not None:
+            group = [first]
+            while len(group) < _LARGEST_GROUP and not self._writes.empty():
+                write = self._writes.get()
+                if write is None:
+                    yield group
+                    return
+                group.append(write)
+            yield group
+
+    def _commit(self, group: list[_Write]) -> StoreError | None:
+        try:
+            with self._connection:
+                for write in group:
+                    self._connection.execute(write.statement, write.parameters)
+        except sqlite3.Error as error:
+            return _store_error(self._path, error)
+        return None
+
+
+def read_sessions(path: Path) -> list[Session]:
+    """All sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
+    if not path.is_file():
+        raise StoreError(f"expected a session store, found no file {path}")
+    try:
+        with closing(_connect(path)) as connection:
+            _check_version(path, connection)
+            return [_read_session(connection, row) for row in connection.execute(rows.SELECT_SESSIONS).fetchall()]
+    except sqlite3.Error as error:
+        raise _store_error(path, error) from error
+
+
+def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
+    session = rows.session_from_row(row)
+    for turn in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
+        session.restore(rows.turn_from_row(turn))
+    return session
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """A connection for the writer thread; the file and its tables are created when missing."""
+    try:
+        connection = _connect(path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sessions'").fetchone():
+            connection.executescript(rows.SCHEMA)
+        _check_version(path, connection)
+    except sqlite3.Error as error:
+        raise _store_error(path, error) from error
+    return connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _check_version(path: Path, connection: sqlite3.Connection) -> None:
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found != rows.SCHEMA_VERSION:
+        raise StoreError(f"{path} has store version {found}, this harness reads {rows.SCHEMA_VERSION}; use a new file")
+
+
+def _settle(waiting: list[asyncio.Future[None]], error: StoreError | None) -> None:
+    """Wake up whoever waited for a group; those that were cancelled meanwhile are left alone."""
+    for done in waiting:
+        if done.done():
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+
+def _store_error(path: Path, error: sqlite3.Error) -> StoreError:
+    if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
+    return StoreError(f"{path}: {error}")

@@ -22,7 +22,7 @@ class OutcomeKind(StrEnum):
     LIMITED = "limited"
     """The session refused to go on (turn or token limit, branch ended) and the agent stopped."""
     DRAINED = "drained"
-    """The session was drained or closed under the agent."""
+    """The session was drained or closed under the agent, or the gate stayed shut before it began."""
     NO_MODEL_CALL = "no_model_call"
     """The agent ended without a single model call."""
     CRASHED = "crashed"
@@ -32,7 +32,7 @@ class OutcomeKind(StrEnum):
     TIMED_OUT = "timed_out"
     """The agent was stopped at its deadline."""
     NOT_STARTED = "not_started"
-    """The agent could not be started."""
+    """The agent could not be started, or the session it asked for is not one the server gives out."""
     ENGINE_FAILED = "engine_failed"
     """The agent failed after model calls that the engine failed to answer."""
     HARNESS_FAILED = "harness_failed"
@@ -50,7 +50,10 @@ class Outcome:
 
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
-"""`async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`; `base_url` ends in `/v1`."""
+"""`async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`; `base_url` ends in `/v1`.
+
+`request_kwargs` carries the model's name; `kwargs` are `session_id`, `api_key` and those of the `FunctionAgent`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,86 @@
+"""`agent.log`: what an agent printed, bounded on disk and in memory.
+
+The beginning goes to the file as it arrives. From `HEAD_BYTES` on only the last `TAIL_BYTES` are kept, in memory, and
+appended when the log is closed, after a line that says how much is missing. A log that cannot be written any further
+(full disk) stops growing and says so once in the harness's own log; the agent is not disturbed.
+"""
+
+import asyncio
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+AGENT_LOG_FAILED = "agent_log_failed"
+
+HEAD_BYTES = 1 << 20
+TAIL_BYTES = 1 << 18
+
+_log = structlog.get_logger(__name__)
+
+
+class AgentLog:
+    """The bounded log file of one agent; a context manager, closed exactly once."""
+
+    def __init__(self, path: Path, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
+        self._path = path
+        self._file = path.open("wb", buffering=0)
+        self._head_room = head_bytes
+        self._tail_bytes = tail_bytes
+        self._tail = bytearray()
+        self._overflow = 0
+        self._is_writable = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def write(self, data: bytes) -> None:
+        """Append `data`, or count it when the log is full."""
+        head = data[: self._head_room]
+        self._head_room -= len(head)
+        self._append(head)
+        self._keep_tail(data[len(head) :])
+
+    def close(self) -> None:
+        """Append what was kept of the end, then close the file. Idempotent."""
+        if self._file.closed:
+            return
+        missing = self._overflow - len(self._tail)
+        if missing:
+            self._append(f"\n[... {missing} bytes left out ...]\n".encode())
+        self._append(self._tail)
+        self._file.close()
+
+    def _keep_tail(self, data: bytes) -> None:
+        self._overflow += len(data)
+        self._tail += data
+        del self._tail[: -self._tail_bytes]
+
+    def _append(self, data: bytes | bytearray) -> None:
+        view = memoryview(data)
+        try:
+            while view and self._is_writable:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self._is_writable = False
+            _log.warning(AGENT_LOG_FAILED, path=str(self._path), error=error.strerror)
+
+
+class LogPipe(asyncio.Protocol):
+    """Carries an agent's output from a pipe into its log, without a task of its own."""
+
+    def __init__(self, log: AgentLog) -> None:
+        self._log = log
+        self.closed = asyncio.get_running_loop().create_future()
+        """Done when the last writer has closed the pipe, or the transport was closed."""
+
+    def data_received(self, data: bytes) -> None:
+        self._log.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if not self.closed.done():
+            self.closed.set_result(None)

@@ -1,0 +1,90 @@
+"""What an agent hands back: a JSON object, nothing, or garbage.
+
+Programs write it to the file named by `HARNESS_RESULT_FILE`, functions return it; both are held to the same rules
+(UTF-8, strict JSON, an object, bounded size). Whatever an agent leaves behind is judged here and never raises.
+"""
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NoReturn
+
+from harness.types import Json
+
+MAX_RESULT_BYTES = 1 << 20
+
+
+class ResultState(StrEnum):
+    """What an agent left as its result."""
+
+    ABSENT = "absent"
+    """Nothing, which is allowed."""
+    OBJECT = "object"
+    """A JSON object."""
+    GARBAGE = "garbage"
+    """Anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """An agent's result; `value` is set only when `state` is OBJECT, `detail` only when it is GARBAGE."""
+
+    state: ResultState = ResultState.ABSENT
+    value: Json | None = None
+    detail: str = ""
+
+
+def read_result(path: Path) -> AgentResult:
+    """The result in `path`, read without following links and without waiting for a writer."""
+    try:
+        data = _read_regular_file(path)
+    except FileNotFoundError:
+        return AgentResult()
+    except OSError as error:
+        return _garbage(f"not readable: {error.strerror}")
+    return parse_result(data)
+
+
+def parse_result(data: bytes) -> AgentResult:
+    """The result that `data` holds."""
+    if len(data) > MAX_RESULT_BYTES:
+        return _garbage(f"larger than {MAX_RESULT_BYTES} bytes")
+    try:
+        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        return _garbage("not UTF-8")
+    except (ValueError, RecursionError) as error:
+        return _garbage(f"not JSON: {error}")
+    if not isinstance(value, dict):
+        return _garbage(f"a JSON {type(value).__name__} instead of an object")
+    return AgentResult(ResultState.OBJECT, value)
+
+
+def result_of_value(value: object) -> AgentResult:
+    """The result of a function agent that returned `value`, as if it had been written to a file."""
+    if value is None:
+        return AgentResult()
+    try:
+        data = json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return _garbage(f"not JSON: {error}")
+    return parse_result(data)
+
+
+def _read_regular_file(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "not a regular file")
+        return file.read(MAX_RESULT_BYTES + 1)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _garbage(detail: str) -> AgentResult:
+    return AgentResult(ResultState.GARBAGE, detail=detail)

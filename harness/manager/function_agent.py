@@ -1,0 +1,88 @@
+"""Agents that are async functions of this process.
+
+A function cannot be killed, only cancelled. One that ignores its cancellation is left behind after a bounded wait, so
+that its rollout can be reported; it stays known and is cancelled once more when the manager closes. A function that
+blocks the event loop cannot be helped.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from harness.manager.outcome import AgentEnd, Ending
+from harness.manager.rollout import FunctionAgent
+
+AGENT_LEFT_BEHIND = "agent_left_behind"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionEnd:
+    """How a call of a function agent ended."""
+
+    end: AgentEnd
+    value: object = None
+    """What it returned, unchecked."""
+    trace: str = ""
+    """The traceback when it raised."""
+
+
+class FunctionAgents:
+    """Runs function agents and keeps hold of those that ignore their cancellation."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._cancelled: set[asyncio.Task[FunctionEnd]] = set()
+
+    async def run(self, agent: FunctionAgent, arguments: Mapping[str, Any], *, deadline_s: float) -> FunctionEnd:
+        """Call `agent` with `arguments`; returns at most `deadline_s` plus the grace period later."""
+        call = asyncio.create_task(_call(agent, arguments), name=f"agent {agent.name}")
+        try:
+            await asyncio.wait({call}, timeout=deadline_s)
+            is_late = not call.done()
+        finally:
+            await self._end(call)
+        return _timed_out(call) if is_late else _end_of(call)
+
+    async def close(self) -> None:
+        """Cancel what was left behind, once more, and wait a bounded time."""
+        for call in self._cancelled:
+            call.cancel()
+        if self._cancelled:
+            await asyncio.wait(self._cancelled, timeout=self._grace_s)
+
+    async def _end(self, call: asyncio.Task[FunctionEnd]) -> None:
+        if call.done():
+            return
+        self._cancelled.add(call)
+        call.add_done_callback(self._cancelled.discard)
+        call.cancel()
+        await asyncio.wait({call}, timeout=self._grace_s)
+        if not call.done():
+            _log.warning(AGENT_LEFT_BEHIND, agent=call.get_name())
+
+
+async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionEnd:
+    """Whatever an agent raises is data about the agent; its cancellation is not."""
+    try:
+        value = await agent.run(**arguments, **agent.kwargs)
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        detail = "".join(traceback.format_exception_only(error)).strip()
+        return FunctionEnd(AgentEnd(Ending.RAISED, detail=detail), trace=traceback.format_exc())
+    return FunctionEnd(AgentEnd(Ending.RETURNED), value=value)
+
+
+def _end_of(call: asyncio.Task[FunctionEnd]) -> FunctionEnd:
+    if call.cancelled():
+        return FunctionEnd(AgentEnd(Ending.RAISED, detail="cancelled itself"))
+    return call.result()
+
+
+def _timed_out(call: asyncio.Task[FunctionEnd]) -> FunctionEnd:
+    detail = "" if call.done() else "ignores its cancellation"
+    return FunctionEnd(AgentEnd(Ending.TIMED_OUT, detail=detail))

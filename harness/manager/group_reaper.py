@@ -1,0 +1,70 @@
+"""The program behind `Watchdog`: kills process groups whose owner is gone.
+
+Run as `python -I -S group_reaper.py PARENT_PID`; never imported by the harness, uses the standard library only, so that
+it starts in milliseconds and stays small. Reads `+PGID` and `-PGID` lines from standard input. At the end of the input,
+or when its parent is no longer its parent (a forked child of it may hold the pipe open), every group still registered
+gets SIGTERM, a short grace period, and SIGKILL.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+GRACE_S = 2.0
+POLL_S = 0.05
+PARENT_CHECK_S = 1.0
+
+
+def main(parent: int) -> None:
+    """Follow the registrations of `parent` to their end, then end what is left."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end_groups(follow(parent))
+
+
+def follow(parent: int) -> set[int]:
+    """The groups that are registered when the input ends or `parent` is gone."""
+    groups: set[int] = set()
+    pending = b""
+    while os.getppid() == parent:
+        if not select.select([0], [], [], PARENT_CHECK_S)[0]:
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            break
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            register(groups, line)
+    return groups
+
+
+def register(groups: set[int], line: bytes) -> None:
+    """Apply one `+PGID` or `-PGID` line to `groups`."""
+    change = groups.add if line.startswith(b"+") else groups.discard
+    change(int(line[1:]))
+
+
+def end_groups(groups: set[int]) -> None:
+    """SIGTERM to every group, SIGKILL to those still there after the grace period."""
+    deadline = time.monotonic() + GRACE_S
+    alive = {group for group in groups if send(group, signal.SIGTERM)}
+    while alive and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        alive = {group for group in alive if send(group, 0)}
+    for group in alive:
+        send(group, signal.SIGKILL)
+
+
+def send(group: int, number: int) -> bool:
+    """Whether `group` still had a process to receive the signal."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,172 @@
+"""Runs agents against sessions: the part that a rollout manager embeds.
+
+    async with SessionManager("http://127.0.0.1:8000") as manager:
+        rollout = await manager.run(task)
+
+One rollout is: create a session, run the agent until it ends or its deadline, end its whole process group, read the
+session and its samples, delete the session, classify. However the agent or the server behaves, `run` returns a
+`Rollout`; it raises only for programming errors and cancellation. When it is cancelled, the agent is ended and the
+session deleted first, in bounded time. Any number of rollouts may run at once; how many is the caller's decision.
+"""
+
+import time
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+import structlog
+
+from harness.errors import HarnessError
+from harness.manager.agent_runner import AgentRun, AgentRunner
+from harness.manager.outcome import RolloutFacts, classify, classify_uncreated
+from harness.manager.rollout import AgentTask, Outcome, Rollout
+from harness.manager.session_client import Deadlines, SessionClient, SessionHandle, SessionServerError
+from harness.samples.codec import sample_from_json
+from harness.types import Json, Sample, TurnStatus
+
+ROLLOUT_ENDED = "rollout_ended"
+SESSION_NOT_DELETED = "session_not_deleted"
+
+GRACE_S = 3.0
+"""What an agent gets to obey a SIGTERM or a cancellation."""
+
+_log = structlog.get_logger(__name__)
+
+
+class TurnRecord(msgspec.Struct):
+    """What is looked at of a recorded turn."""
+
+    status: TurnStatus
+
+
+class SessionCounts(msgspec.Struct):
+    """What is looked at of a recorded session."""
+
+    turns: list[TurnRecord] = msgspec.field(default_factory=list)
+    refusals: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class SessionRecord(NamedTuple):
+    """What the server knew of a session after its agent had ended."""
+
+    session: Json
+    counts: SessionCounts
+    samples: tuple[Sample, ...] = ()
+    lost: str | None = None
+    """Why it could not be read."""
+
+
+class SessionManager:
+    """An async context manager that runs rollouts against one session server."""
+
+    def __init__(
+        self,
+        server_url: str,
+        *,
+        admin_token: str | None = None,
+        grace_s: float = GRACE_S,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self._client = SessionClient(server_url, admin_token=admin_token, deadlines=deadlines)
+        self._grace_s = grace_s
+        self._runner: AgentRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        self._runner = AgentRunner(grace_s=self._grace_s)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._runner is not None
+        try:
+            await self._runner.close()
+        finally:
+            await self._client.close()
+
+    async def run(self, task: AgentTask) -> Rollout:
+        """Run `task` to its end, whatever that is."""
+        assert self._runner is not None, "use `async with SessionManager(...)`"
+        started = time.monotonic()
+        try:
+            session = await self._client.create(_session_body(task))
+        except SessionServerError as error:
+            outcome = classify_uncreated(error.code, error.status, error.message)
+            return _rollout_without_session(task, outcome, time.monotonic() - started)
+        try:
+            run = await self._runner.run(task, session)
+            record = await self._read(session.session_id)
+        finally:
+            await self._delete(session.session_id)
+        rollout = _rollout(session, run, record, time.monotonic() - started)
+        _log.info(ROLLOUT_ENDED, session_id=session.session_id, outcome=rollout.outcome.kind.value)
+        return rollout
+
+    async def _read(self, session_id: str) -> SessionRecord:
+        """The session as recorded; one that cannot be read costs its own rollout and nothing else."""
+        session = empty_session({})
+        try:
+            session = await self._client.read(session_id)
+            counts = msgspec.convert(session, SessionCounts)
+            samples = await self._client.samples(session_id)
+            return SessionRecord(session, counts, tuple(sample_from_json(sample) for sample in samples))
+        except (HarnessError, msgspec.ValidationError) as error:
+            return SessionRecord(session, SessionCounts(), lost=str(error))
+
+    async def _delete(self, session_id: str) -> None:
+        """The server reclaims what it keeps, so a failure is logged and nothing more."""
+        try:
+            await self._client.delete(session_id)
+        except SessionServerError as error:
+            _log.warning(SESSION_NOT_DELETED, session_id=session_id, error=error.message)
+
+
+def _session_body(task: AgentTask) -> Json:
+    return {**task.session, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
+
+
+def _rollout(session: SessionHandle, run: AgentRun, record: SessionRecord, seconds: float) -> Rollout:
+    return Rollout(
+        session_id=session.session_id,
+        outcome=classify(_facts(run, record)),
+        samples=record.samples,
+        session=record.session,
+        agent_result=run.result.value,
+        seconds=seconds,
+    )
+
+
+def _facts(run: AgentRun, record: SessionRecord) -> RolloutFacts:
+    statuses = [turn.status for turn in record.counts.turns]
+    failed = statuses.count(TurnStatus.FAILED)
+    return RolloutFacts(
+        end=run.end,
+        result=run.result,
+        answered=len(statuses) - failed,
+        failed=failed,
+        refusals=record.counts.refusals,
+        session_lost=record.lost,
+    )
+
+
+def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float) -> Rollout:
+    return Rollout(
+        session_id=None,
+        outcome=outcome,
+        samples=(),
+        session=empty_session(task.metadata),
+        agent_result=None,
+        seconds=seconds,
+    )
+
+
+def empty_session(metadata: Json) -> Json:
+    """The records of a session that the server does not have."""
+    return {
+        "session_id": None,
+        "phase": None,
+        "metadata": metadata,
+        "turns": [],
+        "ledger": {"generated": 0, "trained": 0, "masked": 0, "dropped": {}},
+        "refusals": {},
+    }

@@ -1,0 +1,151 @@
+"""An agent's process and everything it starts: one process group, ended as a whole and always reaped.
+
+The process begins as a shell that waits for a line on its standard input and only then becomes the agent. By the time
+it gets the line its group is registered with the watchdog, so there is no moment in which `kill -9` of the harness
+leaves an agent behind: without the line the shell reads the end of its input and exits. The shell may rearrange the
+environment (it drops names that are no identifiers, and adds `PWD`); standard input of the agent is empty.
+
+Does not interpret how the agent ended; see `outcome.py`.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from harness.manager.agent_log import AgentLog, LogPipe
+from harness.manager.watchdog import Watchdog
+
+_WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
+_POLL_S = 0.02
+_LAST_OUTPUT_TIMEOUT_S = 1.0  # a process that left the group may hold the pipe open for ever
+
+
+class AgentProcess:
+    """A running agent; the caller owns it until `stop` has returned or raised."""
+
+    def __init__(self, process: asyncio.subprocess.Process, output: "AgentOutput", watchdog: Watchdog) -> None:
+        self._process = process
+        self._output = output
+        self._watchdog = watchdog
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], *, env: Mapping[str, str], workdir: Path, log: AgentLog, watchdog: Watchdog
+    ) -> Self:
+        """Run `command` in `workdir` with exactly `env`; its output goes to `log`.
+
+        Raises `OSError` or `ValueError` when the process cannot be made (no such directory, environment too large,
+        a NUL in an argument).
+        """
+        output = await AgentOutput.open(log)
+        start_line, gate = os.pipe()
+        try:
+            process = await _spawn_held(command, stdin=start_line, output=output.writer, env=env, workdir=workdir)
+            watchdog.watch(process.pid)
+            with suppress(BrokenPipeError):
+                os.write(gate, b"\n")
+        except BaseException:
+            output.close()
+            raise
+        finally:
+            os.close(start_line)
+            os.close(gate)
+            os.close(output.writer)
+        return cls(process, output, watchdog)
+
+    @property
+    def group(self) -> int:
+        """The process group, which has the number of its first process."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit code, or minus the number of the signal that ended the agent."""
+        return await self._process.wait()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End what is left of the group: SIGTERM, `grace_s` to obey, SIGKILL.
+
+        Afterwards the agent is reaped and its log complete. Interrupted, it still sends SIGKILL.
+        """
+        is_gone = False
+        try:
+            is_gone = await self._terminate(grace_s)
+        finally:
+            if not is_gone:
+                self._signal_group(signal.SIGKILL)
+            await self._finish()
+
+    async def _terminate(self, grace_s: float) -> bool:
+        """Whether the group ended within `grace_s` of a SIGTERM."""
+        self._signal_group(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._signal_group(0):  # noqa: ASYNC110  the kernel has no event for an empty group
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _finish(self) -> None:
+        try:
+            await self._process.wait()
+            await self._output.drain()
+        finally:
+            self._output.close()
+            self._watchdog.forget(self.group)
+
+    def _signal_group(self, number: int) -> bool:
+        """Whether the group still had a process that may be signalled."""
+        try:
+            os.killpg(self.group, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+
+class AgentOutput:
+    """The pipe that an agent's standard output and error share, read into its log."""
+
+    def __init__(self, transport: asyncio.ReadTransport, pipe: LogPipe, writer: int) -> None:
+        self._transport = transport
+        self._pipe = pipe
+        self.writer = writer
+        """The end for the agent; whoever starts the agent closes it here."""
+
+    @classmethod
+    async def open(cls, log: AgentLog) -> Self:
+        """A pipe that ends in `log`."""
+        reader, writer = os.pipe()
+        loop = asyncio.get_running_loop()
+        transport, pipe = await loop.connect_read_pipe(lambda: LogPipe(log), os.fdopen(reader, "rb", buffering=0))
+        return cls(transport, pipe, writer)
+
+    async def drain(self) -> None:
+        """Wait, not for long, until everything printed has arrived."""
+        await asyncio.wait({self._pipe.closed}, timeout=_LAST_OUTPUT_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+        self._transport.close()
+
+
+async def _spawn_held(
+    command: Sequence[str], *, stdin: int, output: int, env: Mapping[str, str], workdir: Path
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        "/bin/sh",
+        "-c",
+        _WAIT_FOR_START,
+        "sh",
+        *command,
+        stdin=stdin,
+        stdout=output,
+        stderr=output,
+        env=env,
+        cwd=workdir,
+        start_new_session=True,
+    )

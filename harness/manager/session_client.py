@@ -1,0 +1,186 @@
+"""The control plane of a session, over HTTP: create, read, collect, delete.
+
+Every call has a deadline and repeats what may succeed later. Creating is not idempotent, so it is repeated only when
+the server said no (503) or was never reached; the other verbs are repeated after any failure of transport or gateway.
+The server is reached directly, never through a proxy of the environment.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from harness.errors import HarnessError
+from harness.types import Json
+
+_T = TypeVar("_T")
+
+_ATTEMPT_TIMEOUT_S = 30.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_GATEWAY_STATUSES = frozenset({502, 503, 504})
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class SessionHandle(msgspec.Struct, frozen=True):
+    """What `POST /sessions` gives out."""
+
+    session_id: str
+    base_url: str
+    """Ends in `/sessions/<id>`; OpenAI clients append `/v1`."""
+    api_key: str
+
+
+class SessionServerError(HarnessError):
+    """The session server was not reached, or answered with an error.
+
+    `status` is that of the answer, 0 when there was none. `was_refused` says that nothing can have changed on the
+    server: it was never reached, or it said 503.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        code: str = "unreachable",
+        was_refused: bool = False,
+        retryable: bool = False,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.was_refused = was_refused
+        self.retryable = retryable
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each verb may take, repetitions included."""
+
+    create_s: float = 120.0
+    """Long enough for a paused or draining gate to open again."""
+    read_s: float = 60.0
+    delete_s: float = 5.0
+    """Short: it runs while a rollout is being cancelled, and the server reclaims sessions by itself."""
+
+
+class SessionClient:
+    """One connection pool to one session server; safe for concurrent use, closed by its owner."""
+
+    def __init__(self, server_url: str, *, admin_token: str | None = None, deadlines: Deadlines | None = None) -> None:
+        headers = {"authorization": f"Bearer {admin_token}"} if admin_token else {}
+        self._http = httpx.AsyncClient(
+            base_url=server_url, headers=headers, timeout=_ATTEMPT_TIMEOUT_S, trust_env=False
+        )
+        self._deadlines = deadlines or Deadlines()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def create(self, body: Json) -> SessionHandle:
+        """A session made from `body`, waiting for the gate when it is shut."""
+        content = await self._call("POST", "/sessions", deadline_s=self._deadlines.create_s, body=body)
+        return _decode(content, SessionHandle)
+
+    async def read(self, session_id: str) -> Json:
+        """The session's record; empty records when the server does not know it."""
+        path = f"/sessions/{session_id}"
+        return _decode(await self._call("GET", path, deadline_s=self._deadlines.read_s), dict[str, Any])
+
+    async def samples(self, session_id: str) -> list[Json]:
+        """The session's samples as JSON objects."""
+        path = f"/sessions/{session_id}/samples"
+        answer = _decode(await self._call("GET", path, deadline_s=self._deadlines.read_s), _SamplesAnswer)
+        return answer.samples
+
+    async def delete(self, session_id: str) -> None:
+        """The session is gone from the server; idempotent."""
+        await self._call("DELETE", f"/sessions/{session_id}", deadline_s=self._deadlines.delete_s)
+
+    async def _call(self, method: str, path: str, *, deadline_s: float, body: Json | None = None) -> bytes:
+        """The content of a successful answer; raises the last `SessionServerError` when `deadline_s` is over."""
+        deadline = time.monotonic() + deadline_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._attempt(method, path, body, timeout_s=deadline - time.monotonic())
+            except SessionServerError as error:
+                wait_s = max(pause_s, error.retry_after_s)
+                if not _may_repeat(method, error) or time.monotonic() + wait_s >= deadline:
+                    raise
+            await asyncio.sleep(wait_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _attempt(self, method: str, path: str, body: Json | None, *, timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._http.request(method, path, json=body)
+        except (httpx.TransportError, TimeoutError) as error:
+            raise _not_answered(method, path, error) from error
+        if response.is_error:
+            raise _answered_with_error(method, path, response)
+        return response.content
+
+
+class _SamplesAnswer(msgspec.Struct):
+    samples: list[Json]
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str = ""
+    code: str | None = None
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _ErrorDetail
+
+
+def _may_repeat(method: str, error: SessionServerError) -> bool:
+    return error.was_refused if method == "POST" else error.retryable
+
+
+def _not_answered(method: str, path: str, error: Exception) -> SessionServerError:
+    return SessionServerError(
+        f"{method} {path}: {type(error).__name__} {error}".rstrip(),
+        was_refused=isinstance(error, _NEVER_SENT),
+        retryable=True,
+    )
+
+
+def _answered_with_error(method: str, path: str, response: httpx.Response) -> SessionServerError:
+    detail = _error_detail(response)
+    return SessionServerError(
+        f"{method} {path}: {response.status_code} {detail.message}".rstrip(),
+        status=response.status_code,
+        code=detail.code or "unknown",
+        was_refused=response.status_code == 503,
+        retryable=response.status_code in _GATEWAY_STATUSES,
+        retry_after_s=_retry_after_s(response),
+    )
+
+
+def _error_detail(response: httpx.Response) -> _ErrorDetail:
+    try:
+        return msgspec.json.decode(response.content, type=_ErrorAnswer).error
+    except msgspec.DecodeError:
+        return _ErrorDetail(message=response.reason_phrase)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """Seconds of `Retry-After`; 0 when it is missing or a date."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else 0.0
+
+
+def _decode(content: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error

@@ -1,0 +1,93 @@
+"""Agents do not survive the harness, not even its `kill -9`.
+
+One small process per manager (`group_reaper.py`) is told of every agent's process group through a pipe. The kernel
+closes the pipe when the harness dies, however it dies, and the watchdog then ends the groups that are still
+registered. What has been written to the pipe outlives the writer, so a registration needs no answer.
+A process that left its group by itself (`setsid`) is out of reach.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import structlog
+
+WATCHDOG_REPLACED = "watchdog_replaced"
+WATCHDOG_KILLED = "watchdog_killed"
+
+_PROGRAM = Path(__file__).with_name("group_reaper.py")
+_EXIT_TIMEOUT_S = 5.0  # more than the program's own grace period
+
+_log = structlog.get_logger(__name__)
+
+
+class Watchdog:
+    """Keeps the watchdog process and the set of groups it answers for."""
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._process = _start_program()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the watchdog itself."""
+        return self._process.pid
+
+    def watch(self, group: int) -> None:
+        """From now on `group` dies with this process."""
+        self._groups.add(group)
+        self._tell(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """`group` is gone; its number may come back as somebody else's."""
+        self._groups.discard(group)
+        self._tell(f"-{group}\n")
+
+    async def close(self) -> None:
+        """End every group that is still registered and the watchdog with them."""
+        _close_input(self._process)
+        try:
+            await asyncio.to_thread(self._process.wait, _EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _log.warning(WATCHDOG_KILLED, pid=self.pid)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        try:
+            self._write(line)
+        except BrokenPipeError:
+            self._replace()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        os.write(self._process.stdin.fileno(), line.encode())
+
+    def _replace(self) -> None:
+        """Somebody killed the watchdog: start another one and tell it everything."""
+        _log.warning(WATCHDOG_REPLACED, pid=self.pid, groups=len(self._groups))
+        _close_input(self._process)
+        self._process.wait()
+        self._process = _start_program()
+        for group in self._groups:
+            self._write(f"+{group}\n")
+
+
+def _start_program() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_PROGRAM), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+        bufsize=0,
+    )
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()

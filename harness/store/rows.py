@@ -4,7 +4,7 @@ Token columns are little-endian blobs (int32 ids, float32 logprobs), everything 
 what its parent does not have, so a row's size depends on that turn alone (I11).
 """
 
-from collections.abc import Mapping
+import sqlite3
 from typing import Any
 
 import msgspec
@@ -52,7 +52,7 @@ PRAGMA user_version = {SCHEMA_VERSION};
 """
 
 INSERT_SESSION = "INSERT INTO sessions VALUES (?, ?, ?, ?, ?)"
-INSERT_TURN = "INSERT INTO turns VALUES (" + ", ".join("?" * 21) + ")"
+INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
 UPDATE_DELIVERED = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
@@ -93,7 +93,7 @@ def turn_row(session_id: str, turn: Turn) -> Row:
     )
 
 
-def session_from_row(row: Mapping[str, Any]) -> Session:
+def session_from_row(row: sqlite3.Row) -> Session:
     """The session of a row of `SELECT_SESSIONS`, without its turns."""
     config = msgspec.json.decode(row["config"], type=SessionConfig)
     session = Session(row["session_id"], row["api_key"], config, row["created_at"])
@@ -101,7 +101,7 @@ def session_from_row(row: Mapping[str, Any]) -> Session:
     return session
 
 
-def turn_from_row(row: Mapping[str, Any]) -> Turn:
+def turn_from_row(row: sqlite3.Row) -> Turn:
     """The turn of a row of `SELECT_TURNS`."""
     decode = msgspec.json.decode
     return Turn(

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["openai==3.52.0"]
 # ///
-"""Plays a text environment in plain messages: the environment speaks as the user, the model answers.
+"""Plays a text environment in messages: the environment speaks as the user, the model answers.
 
 The environment is a game from the scenario (`HARNESS_GAME`) or a fixed list of user messages; `agents/README.md` has
 both contracts. What is printed reads as the dialogue.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from openai import NotFoundError, OpenAI
+from openai.types.chat import ChatCompletionMessage
 
 SESSION_OVER = {"branch_ended", "limit_reached", "session_closed"}
 MAX_RETRIES = 2
@@ -73,35 +74,63 @@ class Dialogue:
         self.messages: list[dict[str, Any]] = []
         self.turns = 0
 
-    def ask(self, text: str) -> str:
-        """The model's answer to `text`."""
-        say("user", text)
-        self.messages.append({"role": "user", "content": text})
+    def ask(self, messages: list[dict[str, Any]]) -> ChatCompletionMessage:
+        """What the model answers to `messages`."""
+        for message in messages:
+            say(message["role"], message["content"])
+        self.messages += messages
         completion = self.client.chat.completions.create(
             model=os.environ["OPENAI_MODEL"], messages=self.messages, **self.request_kwargs
         )
         choice = completion.choices[0]
         self.turns += 1
         self.messages.append(choice.message.to_dict())
-        answer = choice.message.content or ""
-        say("assistant", answer if choice.finish_reason != "length" else f"{answer} [cut off]")
-        return answer
+        say("assistant", shown(choice.message) + (" [cut off]" if choice.finish_reason == "length" else ""))
+        return choice.message
 
 
 def converse(dialogue: Dialogue, environment: Environment, instruction: str, max_turns: int) -> str:
     """Talk until somebody has enough; the result is the word for who that was."""
-    message: str | None = "\n\n".join(filter(None, (instruction, environment.opening())))
-    while message is not None:
-        if dialogue.turns == max_turns:
-            return "max_turns"
+    opening = "\n\n".join(filter(None, (instruction, environment.opening())))
+    messages = [{"role": "user", "content": opening}]
+    while dialogue.turns < max_turns:
         try:
-            answer = dialogue.ask(message)
+            answer = dialogue.ask(messages)
         except NotFoundError as error:
             if error.code not in SESSION_OVER:
                 raise
             return error.code
-        message = environment.reply(answer)
-    return environment.finished
+        reply = environment.reply(answer_text(answer))
+        if reply is None:
+            return environment.finished
+        messages = reply_messages(answer, reply)
+    return "max_turns"
+
+
+def answer_text(answer: ChatCompletionMessage) -> str:
+    """What the environment is told: the arguments of the first tool call, the content when there is none."""
+    if answer.tool_calls:
+        return answer.tool_calls[0].function.arguments
+    return answer.content or ""
+
+
+def reply_messages(answer: ChatCompletionMessage, reply: str) -> list[dict[str, Any]]:
+    """`reply` as the result of the first tool call, as a user message when there is none."""
+    if not answer.tool_calls:
+        return [{"role": "user", "content": reply}]
+    first, *others = answer.tool_calls
+    return [tool_message(first.id, reply), *(tool_message(call.id, "error: one call per turn") for call in others)]
+
+
+def tool_message(call_id: str, content: str) -> dict[str, Any]:
+    """The result of one tool call."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def shown(answer: ChatCompletionMessage) -> str:
+    """An answer as it is printed."""
+    calls = [f"[{call.function.name} {call.function.arguments}]" for call in answer.tool_calls or []]
+    return " ".join(filter(None, (answer.content, *calls)))
 
 
 def choose_environment(metadata: Mapping[str, Any], messages: list[str]) -> Environment:

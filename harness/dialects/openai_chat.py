@@ -8,7 +8,7 @@ served is refused by name, never ignored: several choices, streaming, images, st
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -58,8 +58,11 @@ class _Call(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+_Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 class _WireMessage(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: _Role
     content: str | list[_TextPart] | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
@@ -181,6 +184,8 @@ def error_body(error: HarnessError) -> Json:
 def _field_error(error: msgspec.ValidationError) -> MalformedRequest:
     what, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
+    if field.endswith(".role"):
+        what = f"expected one of {', '.join(get_args(_Role))}; {what}"
     return MalformedRequest(f"{field or 'body'}: {what}", param=field or None)
 
 

@@ -76,13 +76,14 @@ class ChatTemplate:
         return self._encode(self._render(guard.messages, guard.tools, generation_prompt=True), guard)
 
     def extend_ids(
-        self, reply: Message, output_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Json]
+        self, reply: Message, last_id: int | None, messages: Sequence[Message], tools: Sequence[Json]
     ) -> list[int] | None:
-        """Ids between the sampled `output_ids` of `reply` and the assistant's next turn, after `messages`.
+        """Ids between the sampled output of `reply` and the assistant's next turn, after `messages`.
 
-        An output that did not end itself (cut by length, by an abort, by a stop string) is closed first with the
-        template's own close marker. None when the template is not append-only here; the caller then renders a new
-        branch. Raises `MalformedRequest` when the template refuses the messages.
+        `last_id` is the last sampled id, None for an empty output. An output that did not end itself (cut by length,
+        by an abort, by a stop string) is closed first with the template's own close marker. None when the template is
+        not append-only here; the caller then renders a new branch. Raises `MalformedRequest` when the template refuses
+        the messages.
         """
         guard = _Guard(self._specials, messages, tools)
         dummy = [_DUMMY_USER, _dummy_reply(reply)]
@@ -90,7 +91,7 @@ class ChatTemplate:
         after = self._render([*dummy, *guard.messages], guard.tools, generation_prompt=True)
         if not after.startswith(before):
             return None
-        return self._encode(self._unsampled_close(output_ids) + after[len(before) :], guard)
+        return self._encode(self._unsampled_close(last_id) + after[len(before) :], guard)
 
     def find_divergence(self) -> Divergence | None:
         """The first conversation of a small set in which this template is not append-only, None if there is none."""
@@ -120,10 +121,10 @@ class ChatTemplate:
             raise TokenizerError("the chat template does not render the content of assistant messages")
         return text[text.rindex(_SENTINEL) + len(_SENTINEL) :]
 
-    def _unsampled_close(self, output_ids: Sequence[int]) -> str:
-        last = self.tokenizer.token_text(int(output_ids[-1])) if len(output_ids) else ""
-        sampled_close = bool(last) and int(output_ids[-1]) in self.tokenizer.eos_ids
-        return self._close_text.removeprefix(last) if sampled_close else self._close_text
+    def _unsampled_close(self, last_id: int | None) -> str:
+        if last_id is None or last_id not in self.tokenizer.eos_ids:
+            return self._close_text
+        return self._close_text.removeprefix(self.tokenizer.token_text(last_id))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Json], *, generation_prompt: bool) -> str:
         try:

@@ -43,8 +43,10 @@ def output_text(tokenizer: Tokenizer, output_ids: Sequence[int], stop: str | Non
     return text[: text.index(stop)] if stop and stop in text else text
 
 
-def parse_output(text: str) -> ParsedOutput:
-    """Content and tool calls of `text`."""
+def parse_output(text: str, *, with_tools: bool = True) -> ParsedOutput:
+    """Content and tool calls of `text`; without tools on offer everything is content."""
+    if not with_tools:
+        return ParsedOutput(text)
     outside = _BLOCK.sub("", text)
     if _OPEN in outside or _CLOSE in outside:
         return ParsedOutput(text, malformed=True)

@@ -1,0 +1,299 @@
+"""The routes of a session server.
+
+Handlers translate: HTTP in, a call, HTTP out. The path prefix `/sessions/<id>` is a session's identity; its own key
+is accepted as an alternative on `/v1/...`. Creating, reading, draining and deleting are admin verbs. Every answer,
+unknown routes included, is JSON.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import structlog
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from harness.errors import BodyTooLarge, HarnessError, MethodNotAllowed, RouteNotFound, Unauthorized
+from harness.samples.codec import sample_to_json
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.registry import SessionRegistry
+from harness.server.responses import error_response, json_response
+from harness.server.settings import ServerSettings
+from harness.server.turns import TurnService
+from harness.server.wire import parse_session_config
+from harness.sessions.gate import GateState, Work
+from harness.sessions.record import empty_record, session_record, session_summary
+from harness.sessions.session import Session
+from harness.store.base import SessionStore
+from harness.telemetry.metrics import CONTENT_TYPE, ServerMetrics
+from harness.types import Json
+
+log = structlog.get_logger()
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class SessionServer:
+    """The state behind the routes: sessions, gate, store, and the service that answers turns."""
+
+    def __init__(
+        self, turns: TurnService, store: SessionStore, metrics: ServerMetrics, settings: ServerSettings
+    ) -> None:
+        self.settings = settings
+        self.sessions = SessionRegistry()
+        self.gatekeeper = Gatekeeper(pause_timeout_s=settings.pause_timeout_s)
+        self._turns = turns
+        self._store = store
+        self._metrics = metrics
+
+    async def restore(self) -> int:
+        """Take up the sessions a previous server left open (I9); returns how many."""
+        sessions = await self._store.load()
+        self.sessions.add(sessions)
+        self._metrics.sessions_open(len(self.sessions))
+        return len(sessions)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        admin = self._admin
+        return Starlette(
+            routes=[
+                Route("/sessions", admin(self._create), methods=["POST"]),
+                Route("/sessions", admin(self._list), methods=["GET"]),
+                Route("/sessions/drain", admin(self._drain), methods=["POST"]),
+                Route("/sessions/pause", admin(self._pause), methods=["POST"]),
+                Route("/sessions/resume", admin(self._resume), methods=["POST"]),
+                Route("/sessions/gate", admin(self._gate), methods=["GET"]),
+                Route("/sessions/{id}", admin(self._delete), methods=["DELETE"]),
+                Route("/sessions/{id}", self._record, methods=["GET"]),
+                Route("/sessions/{id}/", self._alive, methods=["GET"]),
+                Route("/sessions/{id}/v1", self._alive, methods=["GET"]),
+                Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
+                Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
+                Route("/sessions/{id}/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._render_metrics, methods=["GET"]),
+            ],
+            exception_handlers={
+                HarnessError: self._on_error,
+                HTTPException: self._on_http_error,
+                ClientDisconnect: self._on_disconnect,
+                Exception: self._on_bug,
+            },
+        )
+
+    # Sessions
+
+    async def _create(self, request: Request) -> Response:
+        config = parse_session_config(await self._body(request))
+        await self.gatekeeper.enter(Work.CREATE)
+        session = self.sessions.create(config)
+        await self._store.create(session)
+        self.sessions.add([session])
+        self._metrics.session_created()
+        self._metrics.sessions_open(len(self.sessions))
+        base = self.settings.public_url or str(request.base_url)
+        return json_response(
+            {
+                "session_id": session.session_id,
+                "base_url": f"{base.rstrip('/')}/sessions/{session.session_id}",
+                "api_key": session.api_key,
+            }
+        )
+
+    async def _list(self, request: Request) -> Response:
+        del request
+        return json_response({"sessions": [session_summary(session) for session in self.sessions]})
+
+    async def _record(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="application/json")
+        self._require_admin(request)
+        session_id = request.path_params["id"]
+        session = self.sessions.find(session_id)
+        if session is None:
+            return json_response(empty_record(session_id))
+        return await asyncio.to_thread(_record_response, session)
+
+    async def _samples(self, request: Request) -> Response:
+        session = self.sessions.find(request.path_params["id"])
+        if session is None:
+            return json_response({"samples": []})
+        return await asyncio.to_thread(_samples_response, session)
+
+    async def _delete(self, request: Request) -> Response:
+        session = self.sessions.find(request.path_params["id"])
+        if session is not None and session.close():
+            await self._store.set_phase(session)
+            self.sessions.remove(session)
+            self._metrics.sessions_open(len(self.sessions))
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    # Turns
+
+    async def _chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        await self.gatekeeper.enter(Work.TURN)
+        session = self._session_of(request)
+        served = await self._turns.serve_chat(session, body)
+        if await request.is_disconnected():
+            return json_response(served.body)
+        return _delivering(json_response(served.body), self._mark_delivered, session, served.turn.index)
+
+    def _mark_delivered(self, session: Session, index: int) -> None:
+        session.mark_delivered(index)
+        self._store.mark_delivered(session.session_id, index)
+
+    async def _models(self, request: Request) -> Response:
+        del request
+        card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": "session-harness"}
+        return json_response({"object": "list", "data": [card]})
+
+    async def _alive(self, request: Request) -> Response:
+        return json_response({"session_id": request.path_params["id"], "object": "session"})
+
+    # Gate
+
+    async def _drain(self, request: Request) -> Response:
+        del request
+        changed = self.gatekeeper.turn_to(GateState.DRAINING)
+        closed = [session for session in self.sessions if session.drain()]
+        for session in closed:
+            await self._store.set_phase(session)
+        log.info("gate_draining", changed=changed, sessions_closed=len(closed))
+        return json_response(self._gate_report() | {"changed": changed, "sessions_closed": len(closed)})
+
+    async def _pause(self, request: Request) -> Response:
+        del request
+        changed = self.gatekeeper.turn_to(GateState.PAUSED)
+        return json_response(self._gate_report() | {"changed": changed})
+
+    async def _resume(self, request: Request) -> Response:
+        del request
+        released = self.gatekeeper.held
+        changed = self.gatekeeper.turn_to(GateState.OPEN)
+        return json_response(self._gate_report() | {"changed": changed, "released": released if changed else 0})
+
+    async def _gate(self, request: Request) -> Response:
+        del request
+        return json_response(self._gate_report())
+
+    def _gate_report(self) -> Json:
+        gate = self.gatekeeper.gate
+        return {
+            "state": str(gate.state),
+            "epoch": gate.epoch,
+            "held": self.gatekeeper.held,
+            "sessions": len(self.sessions),
+            "turns_in_flight": sum(len(session.turns_in_flight) for session in self.sessions),
+        }
+
+    # Operation
+
+    async def _health(self, request: Request) -> Response:
+        del request
+        engine = await self._turns.engine.health()
+        body = {
+            "status": "ok" if engine.ready else "engine_unavailable",
+            "gate": str(self.gatekeeper.gate.state),
+            "engine": {
+                "name": self._turns.engine.capabilities.engine,
+                "ready": engine.ready,
+                "paused": engine.paused,
+                "running": engine.running,
+                "waiting": engine.waiting,
+                "detail": engine.detail,
+                "weight_version": self._turns.engine.weight_version,
+            },
+        }
+        return json_response(body, HTTPStatus.OK if engine.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _render_metrics(self, request: Request) -> Response:
+        del request
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    # What handlers share
+
+    def _admin(self, handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            self._require_admin(request)
+            return await handler(request)
+
+        return checked
+
+    def _require_admin(self, request: Request) -> None:
+        """Raises `Unauthorized` when an admin token is set and the request does not carry it."""
+        token = self.settings.admin_token
+        if token is not None and not secrets.compare_digest(_credential(request).encode(), token.encode()):
+            raise Unauthorized("expected the admin token as `Authorization: Bearer ...`")
+
+    def _session_of(self, request: Request) -> Session:
+        """The session of the path, or of the key when the path names none. Raises `SessionNotFound`."""
+        session_id = request.path_params.get("id")
+        return self.sessions.by_key(_credential(request)) if session_id is None else self.sessions.get(session_id)
+
+    async def _body(self, request: Request) -> bytes:
+        """The request body. Raises `BodyTooLarge` as soon as it is known to be."""
+        most = self.settings.max_body_bytes
+        declared = request.headers.get("content-length", "")
+        body = bytearray()
+        if not declared.isdecimal() or int(declared) <= most:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    break
+            else:
+                return bytes(body)
+        raise BodyTooLarge(f"the request body is larger than {most} bytes")
+
+    async def _on_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HarnessError)
+        self._metrics.error_answered(error.code)
+        log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
+        return error_response(error)
+
+    async def _on_http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} {request.url.path[:200]}"
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return error_response(MethodNotAllowed(f"{what}: this route has other methods"))
+        return error_response(RouteNotFound(f"{what}: no such route"))
+
+    async def _on_disconnect(self, request: Request, error: Exception) -> Response:
+        """The client left while it was sending; nobody reads the answer."""
+        del request, error
+        return Response(status_code=HTTPStatus.BAD_REQUEST)
+
+    async def _on_bug(self, request: Request, error: Exception) -> Response:
+        log.error("request_failed", path=request.url.path, exc_info=error)
+        self._metrics.error_answered(HarnessError.code)
+        return error_response(HarnessError(f"internal error ({type(error).__name__}); the server's log has it"))
+
+
+def _credential(request: Request) -> str:
+    """The bearer token or API key a request carries, empty when it carries none."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _delivering(response: Response, mark: Callable[[Session, int], None], session: Session, index: int) -> Response:
+    async def note() -> None:
+        mark(session, index)
+
+    response.background = BackgroundTask(note)
+    return response
+
+
+def _record_response(session: Session) -> Response:
+    return json_response(session_record(session))
+
+
+def _samples_response(session: Session) -> Response:
+    return json_response({"samples": [sample_to_json(sample) for sample in session.samples()]})

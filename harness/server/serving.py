@@ -1,0 +1,119 @@
+"""Running a session server: inside another program, or as a program of its own."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+
+from harness.engines.base import TokenProvider
+from harness.errors import HarnessError
+from harness.server.app import SessionServer
+from harness.server.settings import ServerSettings
+from harness.server.turns import TurnService
+from harness.store.base import SessionStore
+from harness.telemetry.metrics import ServerMetrics
+from harness.tokens.chat_template import ChatTemplate
+
+log = structlog.get_logger()
+
+_KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
+_SHUTDOWN_S = 5
+_START_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers."""
+
+    url: str
+    """`http://host:port`, without a trailing slash."""
+    server: SessionServer
+    restored: int
+    """Sessions taken up from the store."""
+
+
+@asynccontextmanager
+async def serve_in_process(
+    engine: TokenProvider, template: ChatTemplate, store: SessionStore, settings: ServerSettings | None = None
+) -> AsyncIterator[RunningServer]:
+    """A session server in the running loop, for the time of the block.
+
+    Enters `engine` and `store`. Raises `HarnessError` when the address cannot be bound.
+    """
+    settings = settings or ServerSettings()
+    settings.check()
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_bind(settings))
+        await stack.enter_async_context(store)
+        await stack.enter_async_context(engine)
+        metrics = ServerMetrics()
+        turns = TurnService(engine, template, store, metrics, settings.model or engine.capabilities.model)
+        server = SessionServer(turns, store, metrics, settings)
+        restored = await server.restore()
+        await stack.enter_async_context(_uvicorn(server, listener))
+        host, port = listener.getsockname()[:2]
+        log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
+        yield RunningServer(f"http://{host}:{port}", server, restored)
+
+
+async def serve_forever(
+    engine: TokenProvider, template: ChatTemplate, store: SessionStore, settings: ServerSettings
+) -> None:
+    """A session server until SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    async with serve_in_process(engine, template, store, settings):
+        await stop.wait()
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """uvicorn without its signal handlers: signals belong to the program around it."""
+
+    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]  # declared as a generator upstream
+        return nullcontext()
+
+
+@asynccontextmanager
+async def _uvicorn(server: SessionServer, listener: socket.socket) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        server.app(),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        http="httptools",
+    )
+    embedded = _EmbeddedServer(config)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(embedded.serve(sockets=[listener]))
+        try:
+            await _started(embedded)
+            yield
+        finally:
+            embedded.should_exit = True
+
+
+async def _started(embedded: uvicorn.Server) -> None:
+    async with asyncio.timeout(_START_S):
+        while not embedded.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+            await asyncio.sleep(0.005)
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise HarnessError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+    return listener

@@ -1,0 +1,41 @@
+"""What the operator of a session server decides."""
+
+import ipaddress
+from dataclasses import dataclass
+
+from harness.errors import ScenarioError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of one server; the defaults suit a machine of one's own."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    public_url: str | None = None
+    """What `base_url` of a session begins with, where agents reach the server by another name."""
+    admin_token: str | None = None
+    """Required from whoever creates, reads, drains or deletes sessions, when set."""
+    pause_timeout_s: float = 600.0
+    """How long a paused gate holds a request before it answers 503."""
+    max_body_bytes: int = 64 * 1024 * 1024
+    model: str | None = None
+    """Model name in answers; None takes the engine's."""
+
+    def check(self) -> None:
+        """Raises `ScenarioError` when the server would be open to the network without a token."""
+        if not _is_loopback(self.host) and not self.admin_token:
+            raise ScenarioError(
+                f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
+                " pass --admin-token or bind 127.0.0.1"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,162 @@
+"""The life of a turn: from a request body to a recorded, durable answer.
+
+The steps are those of docs/architecture.md. Decisions are made by `Session`; this module awaits the encoder, the engine
+and the store between them. An answer leaves only after the store has made its turn durable (I9).
+"""
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
+from harness.engines.base import TokenProvider
+from harness.errors import EngineError, HarnessError, MalformedRequest, TurnAborted, TurnRefused
+from harness.sessions.session import Admission, AfterIncomplete, Reply, Session, TurnRequest
+from harness.sessions.tree import AttachPoint
+from harness.store.base import SessionStore
+from harness.telemetry.metrics import ServerMetrics
+from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.matching import chain_keys
+from harness.tokens.parsing import output_text, parse_output
+from harness.types import FinishReason, GenerationResult, Json, TokenIds, Turn, as_ids
+
+_LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
+
+
+class Clock(Protocol):
+    """Unix time in seconds."""
+
+    def __call__(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTurn:
+    """A turn and the answer to it."""
+
+    turn: Turn
+    body: Json
+
+
+@dataclass(slots=True)
+class TurnService:
+    """Serves model calls of sessions."""
+
+    engine: TokenProvider
+    template: ChatTemplate
+    store: SessionStore
+    metrics: ServerMetrics
+    model: str
+    clock: Clock = time.time
+
+    async def serve_chat(self, session: Session, body: bytes) -> ServedTurn:
+        """Answer one chat completion of `session`.
+
+        Raises `RequestError` (nothing changed), `TurnRefused`, `EngineError` (the turn is recorded as FAILED) or
+        `StoreError`.
+        """
+        began = self.clock()
+        chat = parse_request(body)
+        self._check_offered(chat)
+        admission = await self._admit(session, chat, blake2b(body, digest_size=16).hexdigest())
+        result, reply = await self._sample(session, admission, chat)
+        turn = session.commit(admission, result, reply, self.clock())
+        await self._keep(session, turn)
+        self._require_servable(session, turn)
+        self.metrics.turn_served(self.clock() - began - turn.seconds)
+        token_text = self.template.tokenizer.token_text if chat.wants_logprobs else None
+        return ServedTurn(turn, completion(turn, result, self.model, token_text))
+
+    async def _admit(self, session: Session, chat: ChatRequest, digest: str) -> Admission:
+        point = session.attach(chain_keys(chat.messages, chat.tools))
+        point, context_ids = await self._encode(session, point, chat)
+        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, digest)
+        admission = session.admit(point, request, self.engine.capabilities.context_length, self.clock())
+        self.metrics.turn_started()
+        return admission
+
+    async def _encode(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
+        """The ids that `point` does not have; a template that cannot extend there makes the request a new root."""
+        text_length = sum(len(message.get("content") or "") for message in chat.messages[point.matched :])
+        if text_length > _LONG_TEXT:
+            return await asyncio.to_thread(self._encode_now, session, point, chat)
+        return self._encode_now(session, point, chat)
+
+    def _encode_now(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
+        parent = session.parent_turn(point)
+        prefix = _forced_prefix(chat)
+        prefix_ids = self.template.tokenizer.encode(prefix) if prefix else []
+        if parent is not None:
+            ids = self.template.extend_ids(parent.reply, _last_id(parent), chat.messages[point.matched :], chat.tools)
+            if ids is not None:
+                return point, as_ids(ids + prefix_ids)
+        ids = self.template.render_ids(chat.messages, chat.tools)
+        return AttachPoint(None, 0, point.key), as_ids(ids + prefix_ids)
+
+    async def _sample(
+        self, session: Session, admission: Admission, chat: ChatRequest
+    ) -> tuple[GenerationResult, Reply]:
+        """Have the engine sample; however that ends, the admitted turn gets an outcome."""
+        try:
+            result = await self.engine.generate(
+                admission.prompt_ids,
+                admission.params,
+                request_id=uuid.uuid4().hex,
+                session_id=session.session_id,
+            )
+            return result, self._reply(admission, chat, result)
+        except EngineError as error:
+            await self._keep(session, session.fail(admission, error, self.clock()))
+            raise
+        except BaseException as error:
+            reason = HarnessError(f"the turn was given up: {type(error).__name__} {error}")
+            self.metrics.turn_recorded(session.fail(admission, reason, self.clock()))
+            raise
+
+    async def _keep(self, session: Session, turn: Turn) -> None:
+        self.metrics.turn_recorded(turn)
+        await self.store.commit(session.session_id, turn)
+
+    def _reply(self, admission: Admission, chat: ChatRequest, result: GenerationResult) -> Reply:
+        """What the agent reads: content and tool calls parsed from the sampled ids."""
+        stop = result.matched_stop if isinstance(result.matched_stop, str) else None
+        text = _forced_prefix(chat) + output_text(self.template.tokenizer, result.output_ids.tolist(), stop)
+        parsed = parse_output(text, with_tools=bool(chat.tools) and chat.tool_mode is not ToolMode.NONE)
+        message = reply_message(parsed, f"call_{admission.index}_")
+        finish = "tool_calls" if parsed.tool_calls and result.finish_reason is FinishReason.STOP else None
+        notes = {"malformed_tool_call": True} if parsed.malformed else {}
+        return Reply(message, finish or str(result.finish_reason), notes)
+
+    def _require_servable(self, session: Session, turn: Turn) -> None:
+        """Raises `TurnAborted` for an aborted turn unless the session wants to see incomplete ones (I2)."""
+        if turn.finish_reason != FinishReason.ABORT or session.config.after_incomplete is AfterIncomplete.SERVE:
+            return
+        refusal: TurnRefused = TurnAborted(
+            f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"
+        )
+        session.refuse(refusal)
+        raise refusal
+
+    def _check_offered(self, chat: ChatRequest) -> None:
+        most = self.engine.capabilities.max_top_logprobs
+        if (chat.sampling.top_logprobs or 0) > most:
+            raise MalformedRequest(
+                f"top_logprobs: expected 0..{most}, got {chat.sampling.top_logprobs}", param="top_logprobs"
+            )
+
+
+def _last_id(turn: Turn) -> int | None:
+    return int(turn.output_ids[-1]) if turn.output_ids.size else None
+
+
+def _forced_prefix(chat: ChatRequest) -> str:
+    """How an answer that must be a tool call begins.
+
+    It is part of the prompt: exact, never sampled, never trained.
+    """
+    if chat.tool_mode is not ToolMode.REQUIRED:
+        return ""
+    begin = '<tool_call>\n{"name": "'
+    return begin if chat.tool_name is None else f'{begin}{chat.tool_name}", "arguments": '

@@ -1,0 +1,60 @@
+"""The body of `POST /sessions`, checked field by field."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from harness.errors import MalformedRequest
+from harness.samples.merge import Selection
+from harness.sessions.admission import Limits
+from harness.sessions.session import AfterIncomplete, SessionConfig
+from harness.types import SamplingWishes
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Limits(msgspec.Struct, forbid_unknown_fields=True):
+    turns: _Count | None = None
+    tokens_per_turn: _Count | None = None
+    tokens_per_session: _Count | None = None
+
+
+class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    stop: tuple[str, ...] = ()
+
+
+class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    limits: _Limits = msgspec.field(default_factory=_Limits)
+    sampling: _Sampling = msgspec.field(default_factory=_Sampling)
+    after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
+    selection: Selection = Selection.LAST
+
+
+_decoder = msgspec.json.Decoder(_CreateSession)
+
+
+def parse_session_config(body: bytes) -> SessionConfig:
+    """The configuration in `body`; an empty body means the defaults. Raises `MalformedRequest` naming the field."""
+    try:
+        wire = _decoder.decode(body or b"{}")
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+    sampling = msgspec.structs.asdict(wire.sampling)
+    return SessionConfig(
+        metadata=wire.metadata,
+        limits=Limits(**msgspec.structs.asdict(wire.limits)),
+        sampling=SamplingWishes(max_new_tokens=sampling.pop("max_tokens"), **sampling),
+        after_incomplete=wire.after_incomplete,
+        selection=wire.selection,
+    )

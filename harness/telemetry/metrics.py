@@ -1,0 +1,70 @@
+"""What `/metrics` shows, in the Prometheus text format.
+
+Each server has a registry of its own, so that several can live in one process. Names are fixed: dashboards depend on
+them. Labels have few values; ids of sessions never become labels.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from harness.types import Turn
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class ServerMetrics:
+    """Counters and histograms of one session server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._turns = Counter("harness_turns", "Recorded turns", ["status"], registry=self._registry)
+        self._tokens = Counter("harness_tokens_generated", "Sampled tokens", registry=self._registry)
+        self._errors = Counter("harness_errors", "Error answers", ["code"], registry=self._registry)
+        self._sessions = Counter("harness_sessions_created", "Sessions created", registry=self._registry)
+        self._open = Gauge("harness_sessions_open", "Sessions held in memory", registry=self._registry)
+        self._in_flight = Gauge("harness_turns_in_flight", "Turns without an outcome yet", registry=self._registry)
+        self._engine = Histogram(
+            "harness_engine_seconds",
+            "Seconds from admission to the engine's last token",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._overhead = Histogram(
+            "harness_overhead_seconds",
+            "Seconds the server itself spent on a turn: everything but the engine",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+
+    def session_created(self) -> None:
+        """One more session."""
+        self._sessions.inc()
+
+    def sessions_open(self, count: int) -> None:
+        """How many sessions are held now."""
+        self._open.set(count)
+
+    def turn_started(self) -> None:
+        """A turn was admitted."""
+        self._in_flight.inc()
+
+    def turn_recorded(self, turn: Turn) -> None:
+        """An admitted turn came to an end."""
+        self._in_flight.dec()
+        self._turns.labels(str(turn.status)).inc()
+        self._tokens.inc(turn.output_ids.size)
+        self._engine.observe(turn.seconds)
+
+    def turn_served(self, overhead_s: float) -> None:
+        """A turn was answered, after `overhead_s` seconds besides the engine's."""
+        self._overhead.observe(overhead_s)
+
+    def error_answered(self, code: str) -> None:
+        """A request was answered with an error."""
+        self._errors.labels(code).inc()
+
+    def render(self) -> bytes:
+        """The page."""
+        return generate_latest(self._registry)

@@ -1,0 +1,197 @@
+"""An agent's process group: started, logged, ended as a whole, reaped."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.manager.agent_log import AgentLog
+from harness.manager.process import AgentProcess
+from harness.manager.watchdog import Watchdog
+
+ENV = {"PATH": os.environ["PATH"]}
+
+
+@asynccontextmanager
+async def running(
+    command: tuple[str, ...], workdir: Path, watchdog: Watchdog, *, grace_s: float = 0.3
+) -> AsyncIterator[AgentProcess]:
+    """`command` as an agent that is stopped at the end."""
+    with AgentLog(workdir / "agent.log", head_bytes=1 << 16, tail_bytes=1 << 10) as log:
+        process = await AgentProcess.start(command, env=ENV, workdir=workdir, log=log, watchdog=watchdog)
+        try:
+            yield process
+        finally:
+            await process.stop(grace_s=grace_s)
+
+
+async def test_an_exit_code_comes_back(tmp_path: Path, watchdog: Watchdog, python_program):
+    """With everything that was printed, in order, standard error included."""
+    command = python_program("""
+        import sys
+        print("out", flush=True)
+        print("err", file=sys.stderr, flush=True)
+        sys.exit(3)
+    """)
+    async with running(command, tmp_path, watchdog) as process:
+        code = await process.wait()
+
+    assert code == 3
+    assert (tmp_path / "agent.log").read_text() == "out\nerr\n"
+
+
+async def test_a_signal_comes_back_as_its_negative_number(tmp_path: Path, watchdog: Watchdog):
+    """As in the standard library."""
+    async with running(("/bin/sh", "-c", "kill -9 $$"), tmp_path, watchdog) as process:
+        assert await process.wait() == -signal.SIGKILL
+
+
+async def test_the_agent_is_the_leader_of_its_own_group_and_session(tmp_path: Path, watchdog: Watchdog, python_program):
+    """The shell that held it back has become the agent: no process in between."""
+    command = python_program("""
+        import os, sys
+        print(os.getpid(), os.getpgrp(), os.getsid(0), sys.stdin.read() == "")
+    """)
+    async with running(command, tmp_path, watchdog) as process:
+        await process.wait()
+
+    pid = process.group
+    assert (tmp_path / "agent.log").read_text() == f"{pid} {pid} {pid} True\n"
+
+
+async def test_the_environment_is_the_one_given(tmp_path: Path, watchdog: Watchdog, python_program, monkeypatch):
+    """Nothing of the harness's own environment reaches an agent by accident."""
+    monkeypatch.setenv("SECRET_OF_THE_HARNESS", "1")
+    command = python_program("import os; print(sorted(os.environ))")
+    async with running(command, tmp_path, watchdog) as process:
+        await process.wait()
+
+    names = (tmp_path / "agent.log").read_text()
+    assert "PATH" in names
+    assert "SECRET_OF_THE_HARNESS" not in names
+
+
+async def test_stopping_ends_grandchildren_that_ignore_sigterm(tmp_path: Path, watchdog: Watchdog, family, survivors):
+    """The whole group is gone when `stop` returns."""
+    async with running(family.command(), tmp_path, watchdog):
+        pids = await family.appears()
+
+    assert survivors(pids) == []
+
+
+async def test_grandchildren_of_an_agent_that_exited_are_ended_too(
+    tmp_path: Path, watchdog: Watchdog, family, survivors
+):
+    """An agent that leaves helpers behind does not leak them."""
+    async with running(family.command(stays=False), tmp_path, watchdog) as process:
+        await process.wait()
+
+    assert survivors(family.pids()) == []
+
+
+async def test_an_agent_may_obey_sigterm(tmp_path: Path, watchdog: Watchdog, python_program):
+    """It gets the signal first and time to say goodbye."""
+    command = python_program("""
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (print("goodbye", flush=True), sys.exit(0)))
+        print("hello", flush=True)
+        time.sleep(300)
+    """)
+    async with running(command, tmp_path, watchdog, grace_s=20):
+        while not (tmp_path / "agent.log").read_text():
+            await asyncio.sleep(0.01)
+
+    assert (tmp_path / "agent.log").read_text() == "hello\ngoodbye\n"
+
+
+async def test_a_cancelled_stop_still_kills(tmp_path: Path, watchdog: Watchdog, family, survivors):
+    """Impatience of the caller does not leave an agent behind."""
+    with AgentLog(tmp_path / "agent.log") as log:
+        process = await AgentProcess.start(family.command(), env=ENV, workdir=tmp_path, log=log, watchdog=watchdog)
+        pids = await family.appears()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await process.stop(grace_s=300)
+
+    assert survivors(pids) == []
+
+
+async def test_a_flood_is_bounded(tmp_path: Path, watchdog: Watchdog, python_program):
+    """Hundreds of megabytes of output end up as head, note and tail."""
+    command = python_program("""
+        import os
+        block = b"x" * 65535 + b"\\n"
+        for _ in range(3000):
+            os.write(1, block)
+        os.write(1, b"the end")
+    """)
+    before = psutil.Process().memory_info().rss
+    async with running(command, tmp_path, watchdog) as process:
+        assert await process.wait() == 0
+
+    log = (tmp_path / "agent.log").read_bytes()
+    assert len(log) < (1 << 17)
+    assert log.endswith(b"the end")
+    assert b"bytes left out" in log
+    assert psutil.Process().memory_info().rss - before < 50 << 20
+
+
+async def test_a_process_that_left_the_group_cannot_hold_up_the_end(tmp_path: Path, watchdog: Watchdog, python_program):
+    """It keeps the output pipe open; the wait for its last words is bounded."""
+    command = python_program("""
+        import subprocess, sys
+        daemon = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+        subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True)
+    """)
+    started = time.monotonic()
+    async with running(command, tmp_path, watchdog) as process:
+        await process.wait()
+        while not (tmp_path / "agent.log").read_text():
+            await asyncio.sleep(0.01)
+    assert time.monotonic() - started < 10
+
+    os.kill(int((tmp_path / "agent.log").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("env", "workdir"),
+    [
+        ({"PATH": "a\0b"}, "."),
+        ({"TOO_LARGE": "x" * (1 << 22)}, "."),
+        ({}, "no/such/directory"),
+    ],
+)
+async def test_a_process_that_cannot_be_made_leaves_nothing(tmp_path: Path, watchdog: Watchdog, env, workdir):
+    """Neither a process nor an open file."""
+    open_files = psutil.Process().num_fds()
+    with AgentLog(tmp_path / "agent.log") as log, pytest.raises((OSError, ValueError)):
+        await AgentProcess.start(("true",), env=env, workdir=tmp_path / workdir, log=log, watchdog=watchdog)
+    await asyncio.sleep(0)
+
+    assert psutil.Process().num_fds() == open_files
+
+
+async def test_many_agents_leave_no_file_and_no_process(tmp_path: Path, watchdog: Watchdog):
+    """Twenty at once, then the counts are what they were."""
+    await run_short_agent(tmp_path / "first", watchdog)
+    open_files, children = psutil.Process().num_fds(), len(psutil.Process().children())
+
+    await asyncio.gather(*(run_short_agent(tmp_path / str(number), watchdog) for number in range(20)))
+
+    assert (psutil.Process().num_fds(), len(psutil.Process().children())) == (open_files, children)
+
+
+async def run_short_agent(workdir: Path, watchdog: Watchdog) -> None:
+    """An agent that says something and exits."""
+    workdir.mkdir()
+    async with running((sys.executable, "-S", "-c", "print('hi')"), workdir, watchdog) as process:
+        assert await process.wait() == 0
+    await asyncio.sleep(0)
+    assert (workdir / "agent.log").read_text() == "hi\n"

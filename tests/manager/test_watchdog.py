@@ -1,0 +1,121 @@
+"""Agents die with the harness, however it dies."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.manager.watchdog import Watchdog
+
+HARNESS = """
+    import asyncio, os, sys
+    from pathlib import Path
+    from harness.manager.agent_log import AgentLog
+    from harness.manager.process import AgentProcess
+    from harness.manager.watchdog import Watchdog
+
+    async def main():
+        watchdog = Watchdog()
+        workdir = Path(sys.argv[1])
+        (workdir / "watchdog").write_text(str(watchdog.pid))
+        with AgentLog(workdir / "agent.log") as log:
+            process = await AgentProcess.start(
+                sys.argv[2:], env=dict(os.environ), workdir=workdir, log=log, watchdog=watchdog
+            )
+            {then}
+
+    asyncio.run(main())
+"""
+
+
+def start_harness(tmp_path: Path, agent: tuple[str, ...], then: str) -> subprocess.Popen[bytes]:
+    """A harness of its own with one agent, that does `then` afterwards."""
+    source = textwrap.dedent(HARNESS).replace("{then}", then)
+    return subprocess.Popen([sys.executable, "-c", source, str(tmp_path), *agent])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_agents_do_not_survive_a_killed_harness(tmp_path: Path, number: signal.Signals, family, survivors):
+    """Nor do their children, and the watchdog ends after them."""
+    with start_harness(tmp_path, family.command(), "await asyncio.sleep(300)") as harness:
+        pids = family.pids()
+        watchdog = int((tmp_path / "watchdog").read_text())
+        harness.send_signal(number)
+
+    assert survivors([*pids, watchdog], timeout_s=10) == []
+
+
+def test_agents_do_not_survive_a_harness_whose_pipe_is_held_by_a_fork(tmp_path: Path, family, survivors):
+    """A forked worker of the trainer inherits the pipe, so its end alone is not enough to go by."""
+    fork = "import time; os.fork(); (workdir / f'fork-{os.getpid()}').touch(); time.sleep(300)"
+    with start_harness(tmp_path, family.command(), fork) as harness:
+        pids = family.pids()
+        while len(forks := [int(path.name.removeprefix("fork-")) for path in tmp_path.glob("fork-*")]) < 2:
+            time.sleep(0.01)
+        harness.kill()
+
+    assert survivors(pids, timeout_s=10) == []
+    forks.remove(harness.pid)
+    os.kill(forks[0], signal.SIGKILL)
+
+
+async def test_a_forgotten_group_is_left_alone(survivors):
+    """Its number may belong to somebody else by now."""
+    watchdog = Watchdog()
+    with sleeping_group() as process:
+        watchdog.watch(process.pid)
+        watchdog.forget(process.pid)
+        await watchdog.close()
+
+        assert survivors([process.pid], timeout_s=0) == [process.pid]
+        process.kill()
+
+
+async def test_closing_ends_what_is_still_watched(survivors):
+    """And the watchdog itself."""
+    watchdog = Watchdog()
+    with sleeping_group() as process:
+        watchdog.watch(process.pid)
+        await watchdog.close()
+
+    assert survivors([process.pid, watchdog.pid]) == []
+
+
+async def test_a_killed_watchdog_is_replaced(survivors, capsys):
+    """The new one knows the groups of the old one."""
+    watchdog = Watchdog()
+    with sleeping_group() as old, sleeping_group() as new:
+        watchdog.watch(old.pid)
+        first = watchdog.pid
+        os.kill(first, signal.SIGKILL)
+        await asyncio.to_thread(psutil.wait_procs, [psutil.Process(first)], 5)
+        watchdog.watch(new.pid)
+
+        assert watchdog.pid != first
+        await watchdog.close()
+
+    assert survivors([old.pid, new.pid]) == []
+    assert "watchdog_replaced" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_the_watchdog_outlives_signals_meant_for_everybody(number: signal.Signals, watchdog: Watchdog):
+    """A service manager that signals every process must not disarm it."""
+    watchdog.watch(2**22 + 1)
+    await asyncio.sleep(0.3)
+    os.kill(watchdog.pid, number)
+    await asyncio.sleep(0.1)
+
+    assert psutil.Process(watchdog.pid).status() != psutil.STATUS_ZOMBIE
+
+
+def sleeping_group() -> subprocess.Popen[bytes]:
+    """A process group of its own."""
+    return subprocess.Popen(["sleep", "300"], start_new_session=True)

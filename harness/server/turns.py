@@ -5,9 +5,11 @@ and the store between them. An answer leaves only after the store has made its t
 """
 
 import asyncio
+import itertools
+import secrets
 import time
-import uuid
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
@@ -40,6 +42,12 @@ class ServedTurn:
     body: Json
 
 
+def _fresh_request_ids() -> Iterator[str]:
+    """Ids of 32 hex digits: a random half per server and a count. One length, so none is another's prefix."""
+    server = secrets.token_hex(8)
+    return (f"{server}{count:016x}" for count in itertools.count())
+
+
 @dataclass(slots=True)
 class TurnService:
     """Serves model calls of sessions."""
@@ -50,6 +58,7 @@ class TurnService:
     metrics: ServerMetrics
     model: str
     clock: Clock = time.time
+    _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
 
     async def serve_chat(self, session: Session, body: bytes) -> ServedTurn:
         """Answer one chat completion of `session`.
@@ -103,7 +112,7 @@ class TurnService:
             result = await self.engine.generate(
                 admission.prompt_ids,
                 admission.params,
-                request_id=uuid.uuid4().hex,
+                request_id=next(self._request_ids),
                 session_id=session.session_id,
             )
             return result, self._reply(admission, chat, result)

@@ -9,7 +9,7 @@ single-threaded shell needs no lock.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
@@ -273,7 +273,7 @@ class Session:
             messages_delta=request.messages_delta,
             key=admission.key,
             reply={"role": "assistant"},
-            sampling={"asked": request.asked.stated(), "used": asdict(admission.params)},
+            sampling={"asked": request.asked.stated(), "used": _used(admission.params)},
             request_digest=request.digest,
             created_at=admission.admitted_at,
             seconds=now - admission.admitted_at,
@@ -283,6 +283,10 @@ class Session:
         self.phase = advance(self.phase, Command.COMMIT)
         del self._in_flight[admission.index]
         self._tree.add(turn, admission.path.extended(turn.output_ids))
+
+
+def _used(params: SamplingParams) -> dict[str, Any]:
+    return {parameter.name: getattr(params, parameter.name) for parameter in fields(params)}
 
 
 def digest_ids(ids: TokenIds) -> str:

@@ -1,0 +1,61 @@
+# Two commands need nothing but Python 3.11 and pip: `make run` and `make test`.
+# Every path is relative, so the checkout may live in a directory with spaces in its name.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+MODEL := smollm2-135m-instruct
+
+.PHONY: run test bench setup setup-dev model lint types layers pytest fmt clean help
+
+help:  ## list the recipes
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+run: setup model  ## a scenario, end to end, on a real model
+	$(PY) -m harness run quickstart $(ARGS)
+
+test: setup-dev model lint types layers pytest  ## everything that runs without a GPU
+
+bench: setup-dev  ## figures of the session server, as ratios to a bare one
+	$(PY) bench/session_server.py $(ARGS)
+
+setup: $(VENV)/.installed-run
+
+setup-dev: $(VENV)/.installed-dev
+
+model: $(VENV)/.installed-run
+	@$(PY) -m harness model get $(MODEL)
+
+lint: setup-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: setup-dev
+	$(PY) -m mypy
+
+layers: setup-dev
+	$(PY) -c "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+
+pytest: setup-dev
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+fmt: setup-dev  ## format the code
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean:  ## remove the environment and what tools left behind; runs/ stays
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-run: $(VENV)/.created pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,dev]'
+	@touch $@

@@ -1,0 +1,117 @@
+"""What `scenario.toml` says, as strict models: no unknown keys, no silent conversions.
+
+A scenario is one situation to put a model into: an agent, prompts, limits, and the checks that decide whether a run of
+it passed. Every prompt is a group of `samples_per_prompt` sessions. This module knows the words and their ranges; the
+files around them are read in `folder.py`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+EngineName = Literal["local", "scripted"]
+"""Engines that a run starts by itself."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class AgentSpec(_Strict):
+    """The program that plays the scenario."""
+
+    profile: str
+    """Name of a bundled agent (`plain_chat`, `react_chat`), or the path of a script with a PEP 723 header."""
+    game: str | None = None
+    """Python file with a `Game` that the agent talks to; handed over as `HARNESS_GAME`."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Added to the environment of the agent."""
+    request_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of every model call, such as `tools`; handed over as `HARNESS_REQUEST_KWARGS`."""
+    deadline_s: float = Field(default=600.0, gt=0)
+    """The agent is stopped after this many seconds."""
+
+
+class EngineSpec(_Strict):
+    """What answers the agent's model calls."""
+
+    name: EngineName = "local"
+    model: str = "smollm2-135m-instruct"
+    """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
+    script: str | None = None
+    """Script of the scripted engine, a file of the scenario."""
+
+
+class Prompt(_Strict):
+    """One group of sessions."""
+
+    text: str | None = None
+    """The instruction; without it the agent gets `instruction.md`."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Handed to the agent, to its game and to the check."""
+
+
+class Limits(_Strict):
+    """What a session may use up."""
+
+    turns: int | None = Field(default=None, ge=1)
+    tokens_per_turn: int | None = Field(default=None, ge=1)
+    tokens_per_session: int | None = Field(default=None, ge=1)
+
+
+class Sampling(_Strict):
+    """Sampling parameters that override what the agent asks for."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+
+
+class Checks(_Strict):
+    """What must hold for a finished run; the ledger is checked in every run, asked or not."""
+
+    min_finished: int | None = Field(default=None, ge=0)
+    """Sessions whose agent ended by itself, or at a limit of the session."""
+    min_reward_mean: float | None = None
+    """Mean reward over the sessions that have one."""
+    min_turns: int | None = Field(default=None, ge=1)
+    """Model calls in every session."""
+    min_tool_calls: int | None = Field(default=None, ge=0)
+    """Tool calls that the model made, over all sessions."""
+    min_truncated_turns: int | None = Field(default=None, ge=0)
+    """Turns that ended at a length limit, over all sessions."""
+    expect_dropped_trailing_turns: bool | None = None
+    """Whether samples lost the turns after an incomplete one (true), or none did (false)."""
+    check_deadline_s: float = Field(default=10.0, gt=0)
+    """Time for `check.py` to score one session."""
+
+
+class Scenario(_Strict):
+    """A `scenario.toml`."""
+
+    schema_version: Literal[1]
+    """Version of this format."""
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    description: str
+    """One sentence for the reader of `harness scenario list`."""
+    agent: AgentSpec
+    engine: EngineSpec = Field(default_factory=EngineSpec)
+    prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
+    samples_per_prompt: int = Field(default=1, ge=1)
+    limits: Limits = Field(default_factory=Limits)
+    sampling: Sampling = Field(default_factory=Sampling)
+    after_incomplete: Literal["refuse", "serve"] = "refuse"
+    """What a session answers after a turn that was cut: nothing more, or (for evaluation) the next turn."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds of the sessions derive from it."""
+    concurrency: int = Field(default=4, ge=1)
+    """Sessions at a time, unless `-n` says otherwise."""
+    checks: Checks = Field(default_factory=Checks)
+
+    @property
+    def session_count(self) -> int:
+        """Sessions of one run."""
+        return len(self.prompts) * self.samples_per_prompt

@@ -1,0 +1,86 @@
+"""Scenario data checked against its models, with messages for the author of the file.
+
+Every problem is one line: file, key, what was expected, what came. A key that nobody knows gets the closest one that
+exists. pydantic stays behind this module.
+"""
+
+import difflib
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from harness.errors import ScenarioError
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+_MAX_SHOWN = 60
+"""Characters of a wrong value that are worth a reader's time."""
+
+
+def validate(model: type[_Model], data: Any, *, source: Path) -> _Model:
+    """`data` as a `model`. Raises `ScenarioError` with one line per problem, each naming `source` and the key."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = (f"{source}: {_describe(model, details)}" for details in error.errors(include_url=False))
+        raise ScenarioError("\n".join(lines)) from error
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """`; did you mean 'x'?` for the closest of `known`, else what there is to choose from."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def _describe(model: type[BaseModel], details: ErrorDetails) -> str:
+    key = _key(details["loc"])
+    match details["type"]:
+        case "extra_forbidden":
+            *parents, name = details["loc"]
+            return f"{key}: expected a known key, got {name!r}{suggestion(str(name), _keys_at(model, parents))}"
+        case "missing":
+            return f"{key}: expected a value, got nothing"
+        case _:
+            return f"{key}: expected {_expectation(details)}, got {_shown(details['input'])}"
+
+
+def _expectation(details: ErrorDetails) -> str:
+    message = details["msg"]
+    for prefix in ("Input should be ", "String should ", "List should ", "Value error, "):
+        message = message.removeprefix(prefix)
+    return message
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _key(location: Sequence[int | str]) -> str:
+    """`prompts[2].text` for `("prompts", 2, "text")`."""
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return key.lstrip(".") or "file"
+
+
+def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The keys allowed in the table at `location` below `model`."""
+    table: type[BaseModel] | None = model
+    for name in (part for part in location if isinstance(part, str)):
+        field = table.model_fields.get(name) if table else None
+        table = next(_models_in(field.annotation), None) if field else None
+    return list(table.model_fields) if table else []
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+        return
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

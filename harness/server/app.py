@@ -63,6 +63,7 @@ class SessionServer:
         admin = self._admin
         return Starlette(
             routes=[
+                Route("/sessions/{id}/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/sessions", admin(self._create), methods=["POST"]),
                 Route("/sessions", admin(self._list), methods=["GET"]),
                 Route("/sessions/drain", admin(self._drain), methods=["POST"]),
@@ -75,7 +76,6 @@ class SessionServer:
                 Route("/sessions/{id}/v1", self._alive, methods=["GET"]),
                 Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
                 Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
-                Route("/sessions/{id}/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),

@@ -6,19 +6,22 @@ without one is asked for again and costs a turn like any other.
 
 import json
 import re
+from typing import Any
 
 NUMBER = re.compile(r"-?\d+")
+
+Message = dict[str, Any]
 
 
 class Game:
     """One game; `options` gives the `secret` and the `highest` number it may be."""
 
-    def __init__(self, options):
+    def __init__(self, options: dict[str, Any]) -> None:
         self.secret = options["secret"]
         self.low, self.high = 1, options["highest"]
         self.guesses = []
 
-    def examples(self):
+    def examples(self) -> list[Message]:
         """A game that somebody else has played: a small model learns the rules from it, not from a text."""
         return [
             *exchange("c1", "My number is from 1 to 20. Your guess?", 12),
@@ -26,10 +29,10 @@ class Game:
             *exchange("c3", "6 is too low. Guess from 7 to 11.", 9),
         ]
 
-    def opening(self):
+    def opening(self) -> str:
         return f"9 is right! New game: my number is from {self.low} to {self.high}. Your guess?"
 
-    def reply(self, answer):
+    def reply(self, answer: str) -> str | None:
         found = NUMBER.search(answer)
         if found is None:
             return f"I did not hear a number. Guess from {self.low} to {self.high}."
@@ -39,7 +42,7 @@ class Game:
             return None
         return self.hint(guess)
 
-    def hint(self, guess):
+    def hint(self, guess: int) -> str:
         """What the host says to a wrong guess; what is known by now is said again."""
         if guess < self.secret:
             verdict, self.low = "too low", max(self.low, guess + 1)
@@ -47,11 +50,11 @@ class Game:
             verdict, self.high = "too high", min(self.high, guess - 1)
         return f"{guess} is {verdict}. Guess from {self.low} to {self.high}."
 
-    def result(self):
+    def result(self) -> dict[str, Any]:
         return {"secret": self.secret, "guesses": self.guesses, "found": self.secret in self.guesses}
 
 
-def exchange(call_id, question, guess):
+def exchange(call_id: str, question: str, guess: int) -> list[Message]:
     """A question of the host and the tool call that answers it."""
     function = {"name": "guess", "arguments": json.dumps({"number": guess})}
     return [

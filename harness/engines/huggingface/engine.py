@@ -1,0 +1,199 @@
+"""Continuous batching over one model: every live request advances a little with each `step`.
+
+Single-threaded and synchronous; `thread.py` gives it a thread of its own. Whatever changes the engine happens between
+two steps, so an abort, a pause or new weights fall between two sampled tokens and never into one.
+
+New weights invalidate all KV. Sequences that are frozen in the middle of an output compute theirs again, so that every
+logprob is exactly what the labelled weights say of that token.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harness.engines.base import PauseMode
+from harness.engines.huggingface.generation import Generation, Request, Sampled, StopRules
+from harness.engines.huggingface.kv_storage import Tensor
+from harness.engines.huggingface.model import ModelFacts, RaggedModel
+from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample
+from harness.engines.huggingface.scheduler import Piece, Scheduler
+from harness.engines.huggingface.scheduler import Sequence as TokenSequence
+from harness.errors import EngineError, EngineRejected, EngineReplyInvalid
+from harness.types import FinishReason, GenerationDelta, GenerationResult, PromptLogprobs, as_ids, as_logprobs
+
+Outcome = GenerationResult | PromptLogprobs | EngineError
+"""How a request ends."""
+
+
+class Listener(Protocol):
+    """Receives the events of one request on the engine's thread; must neither block nor raise."""
+
+    @property
+    def wants_deltas(self) -> bool:
+        """Whether to report tokens as they are sampled; the outcome is reported in any case."""
+
+    def __call__(self, event: GenerationDelta | Outcome) -> None:
+        """Take the next event; an `Outcome` is the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Live:
+    """A request that has not ended."""
+
+    generation: Generation
+    listener: Listener
+
+
+class Engine:
+    """The requests, and the model that works on them."""
+
+    def __init__(self, model: RaggedModel, scheduler: Scheduler, rules: StopRules, *, version: str) -> None:
+        self.version = version
+        self.is_paused = False
+        self._model = model
+        self._scheduler = scheduler
+        self._rules = rules
+        self._live: dict[str, _Live] = {}
+        self._by_tokens: dict[TokenSequence, _Live] = {}
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._model.facts
+
+    @property
+    def context_length(self) -> int:
+        return self._rules.context_length
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory in use for keys and values."""
+        return self._model.kv.size_bytes
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        return self._scheduler.has_work and not self.is_paused
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Queue a request; raises `EngineRejected` when its id is that of a live one."""
+        if request.request_id in self._live:
+            raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
+        live = _Live(Generation(request, self._rules, started_at=time.perf_counter()), listener)
+        self._live[request.request_id] = live
+        self._by_tokens[live.generation.tokens] = live
+        self._scheduler.add(live.generation.tokens)
+
+    def abort(self, request_id: str | None) -> int:
+        """End one generation or all; requests that only score are not generations. Returns how many ended."""
+        named = self._live.values() if request_id is None else filter(None, [self._live.get(request_id)])
+        generations = [live for live in named if not live.generation.is_scoring_only]
+        for live in generations:
+            self._finish(live, FinishReason.ABORT)
+        return len(generations)
+
+    def drop(self, request: Request) -> None:
+        """Forget a request whose caller is gone; nothing happens when it has ended or never was accepted."""
+        live = self._live.get(request.request_id)
+        if live is not None and live.generation.request is request:
+            self._remove(live)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Sample nothing until `resume`; with `ABORT` generations end now, waiting ones included."""
+        self.is_paused = True
+        if mode is PauseMode.ABORT:
+            self.abort(None)
+
+    def resume(self) -> None:
+        self.is_paused = False
+
+    def update_weights(self, path: Path, version: str) -> None:
+        """Sample with the checkpoint in `path` from now on; raises `EngineRejected`, nothing changed, if it cannot."""
+        self._model.load_weights(path)
+        self.version = version
+        self._scheduler.forget_kv()
+        self._model.apply(self._scheduler.take_kv_ops())
+        for live in self._live.values():
+            live.generation.restart_scores()
+
+    def fail_all(self, error: EngineError) -> None:
+        """End every request with `error`."""
+        for live in list(self._live.values()):
+            self._end(live, error)
+
+    def step(self) -> None:
+        """Compute the next piece of every running request, and report what came of it."""
+        pieces = self._scheduler.plan()
+        self._model.apply(self._scheduler.take_kv_ops())
+        logits = self._model.forward(pieces)
+        self._scheduler.complete(pieces)
+        try:
+            self._use_logits(pieces, logits)
+        except EngineReplyInvalid as error:
+            for piece in pieces:
+                if (live := self._by_tokens.get(piece.sequence)) is not None:
+                    self._end(live, error)
+
+    def _use_logits(self, pieces: Iterable[Piece], logits: Tensor) -> None:
+        """Score and sample with the wanted rows of `pieces`, which `logits` has in order."""
+        sampling: list[tuple[_Live, int]] = []
+        first = 0
+        for piece in pieces:
+            live, wanted = self._by_tokens[piece.sequence], piece.wanted
+            rows = logits[first : first + len(wanted)]
+            first += len(wanted)
+            if not live.generation.is_scoring_only and piece.stop == piece.sequence.length:
+                sampling.append((live, first - 1))
+            self._score(live, wanted, rows)
+        if sampling:
+            self._sample([live for live, _ in sampling], logits[[row for _, row in sampling]])
+
+    def _score(self, live: _Live, wanted: range, rows: Tensor) -> None:
+        """Add the logprobs of the input tokens that follow the positions `wanted`."""
+        generation = live.generation
+        if generation.scores is None or generation.scores.is_complete or not wanted:
+            return
+        targets = generation.request.input_ids[wanted.start + 1 : wanted.stop + 1]
+        generation.add_scores(logprobs_of(rows[: targets.size], targets), self.version)
+        if generation.is_scoring_only and (scores := generation.scores.result()) is not None:
+            self._end(live, scores)
+
+    def _sample(self, batch: list[_Live], logits: Tensor) -> None:
+        for live, sampled in zip(
+            batch, sample(logits, [_sampling_row(live.generation) for live in batch]), strict=True
+        ):
+            reason = live.generation.add(sampled, self.version)
+            _report_delta(live, sampled)
+            if reason is not None:
+                self._finish(live, reason)
+
+    def _finish(self, live: _Live, reason: FinishReason) -> None:
+        self._end(live, live.generation.result(reason, now=time.perf_counter()))
+
+    def _end(self, live: _Live, outcome: Outcome) -> None:
+        self._remove(live)
+        live.listener(outcome)
+
+    def _remove(self, live: _Live) -> None:
+        del self._live[live.generation.request.request_id]
+        del self._by_tokens[live.generation.tokens]
+        self._scheduler.finish(live.generation.tokens)
+
+
+def _sampling_row(generation: Generation) -> SamplingRow:
+    assert generation.request.params is not None
+    return SamplingRow(generation.request.params, generation.seed, generation.tokens.length)
+
+
+def _report_delta(live: _Live, sampled: Sampled) -> None:
+    if live.listener.wants_deltas:
+        live.listener(GenerationDelta(as_ids([sampled.token_id]), as_logprobs([sampled.logprob])))

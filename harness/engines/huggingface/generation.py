@@ -1,0 +1,196 @@
+"""One request from its arrival to its result: what was sampled, under which weights, and when it ends.
+
+Knows neither tensors nor threads. The engine feeds it scores of the prompt and sampled tokens, in order.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.engines.huggingface.scheduler import Sequence as TokenSequence
+from harness.tokens.incremental import StopStrings
+from harness.types import (
+    FinishReason,
+    GenerationResult,
+    Logprobs,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    TopLogprobs,
+    VersionSpan,
+    as_ids,
+    as_logprobs,
+)
+
+_SEED_BITS = 63
+
+
+class StopRules(NamedTuple):
+    """What ends a generation besides its own parameters."""
+
+    eos_ids: frozenset[int]
+    context_length: int
+    decode: Callable[[Sequence[int]], str]
+
+
+class Sampled(NamedTuple):
+    """One sampled token; the alternatives are empty unless asked for."""
+
+    token_id: int
+    logprob: float
+    top_ids: Sequence[int] = ()
+    top_logprobs: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked. `params` is None for a request that only scores its input."""
+
+    request_id: str
+    input_ids: TokenIds
+    params: SamplingParams | None
+    session_id: str | None = None
+    prompt_logprobs_from: int | None = None
+
+
+class PromptScores:
+    """Logprobs of input tokens from `start` on, arriving in chunks."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self._values = np.zeros(end - start, dtype=np.float32)
+        self._filled = 0
+        self._version: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self._version is not None
+
+    def add(self, logprobs: Logprobs, version: str) -> None:
+        """The next logprobs, under `version`; complete once all have been added."""
+        self._values[self._filled : self._filled + logprobs.size] = logprobs
+        self._filled += logprobs.size
+        if self._filled == self._values.size:
+            self._version = version
+
+    def restart(self) -> None:
+        """Forget an incomplete array: it must be of one version."""
+        self._filled = 0
+
+    def result(self) -> PromptLogprobs | None:
+        """The whole array; None while it is incomplete."""
+        if self._version is None:
+            return None
+        return PromptLogprobs(self.start, as_logprobs(self._values), self._version)
+
+
+class Generation:
+    """A live request."""
+
+    def __init__(self, request: Request, rules: StopRules, *, started_at: float) -> None:
+        self.request = request
+        self._rules = rules
+        self._started_at = started_at
+        self.seed = _seed(request.params)
+        self.scores = self._scores()
+        self.tokens = self._token_sequence()
+        self.sampled: list[Sampled] = []
+        self._versions: list[VersionSpan] = []
+        self._stop_strings = StopStrings(rules.decode, request.params.stop if request.params else ())
+        self._matched_stop: int | str | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        return int(self.request.input_ids.size)
+
+    @property
+    def is_scoring_only(self) -> bool:
+        return self.request.params is None
+
+    def add_scores(self, logprobs: Logprobs, version: str) -> None:
+        """Logprobs of the next input tokens; their logits are not wanted again."""
+        if self.scores is not None and not self.scores.is_complete:
+            self.scores.add(logprobs, version)
+            self.tokens.logits_from += logprobs.size
+
+    def restart_scores(self) -> None:
+        """The weights changed: what was scored so far is scored again, unless it is complete."""
+        if self.scores is not None and not self.scores.is_complete:
+            self.scores.restart()
+            self.tokens.logits_from = self.scores.start - 1
+
+    def add(self, sampled: Sampled, version: str) -> FinishReason | None:
+        """Append a sampled token; returns why the generation ends here, None when it goes on."""
+        position = len(self.sampled)
+        self.sampled.append(sampled)
+        self.tokens.append(sampled.token_id)
+        self._extend_versions(version, position)
+        return self._stop_reason(sampled.token_id) or self._length_reason()
+
+    def result(self, reason: FinishReason, *, now: float) -> GenerationResult:
+        """What has been produced until now, ended by `reason`."""
+        return GenerationResult(
+            request_id=self.request.request_id,
+            input_ids=self.request.input_ids,
+            output_ids=as_ids([sampled.token_id for sampled in self.sampled]),
+            logprobs=as_logprobs([sampled.logprob for sampled in self.sampled]),
+            finish_reason=reason,
+            version_spans=tuple(self._versions),
+            matched_stop=self._matched_stop,
+            top_logprobs=self._top_logprobs(),
+            prompt_logprobs=self.scores.result() if self.scores else None,
+            cached_tokens=self.tokens.cached_tokens or 0,
+            seconds=now - self._started_at,
+        )
+
+    def _scores(self) -> PromptScores | None:
+        start = self.request.prompt_logprobs_from
+        return None if start is None else PromptScores(start, self.prompt_length)
+
+    def _token_sequence(self) -> TokenSequence:
+        """The tokens to compute: nobody asks for the logits after the last token of an input that is only scored."""
+        request, known = self.request, self.prompt_length - (1 if self.is_scoring_only else 0)
+        budget = request.params.max_new_tokens if request.params else 0
+        room = min(budget, self._rules.context_length - self.prompt_length)
+        buffer = np.empty(self.prompt_length + room, dtype=np.int32)
+        buffer[: self.prompt_length] = request.input_ids
+        logits_from = self.scores.start - 1 if self.scores else known - 1
+        return TokenSequence(buffer, known, logits_from, request.session_id)
+
+    def _extend_versions(self, version: str, position: int) -> None:
+        last = self._versions[-1] if self._versions else None
+        if last is not None and last.version == version:
+            self._versions[-1] = VersionSpan(version, last.start, position + 1)
+        else:
+            self._versions.append(VersionSpan(version, position, position + 1))
+
+    def _stop_reason(self, token_id: int) -> FinishReason | None:
+        assert self.request.params is not None
+        ends_turn = token_id in self._rules.eos_ids and not self.request.params.ignore_eos
+        matched_string = self._stop_strings.push(token_id)
+        if ends_turn or token_id in self.request.params.stop_token_ids:
+            self._matched_stop = token_id
+        else:
+            self._matched_stop = matched_string
+        return None if self._matched_stop is None else FinishReason.STOP
+
+    def _length_reason(self) -> FinishReason | None:
+        return FinishReason.LENGTH if self.tokens.length == self.tokens.ids.size else None
+
+    def _top_logprobs(self) -> TopLogprobs | None:
+        if self.request.params is None or not self.request.params.top_logprobs:
+            return None
+        shape = (len(self.sampled), self.request.params.top_logprobs)
+        ids = np.array([sampled.top_ids for sampled in self.sampled], dtype=np.int32)
+        logprobs = np.array([sampled.top_logprobs for sampled in self.sampled], dtype=np.float32)
+        return TopLogprobs(ids.reshape(shape), logprobs.reshape(shape))
+
+
+def _seed(params: SamplingParams | None) -> int:
+    """The seed asked for, else a fresh one."""
+    if params is None or params.seed is None:
+        return secrets.randbits(_SEED_BITS)
+    return params.seed

@@ -1,0 +1,101 @@
+"""Where keys and values live: for every sequence one pair of tensors per layer, contiguous, growing on demand.
+
+Which KV exists and how large it is, is decided by the scheduler; this carries it out.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+from harness.engines.huggingface.scheduler import KvCopy, KvDrop, KvOp
+
+Tensor = Any
+"""A torch tensor; torch is not imported here."""
+
+
+class LayerKv:
+    """Keys and values of one layer of one sequence, shape [1, heads, capacity, dimension]."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys = keys
+        self.values = values
+
+    @property
+    def bytes_per_token(self) -> int:
+        return int(sum(tensor[:, :, 0].numel() * tensor.element_size() for tensor in (self.keys, self.values)))
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def copy(self, tokens: int, capacity: int) -> "LayerKv":
+        """A copy with room for `capacity` tokens, holding the first `tokens`."""
+        return LayerKv(_resized(self.keys, tokens, capacity), _resized(self.values, tokens, capacity))
+
+
+class SequenceKv:
+    """The KV of one sequence."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerKv] = {}
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
+        """Put `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
+        stored = self.layers.get(layer)
+        if stored is None or stored.keys.shape[2] < capacity:
+            stored = self.layers[layer] = self._grown(stored, keys, values, start, capacity)
+        stop = start + keys.shape[2]
+        stored.keys[:, :, start:stop] = keys
+        stored.values[:, :, start:stop] = values
+        return stored
+
+    def copy(self, tokens: int, capacity: int) -> "SequenceKv":
+        """A copy with room for `capacity` tokens, holding the first `tokens`."""
+        target = SequenceKv()
+        target.layers = {index: layer.copy(tokens, capacity) for index, layer in self.layers.items()}
+        return target
+
+    @staticmethod
+    def _grown(stored: LayerKv | None, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
+        source, held = (LayerKv(keys, values), 0) if stored is None else (stored, start)
+        return source.copy(held, capacity)
+
+
+class KvStorage:
+    """The KV of every sequence, by the name that the scheduler gave it."""
+
+    def __init__(self) -> None:
+        self._sequences: defaultdict[int, SequenceKv] = defaultdict(SequenceKv)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(layer.size_bytes for kv in self._sequences.values() for layer in kv.layers.values())
+
+    def __getitem__(self, kv: int) -> SequenceKv:
+        return self._sequences[kv]
+
+    def bytes_per_token(self, kv: int) -> int:
+        """What one token of `kv` takes over all layers."""
+        return sum(layer.bytes_per_token for layer in self._sequences[kv].layers.values())
+
+    def apply(self, ops: list[KvOp]) -> None:
+        """Carry out what the scheduler decided, in order."""
+        for op in ops:
+            match op:
+                case KvDrop(kv):
+                    self._sequences.pop(kv, None)
+                case KvCopy(source, target, tokens, capacity):
+                    self._sequences[target] = self._sequences[source].copy(tokens, capacity)
+
+    def clear(self) -> None:
+        """Free everything."""
+        self._sequences.clear()
+
+
+def _resized(tensor: Tensor, tokens: int, capacity: int) -> Tensor:
+    resized = tensor.new_empty((*tensor.shape[:2], capacity, tensor.shape[3]))
+    resized[:, :, :tokens] = tensor[:, :, :tokens]
+    return resized

@@ -1,0 +1,239 @@
+"""The model itself: loading, the ragged forward pass, and exchanging its weights.
+
+All of it runs on the engine's thread. At load the ragged pass is compared with the model's own forward pass, and a
+model for which they differ is refused: what this engine reports is meant to be the truth about the weights.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.engines.huggingface import ragged_attention
+from harness.engines.huggingface.kv_storage import KvStorage, Tensor
+from harness.engines.huggingface.ragged_attention import RaggedBatch, RaggedPiece
+from harness.engines.huggingface.scheduler import KvOp, Piece
+from harness.engines.huggingface.scheduler import Sequence as TokenSequence
+from harness.errors import EngineRejected, ModelError
+
+_ROW_MULTIPLE = 4  # BLAS is slower for 2 or 3 rows than for 4
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+_CHECK_TOKENS = 24
+_TOLERANCES = {"float32": 1e-3, "float64": 1e-3, "bfloat16": 0.25, "float16": 0.1}
+
+
+class ModelFacts(NamedTuple):
+    """What the engine has to know about a loaded model."""
+
+    vocab_size: int
+    context_length: int
+    kv_bytes_per_token: int
+    weights_digest: str
+
+
+class RaggedModel:
+    """A causal language model that computes pieces of many sequences in one forward pass."""
+
+    def __init__(self, model: Any, directory: Path) -> None:
+        self._model = model
+        self.kv = KvStorage()
+        self._refuse_unsuitable()
+        kv_bytes_per_token = self._check_against_plain_forward()
+        self.facts = ModelFacts(
+            vocab_size=int(self._config.vocab_size),
+            context_length=int(self._config.max_position_embeddings),
+            kv_bytes_per_token=kv_bytes_per_token,
+            weights_digest=_digest(directory),
+        )
+
+    @classmethod
+    def load(cls, directory: Path, *, dtype: str, threads: int) -> "RaggedModel":
+        """The model in the folder `directory`; raises `ModelError` when it cannot be served here."""
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+        except ImportError:
+            raise ModelError("the local engine needs `pip install 'session-harness[local]'`") from None
+        torch.set_num_threads(threads)
+        logging.disable_progress_bar()
+        ragged_attention.register()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ModelError(f"cannot load the model in {directory}: {error}") from error
+        return cls(model.eval(), directory)
+
+    def forward(self, pieces: Sequence[Piece]) -> Tensor:
+        """Float32 logits of every wanted position of `pieces`, in order, shape [positions, vocabulary]."""
+        ragged = self._ragged_batch(pieces)
+        ids = np.concatenate([piece.sequence.ids[piece.start : piece.stop] for piece in pieces])
+        positions = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
+        wanted = np.concatenate(
+            [_wanted_rows(piece, ragged) for piece, ragged in zip(pieces, ragged.pieces, strict=True)]
+        )
+        return self._run(_padded(ids), _padded(positions), wanted, ragged)
+
+    def apply(self, ops: list[KvOp]) -> None:
+        """Carry out what the scheduler decided about the KV storage."""
+        import torch
+
+        with torch.inference_mode():
+            self.kv.apply(ops)
+
+    def load_weights(self, directory: Path) -> None:
+        """Replace the weights by the checkpoint in `directory`.
+
+        Raises `EngineRejected`, with the old weights untouched, when names or shapes differ.
+        """
+        import torch
+
+        own = dict(self._model.named_parameters()) | dict(_persistent_buffers(self._model))
+        new = _read_checkpoint(directory)
+        aliases = self._model.state_dict().keys() - own.keys()
+        _require_same_shapes(own, {name: tensor for name, tensor in new.items() if name not in aliases})
+        with torch.inference_mode():
+            for name, tensor in own.items():
+                tensor.copy_(new[name])
+
+    @property
+    def _config(self) -> Any:
+        return self._model.config.get_text_config()
+
+    def _ragged_batch(self, pieces: Sequence[Piece]) -> RaggedBatch:
+        ragged, first = [], 0
+        for sequence, start, stop in pieces:
+            assert sequence.kv is not None
+            kv = self.kv[sequence.kv]
+            ragged.append(RaggedPiece(kv, start=start, stop=stop, first=first, capacity=sequence.capacity))
+            first += stop - start
+        return RaggedBatch(ragged)
+
+    def _run(self, ids: Any, positions: Any, wanted: Any, ragged: RaggedBatch) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=torch.from_numpy(ids)[None],
+                position_ids=torch.from_numpy(positions)[None],
+                logits_to_keep=torch.from_numpy(wanted),
+                use_cache=False,
+                ragged=ragged,
+            )
+            return output.logits[0].float()
+
+    def _refuse_unsuitable(self) -> None:
+        """Refuse what would make a result depend on the other sequences of the batch, or what has no KV."""
+        unknown = set(getattr(self._config, "layer_types", None) or ()) - _LAYER_TYPES
+        if unknown:
+            raise ModelError(f"the local engine cannot run layers of type {', '.join(sorted(unknown))}")
+        rope = (getattr(self._config, "rope_parameters", None) or {}).get("rope_type")
+        if rope in _LENGTH_DEPENDENT_ROPE:
+            raise ModelError(f"the local engine cannot run rotary embeddings of type {rope}")
+
+    def _check_against_plain_forward(self) -> int:
+        """Compare the ragged pass, two sequences in chunks, with the model's own; returns KV bytes per token."""
+        sequences = [self._check_sequence(offset) for offset in range(2)]
+        plain = [self._plain_logprobs(sequence) for sequence in sequences]
+        self._model.set_attn_implementation(ragged_attention.NAME)
+        ragged = self._ragged_logprobs(sequences)
+        difference = max(float((a - b).abs().max()) for a, b in zip(plain, ragged, strict=True))
+        tolerance = _TOLERANCES[str(self._model.dtype).removeprefix("torch.")]
+        if not difference <= tolerance:
+            raise ModelError(
+                f"the local engine's logprobs differ from the model's own forward pass by {difference:.2g},"
+                f" at most {tolerance} is allowed; serve this model elsewhere"
+            )
+        kv_bytes_per_token = self.kv.bytes_per_token(0)
+        self.kv.clear()
+        return kv_bytes_per_token
+
+    def _check_sequence(self, offset: int) -> TokenSequence:
+        """Ids spread over the vocabulary; `offset` also names its KV."""
+        length = _CHECK_TOKENS + offset
+        step = max(1, int(self._config.vocab_size) // length - 1)
+        ids = (np.arange(length, dtype=np.int32) * step + offset).astype(np.int32)
+        return TokenSequence(ids, length, logits_from=0, kv=offset, capacity=length)
+
+    def _plain_logprobs(self, sequence: TokenSequence) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            output = self._model(input_ids=torch.from_numpy(sequence.ids.astype(np.int64))[None], use_cache=False)
+            return output.logits[0].float().log_softmax(-1)
+
+    def _ragged_logprobs(self, sequences: Sequence[TokenSequence]) -> list[Tensor]:
+        import torch
+
+        half = _CHECK_TOKENS // 2
+        try:
+            firsts = self.forward([Piece(sequence, 0, half) for sequence in sequences])
+            seconds = self.forward([Piece(sequence, half, sequence.length) for sequence in sequences])
+        except TypeError as error:
+            raise ModelError(f"the local engine cannot replace the attention of this model: {error}") from error
+        rests = seconds.split([sequence.length - half for sequence in sequences])
+        pairs = zip(firsts.split(half), rests, strict=True)
+        return [torch.cat(pair).log_softmax(-1) for pair in pairs]
+
+
+def _wanted_rows(piece: Piece, ragged: RaggedPiece) -> Any:
+    """Rows of the batch whose logits are wanted."""
+    return np.arange(ragged.last - len(piece.wanted), ragged.last)
+
+
+def _padded(row: Any) -> Any:
+    """`row` as int64, filled up with zeros; single rows stay single."""
+    missing = -row.size % _ROW_MULTIPLE if row.size > 1 else 0
+    return np.pad(row.astype(np.int64), (0, missing))
+
+
+def _persistent_buffers(model: Any) -> Iterable[tuple[str, Tensor]]:
+    saved = model.state_dict().keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+def _read_checkpoint(directory: Path) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint, in memory before anything is replaced."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = _weight_files(directory)
+    if not files:
+        raise EngineRejected(f"expected a checkpoint with *.safetensors in {directory}, found none")
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            tensors |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise EngineRejected(f"cannot read the weights in {path}: {error}") from error
+    return tensors
+
+
+def _require_same_shapes(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    missing, unknown = sorted(own.keys() - new.keys()), sorted(new.keys() - own.keys())
+    if missing or unknown:
+        raise EngineRejected(f"the checkpoint lacks {missing[:3]} and has unknown {unknown[:3]}; weights not changed")
+    for name, tensor in own.items():
+        if tensor.shape != new[name].shape:
+            raise EngineRejected(
+                f"{name} has shape {tuple(new[name].shape)}, expected {tuple(tensor.shape)}; weights not changed"
+            )
+
+
+def _digest(directory: Path) -> str:
+    """SHA-256 over the names and bytes of the weight files."""
+    digest = hashlib.sha256()
+    for path in _weight_files(directory):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,245 @@
+"""The local engine as a `TokenProvider`: asyncio outside, one engine thread inside.
+
+transformers' own continuous batching is not used: on a CPU it has no abort that returns the partial output, no exchange
+of weights between steps, no logprobs of prompts and one seed for all requests. Its paged attention also recomputes the
+shared prefix of a session that goes on later, which is the common case here.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+from uuid import uuid4
+
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
+from harness.engines.huggingface.engine import Engine, Outcome
+from harness.engines.huggingface.generation import Request, StopRules
+from harness.engines.huggingface.model import RaggedModel
+from harness.engines.huggingface.scheduler import Limits, Scheduler
+from harness.engines.huggingface.thread import EngineThread
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ModelError
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds, as_logprobs
+
+T = TypeVar("T")
+
+_MAX_TOP_LOGPROBS = 20
+_STOP_DEADLINE_S = 30.0
+_SMALLEST_KV_TOKENS = 256
+
+
+class HuggingFaceTokenProvider:
+    """Serves the HuggingFace model in a local folder, in this process.
+
+    Args:
+        model_dir: Folder with `config.json`, `tokenizer.json` and `*.safetensors`.
+        max_batch: Sequences that are computed together.
+        kv_cache_bytes: Bound on keys and values of running sequences and kept prefixes.
+        step_tokens: Tokens computed in one step; bounds how long a prompt keeps other requests waiting.
+        threads: Threads of the matrix products; None leaves one core to the event loop and the agents.
+        dtype: Name of the torch type of weights and KV; `float32` is exact enough to be the ground truth.
+        version: Label of the weights in `model_dir`.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        max_batch: int = 32,
+        kv_cache_bytes: int = 2 << 30,
+        step_tokens: int = 128,
+        threads: int | None = None,
+        dtype: str = "float32",
+        version: str = "0",
+    ) -> None:
+        self._model_dir = model_dir
+        self._max_batch = max_batch
+        self._kv_cache_bytes = kv_cache_bytes
+        self._step_tokens = step_tokens
+        self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        self._dtype = dtype
+        self._first_version = version
+        self._thread = EngineThread(self._build)
+        self._engine: Engine | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        engine = self._entered()
+        return Capabilities(
+            engine="local",
+            model=self._model_dir.name,
+            vocab_size=engine.facts.vocab_size,
+            context_length=engine.context_length,
+            logprob_scale=LogprobScale.RAW,
+            pause_modes=frozenset(PauseMode),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            can_update_weights=True,
+            weights_digest=engine.facts.weights_digest,
+        )
+
+    @property
+    def weight_version(self) -> str:
+        return self._first_version if self._engine is None else self._engine.version
+
+    async def __aenter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._engine = await asyncio.shield(asyncio.wrap_future(self._thread.ready))
+        except asyncio.CancelledError:
+            self._thread.request_stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.request_stop()
+        has_stopped = await asyncio.to_thread(self._thread.join, _STOP_DEADLINE_S)
+        self._engine = None
+        if not has_stopped and kind is None:
+            raise EngineError(f"the local engine did not stop within {_STOP_DEADLINE_S:.0f} s")
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """See `TokenProvider.generate`."""
+        request = Request(request_id, input_ids, params, session_id, prompt_logprobs_from)
+        self._check(request, params)
+        outcome = await self._outcome(request)
+        assert isinstance(outcome, GenerationResult)
+        return outcome
+
+    async def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """See `TokenProvider.stream`."""
+        request = Request(request_id, input_ids, params, session_id, prompt_logprobs_from)
+        self._check(request, params)
+        async with aclosing(self._events(request, wants_deltas=True)) as events:
+            async for event in events:
+                assert not isinstance(event, PromptLogprobs)
+                yield event
+
+    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+        """See `TokenProvider.score`; the input may fill the whole context."""
+        one_more = replace(self.capabilities, context_length=self.capabilities.context_length + 1)
+        check_request(one_more, input_ids, SamplingParams(max_new_tokens=1), start)
+        if start == input_ids.size:
+            return PromptLogprobs(start, as_logprobs([]), self.weight_version)
+        request = Request(uuid4().hex, input_ids, None, prompt_logprobs_from=start)
+        outcome = await self._outcome(request)
+        assert isinstance(outcome, PromptLogprobs)
+        return outcome
+
+    async def abort(self, request_id: str | None) -> int:
+        """See `TokenProvider.abort`; when it returns, nothing more is sampled for them."""
+        return await self._call(lambda engine: engine.abort(request_id))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `TokenProvider.pause`; when it returns, nothing is being sampled."""
+        await self._call(lambda engine: engine.pause(mode))
+
+    async def resume(self) -> None:
+        """See `TokenProvider.resume`."""
+        await self._call(lambda engine: engine.resume())
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider.update_weights`."""
+        await self._call(lambda engine: engine.update_weights(path, version))
+
+    async def health(self) -> EngineHealth:
+        """See `TokenProvider.health`."""
+        engine = self._engine
+        if engine is None or not self._thread.is_serving:
+            return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=self._thread.failure)
+        return EngineHealth(ready=True, paused=engine.is_paused, running=engine.running, waiting=engine.waiting)
+
+    def _build(self) -> Engine:
+        """Load everything; runs on the engine's thread."""
+        tokenizer = Tokenizer.load(self._model_dir)
+        model = RaggedModel.load(self._model_dir, dtype=self._dtype, threads=self._threads)
+        kv_tokens = self._kv_cache_bytes // model.facts.kv_bytes_per_token
+        if kv_tokens < _SMALLEST_KV_TOKENS:
+            raise ModelError(
+                f"kv_cache_bytes holds {kv_tokens} tokens of this model, at least {_SMALLEST_KV_TOKENS} are needed"
+            )
+        scheduler = Scheduler(Limits(self._max_batch, self._step_tokens, kv_tokens))
+        context_length = min(model.facts.context_length, kv_tokens)
+        rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode)
+        return Engine(model, scheduler, rules, version=self._first_version)
+
+    def _entered(self) -> Engine:
+        if self._engine is None:
+            raise EngineUnavailable("the local engine is not running; use it inside `async with`")
+        return self._engine
+
+    def _check(self, request: Request, params: SamplingParams) -> None:
+        check_request(self.capabilities, request.input_ids, params, request.prompt_logprobs_from)
+        if params.temperature < 0 or not 0 < params.top_p <= 1 or not 0 <= params.min_p <= 1 or params.top_k < 0:
+            raise EngineRejected(
+                "expected temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and top_k >= 0, got"
+                f" {params.temperature}, {params.top_p}, {params.min_p} and {params.top_k}"
+            )
+
+    async def _call(self, function: Callable[[Engine], T]) -> T:
+        self._entered()
+        return await asyncio.wrap_future(self._thread.call(function))
+
+    async def _outcome(self, request: Request) -> GenerationResult | PromptLogprobs:
+        async with aclosing(self._events(request, wants_deltas=False)) as events:
+            async for event in events:
+                if not isinstance(event, GenerationDelta):
+                    return event
+        raise AssertionError("events end with an outcome")
+
+    async def _events(
+        self, request: Request, *, wants_deltas: bool
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult | PromptLogprobs]:
+        """What the engine reports about `request`, the outcome last; the request is dropped when nobody listens."""
+        inbox = _Inbox(wants_deltas=wants_deltas)
+        try:
+            await self._call(lambda engine: engine.submit(request, inbox))
+            while not inbox.is_exhausted:
+                yield await inbox.next_event()
+        finally:
+            if not inbox.is_exhausted:
+                self._thread.call(lambda engine: engine.drop(request))
+
+
+class _Inbox:
+    """Brings the events of one request from the engine's thread to the task that waits for them."""
+
+    def __init__(self, *, wants_deltas: bool) -> None:
+        self.wants_deltas = wants_deltas
+        self.is_exhausted = False
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[GenerationDelta | Outcome] = asyncio.Queue()
+
+    def __call__(self, event: GenerationDelta | Outcome) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def next_event(self) -> GenerationDelta | GenerationResult | PromptLogprobs:
+        """The next event; raises the `EngineError` that the request ended with."""
+        event = await self._events.get()
+        self.is_exhausted = not isinstance(event, GenerationDelta)
+        if isinstance(event, EngineError):
+            raise event
+        return event

@@ -1,0 +1,114 @@
+"""Attention over a ragged batch: tokens of many sequences side by side in one row, without padding.
+
+Registered with transformers under `NAME`, it replaces the attention of every layer. Each piece of the row belongs to
+one sequence: its keys and values go to that sequence's KV, and its queries attend to that KV alone. Everything else in
+a decoder works on single tokens and needs no change. Sequences never see each other, so a result depends on its batch
+only through the rounding of matrix products.
+
+A model that asks attention for something not known here (soft caps, sinks, biases) is refused, not approximated.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.engines.huggingface.kv_storage import SequenceKv, Tensor
+from harness.errors import ModelError
+
+NAME = "harness_ragged"
+
+_HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings"})
+
+
+class RaggedPiece:
+    """Tokens `start..stop` of one sequence, at `first..last` of the row."""
+
+    __slots__ = ("_masks", "capacity", "first", "kv", "last", "start", "stop")
+
+    def __init__(self, kv: SequenceKv, *, start: int, stop: int, first: int, capacity: int) -> None:
+        self.kv = kv
+        self.start = start
+        self.stop = stop
+        self.first = first
+        self.last = first + stop - start
+        self.capacity = capacity
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, query: Tensor, stored: Any, scale: float, window: int | None) -> Tensor:
+        """Attention of the piece's queries, shape [1, heads, tokens, dimension], over everything before them."""
+        from torch.nn.functional import scaled_dot_product_attention
+
+        oldest = 0 if window is None else max(0, self.start + 1 - window)
+        is_whole = self.start == 0 and (window is None or self.stop <= window)
+        is_single = self.stop - self.start == 1
+        return scaled_dot_product_attention(
+            query,
+            stored.keys[:, :, oldest : self.stop],
+            stored.values[:, :, oldest : self.stop],
+            attn_mask=None if is_whole or is_single else self._mask(query, oldest, window),
+            is_causal=is_whole and not is_single,
+            scale=scale,
+            enable_gqa=query.shape[1] != stored.keys.shape[1],
+        )
+
+    def _mask(self, query: Tensor, oldest: int, window: int | None) -> Tensor:
+        """Which positions `oldest..stop` each token may see; the same for every layer with this window."""
+        if window not in self._masks:
+            import torch
+
+            token = torch.arange(self.start, self.stop, device=query.device)[:, None]
+            seen = torch.arange(oldest, self.stop, device=query.device)[None, :]
+            visible = seen <= token
+            self._masks[window] = visible if window is None else visible & (seen > token - window)
+        return self._masks[window]
+
+
+class RaggedBatch:
+    """The pieces of one forward pass, in the order of the row."""
+
+    __slots__ = ("pieces", "windows")
+
+    def __init__(self, pieces: Sequence[RaggedPiece]) -> None:
+        self.pieces = pieces
+        self.windows: dict[int, int | None] = {}
+        """The sliding window that each layer asked for."""
+
+
+def register() -> None:
+    """Make the attention known to transformers; no mask is created for it."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _ragged_attention)
+
+
+def _ragged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    ragged: RaggedBatch,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it; returns [1, tokens, heads, dimension]."""
+    _refuse_unknown(attention_mask, dropout, extras)
+    layer: int = module.layer_idx
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    ragged.windows[layer] = sliding_window
+    output = query.new_zeros((1, query.shape[2], query.shape[1], value.shape[-1]))
+    for piece in ragged.pieces:
+        rows = slice(piece.first, piece.last)
+        stored = piece.kv.write(layer, key[:, :, rows], value[:, :, rows], piece.start, piece.capacity)
+        attended = piece.attend(query[:, :, rows], stored, scale, sliding_window)
+        output[:, rows] = attended.transpose(1, 2)
+    return output, None
+
+
+def _refuse_unknown(attention_mask: Tensor | None, dropout: float, extras: dict[str, Any]) -> None:
+    unknown = [name for name, value in extras.items() if value is not None and name not in _HARMLESS]
+    if attention_mask is not None or dropout or unknown:
+        reasons = ", ".join(unknown) or "a mask or dropout"
+        raise ModelError(f"the local engine cannot run this model: its attention needs {reasons}; serve it elsewhere")

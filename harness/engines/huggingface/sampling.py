@@ -1,0 +1,116 @@
+"""From logits to tokens, many requests at once.
+
+The token with the largest `logit / temperature + Gumbel noise` is a sample of the softmax. The noise depends on the
+seed of the request and the position of the token and on nothing else, so a request is reproducible whatever shares its
+batch, and goes on identically after it was interrupted; rounding differences between batches change the outcome only
+where two candidates are practically tied. Logprobs are those of the model's own distribution, before temperature and
+filters.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.engines.huggingface.generation import Sampled
+from harness.errors import EngineReplyInvalid
+from harness.types import Logprobs, SamplingParams, TokenIds
+
+_LIKELY_CANDIDATES = 1024  # of which top-p nearly always is a subset; finding them is far cheaper than sorting all
+_WORD = 2**64 - 1
+
+
+class SamplingRow(NamedTuple):
+    """How to sample from one row of logits."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    """Index of the sampled token in its sequence, prompt included."""
+
+
+def logprobs_of(logits: Any, token_ids: TokenIds) -> Logprobs:
+    """Logprob of `token_ids[i]` in row i of `logits`."""
+    import torch
+
+    wanted = torch.from_numpy(token_ids.astype(np.int64))
+    chosen = logits.gather(1, wanted[:, None]).squeeze(1) - torch.logsumexp(logits, dim=-1)
+    scores: Logprobs = chosen.numpy()
+    _require_finite(scores)
+    return scores
+
+
+def sample(logits: Any, rows: Sequence[SamplingRow]) -> list[Sampled]:
+    """One token for each row of `logits`, float32 [rows, vocabulary]."""
+    import torch
+
+    token_ids = logits.argmax(dim=-1)
+    drawing = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    if drawing:
+        token_ids[drawing] = _draw(logits[drawing], [rows[index] for index in drawing])
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, token_ids[:, None]).squeeze(1).numpy()
+    _require_finite(chosen)
+    tops = _top(logprobs, rows)
+    return [
+        Sampled(token_id, float(logprob), *top)
+        for token_id, logprob, top in zip(token_ids.tolist(), chosen, tops, strict=True)
+    ]
+
+
+def _draw(logits: Any, rows: Sequence[SamplingRow]) -> Any:
+    import torch
+
+    temperatures = torch.tensor([row.params.temperature for row in rows])
+    scaled = logits / temperatures[:, None]
+    for index, row in enumerate(rows):
+        _filter(scaled[index], row.params)
+    noise = np.empty(tuple(scaled.shape))
+    for index, row in enumerate(rows):
+        _generator(row).standard_exponential(out=noise[index])
+    return (scaled - torch.from_numpy(noise).log_()).argmax(dim=-1)
+
+
+def _generator(row: SamplingRow) -> np.random.Generator:
+    """Randomness keyed by seed and position; drawn in double precision, because with 2**-24 steps one of 50,000
+    candidates would draw an exact zero, and win, several times in a thousand tokens.
+    """
+    return np.random.Generator(np.random.Philox(key=[row.seed & _WORD, row.position]))
+
+
+def _filter(scaled: Any, params: SamplingParams) -> None:
+    """Set what `params` excludes to minus infinity, in place: top-k, then top-p of what is left, then min-p."""
+    if 0 < params.top_k < scaled.numel():
+        scaled[scaled < scaled.topk(params.top_k).values[-1]] = -np.inf
+    if params.top_p < 1:
+        scaled[scaled < _top_p_threshold(scaled, params.top_p)] = -np.inf
+    if params.min_p > 0:
+        scaled[scaled < scaled.max() + np.log(params.min_p)] = -np.inf
+
+
+def _top_p_threshold(scaled: Any, top_p: float) -> Any:
+    """The smallest logit among the most likely tokens that together have probability `top_p`."""
+    total = scaled.logsumexp(dim=-1)
+    likely = scaled.topk(min(_LIKELY_CANDIDATES, scaled.numel())).values
+    if (likely - total).exp().sum() < top_p:
+        likely = scaled.sort(descending=True).values
+    before = (likely - total).exp().cumsum(dim=-1).roll(1)
+    before[0] = 0
+    return likely[before < top_p][-1]
+
+
+def _top(logprobs: Any, rows: Sequence[SamplingRow]) -> list[tuple[list[int], list[float]]]:
+    """Alternatives of each row, as many as it asks for."""
+    most = max(row.params.top_logprobs for row in rows)
+    if not most:
+        return [([], [])] * len(rows)
+    values, ids = logprobs.topk(most)
+    return [
+        (row_ids[: row.params.top_logprobs], row_values[: row.params.top_logprobs])
+        for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def _require_finite(logprobs: Logprobs) -> None:
+    if not np.isfinite(logprobs).all():
+        raise EngineReplyInvalid("the model gives a logprob that is not a number; its weights are broken")

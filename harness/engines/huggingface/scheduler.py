@@ -1,0 +1,336 @@
+"""Who computes what in the next step, and whose KV cache stays: every decision of the local engine, without a tensor.
+
+Each step every decoding sequence gets one token, and sequences whose prompt is not computed yet share what is left of
+`step_tokens`, oldest first. KV capacity is counted in tokens against one budget. When it runs out, cached prefixes go
+first, least recently used first, then the youngest running sequence goes back to waiting and is computed again later;
+the oldest one therefore always advances.
+
+The KV of a finished sequence stays as a cached prefix. A new sequence starts from the longest prefix it shares with a
+cached or running one. It waits for a running one that is about to compute a longer shared prefix: the samples of one
+prompt compute that prompt once.
+
+Decisions are carried out elsewhere: `take_kv_ops` returns what to do with the KV storage, in order, and is to be
+called after every change and before the pieces of a plan are computed.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from harness.types import TokenIds
+
+_GRANULARITY = 64  # tokens; capacities are multiples of it, so that short sequences do not grow every step
+_GROWTH = 1.25  # keeps the total cost of growing linear and the slack below a quarter
+_WORTH_WAITING_FOR = 32  # tokens of shared prefix; below that, computing it again is cheaper than a delay
+
+
+class Limits(NamedTuple):
+    """What the engine may use at once."""
+
+    sequences: int
+    """Running sequences."""
+    step_tokens: int
+    """Tokens computed in one step."""
+    kv_tokens: int
+    """KV capacity of running sequences and cached prefixes together, in tokens."""
+
+
+class KvDrop(NamedTuple):
+    """Free the KV `kv`."""
+
+    kv: int
+
+
+class KvCopy(NamedTuple):
+    """Make KV `target` with room for `capacity` tokens, its first `tokens` copied from `source`."""
+
+    source: int
+    target: int
+    tokens: int
+    capacity: int
+
+
+KvOp = KvDrop | KvCopy
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens whose KV is wanted. `ids[:length]` are known, and the KV of the first `computed` of them exists."""
+
+    ids: TokenIds
+    """A buffer with room for every token that may still be sampled."""
+    length: int
+    logits_from: int
+    """Logits are wanted from this position on, so earlier tokens may come from a cached prefix."""
+    session_id: str | None = None
+    computed: int = 0
+    kv: int | None = None
+    """Names its KV storage; None while it is waiting."""
+    capacity: int = 0
+    """Tokens that its KV storage has room for."""
+    cached_tokens: int | None = None
+    """Tokens it took from elsewhere when it first started."""
+
+    def append(self, token_id: int) -> None:
+        """Add a sampled token; its logits are wanted next."""
+        self.ids[self.length] = token_id
+        self.logits_from = self.length
+        self.length += 1
+
+    @property
+    def known_ids(self) -> TokenIds:
+        return self.ids[: self.length]
+
+    @property
+    def missing(self) -> int:
+        """Known tokens without KV."""
+        return self.length - self.computed
+
+
+class Piece(NamedTuple):
+    """Compute tokens `start..stop` (end exclusive) of `sequence` in this step."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @property
+    def wanted(self) -> range:
+        """Positions whose logits are wanted."""
+        return range(max(self.start, min(self.sequence.logits_from, self.stop)), self.stop)
+
+
+@dataclass(slots=True, eq=False)
+class _Prefix:
+    """KV that nobody is using, and the tokens it belongs to."""
+
+    ids: TokenIds
+    session_id: str | None
+    kv: int
+    capacity: int
+
+
+class _Match(NamedTuple):
+    """`tokens` leading tokens are shared with `source`."""
+
+    source: Sequence | _Prefix | None
+    tokens: int
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """The queue, the batch and the cached prefixes."""
+
+    limits: Limits
+    running: list[Sequence] = field(default_factory=list)
+    """Oldest first."""
+    waiting: deque[Sequence] = field(default_factory=deque)
+    _prefixes: OrderedDict[int, _Prefix] = field(default_factory=OrderedDict)
+    """By KV name, least recently used first."""
+    _kv_ops: list[KvOp] = field(default_factory=list)
+    _next_kv: int = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def used_tokens(self) -> int:
+        """KV capacity in use; never above `limits.kv_tokens`."""
+        holders: Iterable[Sequence | _Prefix] = chain(self.running, self._prefixes.values())
+        return sum(holder.capacity for holder in holders)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.waiting.append(sequence)
+
+    def plan(self) -> list[Piece]:
+        """Start what can be started and choose what to compute now; not empty while there is work."""
+        self._start_waiting()
+        chunks = self._chunks()
+        for sequence, tokens in chunks:
+            if sequence.kv is not None:  # an older one may have sent it back to waiting
+                self._reserve(sequence, sequence.computed + tokens)
+        return [Piece(seq, seq.computed, seq.computed + tokens) for seq, tokens in chunks if seq.kv is not None]
+
+    def complete(self, pieces: Iterable[Piece]) -> None:
+        """The pieces of a plan have been computed."""
+        for piece in pieces:
+            piece.sequence.computed = piece.stop
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take `sequence` out; its KV stays as a cached prefix."""
+        if sequence.kv is None:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        if sequence.computed:
+            self._keep(sequence)
+        else:
+            self._kv_ops.append(KvDrop(sequence.kv))
+
+    def forget_kv(self) -> None:
+        """The weights changed: no KV is valid any more, running sequences compute theirs again."""
+        while self._prefixes:
+            self._evict(next(iter(self._prefixes.values())))
+        for sequence in self.running:
+            sequence.computed = 0
+
+    def take_kv_ops(self) -> list[KvOp]:
+        """What to do with the KV storage since the last call, in order."""
+        taken, self._kv_ops = self._kv_ops, []
+        return taken
+
+    def _chunks(self) -> list[tuple[Sequence, int]]:
+        """How many tokens each running sequence computes now, oldest first."""
+        decoding = sum(sequence.missing == 1 for sequence in self.running)
+        left = max(self.limits.step_tokens - decoding, 1)
+        chunks = []
+        for sequence in self.running:
+            tokens = 1 if sequence.missing == 1 else min(sequence.missing, left)
+            left -= tokens if sequence.missing > 1 else 0
+            if tokens:
+                chunks.append((sequence, tokens))
+        return chunks
+
+    def _start_waiting(self) -> None:
+        for sequence in list(self.waiting):
+            if len(self.running) >= self.limits.sequences:
+                return
+            match = self._best_match(sequence)
+            if self._is_being_computed(sequence, match.tokens):
+                continue
+            if not self._start(sequence, match):
+                return
+
+    def _best_match(self, sequence: Sequence) -> _Match:
+        best = _Match(None, 0)
+        for source, ids in self._computed_prefixes():
+            tokens = min(common_prefix(sequence.known_ids, ids), sequence.logits_from)
+            if tokens > best.tokens:
+                best = _Match(source, tokens)
+        return best
+
+    def _computed_prefixes(self) -> Iterator[tuple[Sequence | _Prefix, TokenIds]]:
+        for prefix in reversed(self._prefixes.values()):
+            yield prefix, prefix.ids
+        for sequence in self.running:
+            yield sequence, sequence.ids[: sequence.computed]
+
+    def _is_being_computed(self, sequence: Sequence, available: int) -> bool:
+        """Whether a running sequence will soon have much more of the prefix of `sequence` than is available."""
+        return any(
+            min(common_prefix(sequence.known_ids, other.known_ids), sequence.logits_from)
+            >= max(available, other.computed) + _WORTH_WAITING_FOR
+            for other in self.running
+            if other.missing > 1
+        )
+
+    def _start(self, sequence: Sequence, match: _Match) -> bool:
+        """Give `sequence` its KV and run it; False, with nothing changed, when there is no room."""
+        capacity = self._capacity_for(sequence, 0)
+        if capacity > self.limits.kv_tokens - sum(other.capacity for other in self.running):
+            return False
+        match match.source:
+            case _Prefix() as prefix if self._may_take_over(prefix, sequence, match.tokens, capacity):
+                self._take_over(prefix, sequence)
+            case source:
+                self._make_room(capacity, keep=source)
+                sequence.kv, sequence.capacity = self._name_kv(), capacity
+                self._copy(source, sequence, match.tokens)
+        sequence.computed = match.tokens
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = match.tokens
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
+
+    def _may_take_over(self, prefix: _Prefix, sequence: Sequence, tokens: int, capacity: int) -> bool:
+        """Whether to move the KV of `prefix` instead of copying it.
+
+        A session that goes on needs its old prefix no more; a copy that does not fit beside the original is no choice.
+        """
+        continues = prefix.session_id == sequence.session_id and tokens == prefix.ids.size
+        in_use = prefix.capacity + sum(other.capacity for other in self.running)
+        return continues or in_use + capacity > self.limits.kv_tokens
+
+    def _take_over(self, prefix: _Prefix, sequence: Sequence) -> None:
+        del self._prefixes[prefix.kv]
+        sequence.kv, sequence.capacity = prefix.kv, prefix.capacity
+
+    def _copy(self, source: Sequence | _Prefix | None, target: Sequence, tokens: int) -> None:
+        if source is None:
+            return
+        if isinstance(source, _Prefix):
+            self._prefixes.move_to_end(source.kv)
+        assert source.kv is not None
+        assert target.kv is not None
+        self._kv_ops.append(KvCopy(source.kv, target.kv, tokens, target.capacity))
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> None:
+        """Give `sequence` room for `tokens` tokens; it goes back to waiting itself when it is the youngest."""
+        if tokens <= sequence.capacity:
+            return
+        capacity = self._capacity_for(sequence, tokens)
+        while sequence.kv is not None and self._excess(capacity - sequence.capacity) > 0:
+            self._free_something()
+        if sequence.kv is not None:
+            sequence.capacity = capacity
+
+    def _capacity_for(self, sequence: Sequence, tokens: int) -> int:
+        """Room for all known tokens of `sequence` and at least `tokens`, with some to grow."""
+        needed = max(sequence.length + 1, tokens)
+        wanted = max(needed, int(sequence.capacity * _GROWTH))
+        return min(-(-wanted // _GRANULARITY) * _GRANULARITY, self.limits.kv_tokens)
+
+    def _excess(self, added: int) -> int:
+        return self.used_tokens + added - self.limits.kv_tokens
+
+    def _make_room(self, capacity: int, *, keep: Sequence | _Prefix | None) -> None:
+        """Evict prefixes other than `keep` until `capacity` more tokens fit."""
+        for prefix in list(self._prefixes.values()):
+            if self._excess(capacity) <= 0:
+                return
+            if prefix is not keep:
+                self._evict(prefix)
+
+    def _free_something(self) -> None:
+        if self._prefixes:
+            self._evict(next(iter(self._prefixes.values())))
+        else:
+            self._preempt(self.running[-1])
+
+    def _evict(self, prefix: _Prefix) -> None:
+        del self._prefixes[prefix.kv]
+        self._kv_ops.append(KvDrop(prefix.kv))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        assert sequence.kv is not None
+        self.running.remove(sequence)
+        self._kv_ops.append(KvDrop(sequence.kv))
+        sequence.kv, sequence.capacity, sequence.computed = None, 0, 0
+        self.waiting.appendleft(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Turn the KV of a finished sequence into a cached prefix, which replaces those that it extends."""
+        assert sequence.kv is not None
+        ids = sequence.ids[: sequence.computed].copy()
+        for prefix in list(self._prefixes.values()):
+            if prefix.session_id == sequence.session_id and common_prefix(prefix.ids, ids) == prefix.ids.size:
+                self._evict(prefix)
+        self._prefixes[sequence.kv] = _Prefix(ids, sequence.session_id, sequence.kv, sequence.capacity)
+        sequence.kv, sequence.capacity = None, 0
+
+    def _name_kv(self) -> int:
+        self._next_kv += 1
+        return self._next_kv
+
+
+def common_prefix(left: TokenIds, right: TokenIds) -> int:
+    """How many leading ids are equal."""
+    shared = min(left.size, right.size)
+    differs = left[:shared] != right[:shared]
+    first = int(differs.argmax()) if shared else 0
+    return first if shared and differs[first] else shared

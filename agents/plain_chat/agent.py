@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionMessage
 
-SESSION_OVER = {"branch_ended", "limit_reached", "session_closed"}
+SESSION_OVER = {"branch_ended", "limit_reached", "session_closed", "turn_aborted"}
 MAX_RETRIES = 2
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from openai import NotFoundError, OpenAI
 
-SESSION_OVER = {"branch_ended", "limit_reached", "session_closed"}
+SESSION_OVER = {"branch_ended", "limit_reached", "session_closed", "turn_aborted"}
 MAX_RETRIES = 2
 LARGEST_BASE = 10**9
 LARGEST_EXPONENT = 64

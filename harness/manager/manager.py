@@ -11,18 +11,17 @@ session deleted first, in bounded time. Any number of rollouts may run at once; 
 
 import time
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-import msgspec
 import structlog
 
-from harness.errors import HarnessError
 from harness.manager.agent_runner import AgentRun, AgentRunner
 from harness.manager.outcome import RolloutFacts, classify, classify_uncreated
 from harness.manager.rollout import AgentTask, Outcome, Rollout
 from harness.manager.session_client import Deadlines, SessionClient, SessionHandle, SessionServerError
-from harness.samples.codec import sample_from_json
-from harness.types import Json, Sample, TurnStatus
+from harness.manager.session_record import SessionRecord, empty_session, read_record
+from harness.sessions.lifecycle import Phase
+from harness.types import Json, TurnStatus
 
 ROLLOUT_ENDED = "rollout_ended"
 SESSION_NOT_DELETED = "session_not_deleted"
@@ -31,29 +30,6 @@ GRACE_S = 3.0
 """What an agent gets to obey a SIGTERM or a cancellation."""
 
 _log = structlog.get_logger(__name__)
-
-
-class TurnRecord(msgspec.Struct):
-    """What is looked at of a recorded turn."""
-
-    status: TurnStatus
-
-
-class SessionCounts(msgspec.Struct):
-    """What is looked at of a recorded session."""
-
-    turns: list[TurnRecord] = msgspec.field(default_factory=list)
-    refusals: dict[str, int] = msgspec.field(default_factory=dict)
-
-
-class SessionRecord(NamedTuple):
-    """What the server knew of a session after its agent had ended."""
-
-    session: Json
-    counts: SessionCounts
-    samples: tuple[Sample, ...] = ()
-    lost: str | None = None
-    """Why it could not be read."""
 
 
 class SessionManager:
@@ -67,7 +43,8 @@ class SessionManager:
         grace_s: float = GRACE_S,
         deadlines: Deadlines | None = None,
     ) -> None:
-        self._client = SessionClient(server_url, admin_token=admin_token, deadlines=deadlines)
+        self._deadlines = deadlines or Deadlines()
+        self._client = SessionClient(server_url, admin_token=admin_token, deadlines=self._deadlines)
         self._grace_s = grace_s
         self._runner: AgentRunner | None = None
 
@@ -95,23 +72,12 @@ class SessionManager:
             return _rollout_without_session(task, outcome, time.monotonic() - started)
         try:
             run = await self._runner.run(task, session)
-            record = await self._read(session.session_id)
+            record = await read_record(self._client, session.session_id, settle_s=self._deadlines.settle_s)
         finally:
             await self._delete(session.session_id)
         rollout = _rollout(session, run, record, time.monotonic() - started)
         _log.info(ROLLOUT_ENDED, session_id=session.session_id, outcome=rollout.outcome.kind.value)
         return rollout
-
-    async def _read(self, session_id: str) -> SessionRecord:
-        """The session as recorded; one that cannot be read costs its own rollout and nothing else."""
-        session = empty_session({})
-        try:
-            session = await self._client.read(session_id)
-            counts = msgspec.convert(session, SessionCounts)
-            samples = await self._client.samples(session_id)
-            return SessionRecord(session, counts, tuple(sample_from_json(sample) for sample in samples))
-        except (HarnessError, msgspec.ValidationError) as error:
-            return SessionRecord(session, SessionCounts(), lost=str(error))
 
     async def _delete(self, session_id: str) -> None:
         """The server reclaims what it keeps, so a failure is logged and nothing more."""
@@ -137,14 +103,15 @@ def _rollout(session: SessionHandle, run: AgentRun, record: SessionRecord, secon
 
 
 def _facts(run: AgentRun, record: SessionRecord) -> RolloutFacts:
-    statuses = [turn.status for turn in record.counts.turns]
+    statuses = [turn.status for turn in record.facts.turns]
     failed = statuses.count(TurnStatus.FAILED)
     return RolloutFacts(
         end=run.end,
         result=run.result,
         answered=len(statuses) - failed,
         failed=failed,
-        refusals=record.counts.refusals,
+        refusals=record.facts.refusals,
+        is_drained=record.facts.phase == Phase.CLOSING,
         session_lost=record.lost,
     )
 
@@ -158,15 +125,3 @@ def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float) 
         agent_result=None,
         seconds=seconds,
     )
-
-
-def empty_session(metadata: Json) -> Json:
-    """The records of a session that the server does not have."""
-    return {
-        "session_id": None,
-        "phase": None,
-        "metadata": metadata,
-        "turns": [],
-        "ledger": {"generated": 0, "trained": 0, "masked": 0, "dropped": {}},
-        "refusals": {},
-    }

@@ -22,6 +22,7 @@ from harness.errors import (
     LimitReached,
     SessionClosing,
     StoreError,
+    TurnAborted,
 )
 from harness.manager.agent_result import AgentResult, ResultState
 from harness.manager.rollout import Outcome, OutcomeKind
@@ -68,6 +69,8 @@ class RolloutFacts:
     """Turns that the engine did not finish."""
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Requests that the session answered with an error, by its code."""
+    is_drained: bool = False
+    """The session was drained before the agent had ended."""
     session_lost: str | None = None
     """Why the session could not be read back; None when it could."""
 
@@ -80,6 +83,7 @@ def error_codes(*roots: type[HarnessError]) -> frozenset[str]:
 
 DRAIN_CODES = error_codes(SessionClosing)
 LIMIT_CODES = error_codes(BranchEnded, LimitReached)
+ABORT_CODES = error_codes(TurnAborted)
 ENGINE_CODES = error_codes(EngineError)
 HARNESS_CODES = error_codes(StoreError, GateClosed, LedgerImbalance) | {HarnessError.code}
 
@@ -100,6 +104,11 @@ def _ended(ending: Ending) -> Callable[[RolloutFacts], bool]:
 
 def _refused(codes: Collection[str]) -> Callable[[RolloutFacts], bool]:
     return lambda facts: any(facts.refusals.get(code) for code in codes)
+
+
+def _was_drained(facts: RolloutFacts) -> bool:
+    """The agent was told so, or its turn was cut short and the session had been drained."""
+    return _refused(DRAIN_CODES)(facts) or (facts.is_drained and _refused(ABORT_CODES)(facts))
 
 
 def _ended_well(facts: RolloutFacts) -> bool:
@@ -138,7 +147,8 @@ RULES = (
     Rule(_ended(Ending.TIMED_OUT), OutcomeKind.TIMED_OUT, Cause.LIMIT),
     Rule(_ended(Ending.KILLED), OutcomeKind.CRASHED, Cause.AGENT),
     Rule(_left_garbage, OutcomeKind.GARBAGE, Cause.AGENT),
-    Rule(_refused(DRAIN_CODES), OutcomeKind.DRAINED, Cause.LIMIT),
+    Rule(_was_drained, OutcomeKind.DRAINED, Cause.LIMIT),
+    Rule(_refused(ABORT_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
     Rule(_refused(LIMIT_CODES), OutcomeKind.LIMITED, Cause.LIMIT),
     Rule(_finished, OutcomeKind.FINISHED, None),
     Rule(_refused(HARNESS_CODES), OutcomeKind.HARNESS_FAILED, Cause.HARNESS),

@@ -16,11 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 from harness.manager.agent_log import AgentLog, LogPipe
 from harness.manager.watchdog import Watchdog
 
+AGENT_NOT_REAPED = "agent_not_reaped"
+
+_log = structlog.get_logger(__name__)
+
 _WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
 _POLL_S = 0.02
+_REAP_TIMEOUT_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
 _LAST_OUTPUT_TIMEOUT_S = 1.0  # a process that left the group may hold the pipe open for ever
 
 
@@ -92,8 +99,11 @@ class AgentProcess:
 
     async def _finish(self) -> None:
         try:
-            await self._process.wait()
+            async with asyncio.timeout(_REAP_TIMEOUT_S):
+                await self._process.wait()
             await self._output.drain()
+        except TimeoutError:
+            _log.warning(AGENT_NOT_REAPED, pid=self.group)
         finally:
             self._output.close()
             self._watchdog.forget(self.group)

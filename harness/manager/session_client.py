@@ -61,11 +61,13 @@ class SessionServerError(HarnessError):
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long each verb may take, repetitions included."""
+    """How long each step around a session may take, repetitions included."""
 
     create_s: float = 120.0
     """Long enough for a paused or draining gate to open again."""
     read_s: float = 60.0
+    settle_s: float = 10.0
+    """How long turns in flight are waited for after their agent has ended, before the session is read."""
     delete_s: float = 5.0
     """Short: it runs while a rollout is being cancelled, and the server reclaims sessions by itself."""
 

@@ -62,6 +62,9 @@ GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
         (RolloutFacts(WELL, GARBAGE, answered=2), Kind.GARBAGE, Cause.AGENT),
         (RolloutFacts(RETURNED, GARBAGE), Kind.GARBAGE, Cause.AGENT),
         (RolloutFacts(BADLY, GARBAGE, answered=2), Kind.CRASHED, Cause.AGENT),
+        (RolloutFacts(WELL, answered=2, refusals={"turn_aborted": 1}), Kind.ENGINE_FAILED, Cause.ENGINE),
+        (RolloutFacts(BADLY, refusals={"turn_aborted": 1}, is_drained=True), Kind.DRAINED, Cause.LIMIT),
+        (RolloutFacts(WELL, answered=2, is_drained=True), Kind.FINISHED, None),
         (RolloutFacts(WELL, answered=2, session_lost="GET: 500"), Kind.HARNESS_FAILED, Cause.HARNESS),
     ],
 )

@@ -1,0 +1,61 @@
+"""Processes that are hard to get rid of, and a look at which are left."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+STUBBORN_CHILD = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+PARENT = f"""
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-S", "-c", {STUBBORN_CHILD!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+with open("family.part", "w") as file:
+    file.write(f"{{os.getpid()}} {{child.pid}}")
+os.rename("family.part", "family")
+"""
+
+
+class Family:
+    """An agent program with a child that ignores SIGTERM; its working directory must be `workdir`."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._pids_file = workdir / "family"
+
+    def command(self, *, stays: bool = True) -> tuple[str, ...]:
+        """The agent's command; it exits while its child runs when it does not stay."""
+        source = PARENT + ("time.sleep(300)" if stays else "")
+        return (sys.executable, "-S", "-c", source)
+
+    def pids(self, timeout_s: float = 20) -> list[int]:
+        """Parent and child, once both are there."""
+        return read_pids(self._pids_file, timeout_s)
+
+    async def appears(self) -> list[int]:
+        """The same, without blocking the event loop."""
+        return await asyncio.to_thread(self.pids)
+
+
+def read_pids(path: Path, timeout_s: float = 20) -> list[int]:
+    """The process ids in the file at `path`, once it is there."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether `pid` is a process that still runs; a zombie that nobody has reaped yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

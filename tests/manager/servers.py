@@ -1,0 +1,80 @@
+"""Session servers for the tests of the manager and of the agents: real ones, and one that only misbehaves."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.server.serving import RunningServer, serve_in_process
+from harness.server.settings import ServerSettings
+from harness.store.memory import MemoryStore
+from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.tokenizer import Tokenizer
+from tests.toy_model import write_toy_model
+
+
+@asynccontextmanager
+async def scripted_server(
+    directory: Path, *steps: Step, settings: ServerSettings | None = None
+) -> AsyncIterator[RunningServer]:
+    """A session server whose model says `steps`, with the toy tokenizer in `directory`."""
+    model = write_toy_model(directory)
+    tokenizer = Tokenizer.load(model)
+    template = ChatTemplate.load(model, tokenizer)
+    engine = ScriptedEngine(tokenizer, Script(steps) if steps else None)
+    async with serve_in_process(engine, template, MemoryStore(), settings) as server:
+        yield server
+
+
+HANG_UP = b"hang up"
+"""Close the connection instead of answering."""
+SAY_NOTHING = b"say nothing"
+"""Keep the connection until the client closes it."""
+
+
+class CannedServer:
+    """Answers the n-th request with the n-th canned answer, the last one for ever."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = answers
+        self._connections: set[asyncio.Task[None] | None] = set()
+        self.requests: list[str] = []
+        """Method and path of what was asked."""
+        self.url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection with one request."""
+        self._connections.add(asyncio.current_task())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.requests.append(head.partition(" HTTP")[0])
+        answer = self._answers[min(len(self.requests), len(self._answers)) - 1]
+        if answer is SAY_NOTHING:
+            await reader.read()
+        elif answer is not HANG_UP:
+            writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    async def finished(self) -> None:
+        """Every connection has been served."""
+        await asyncio.gather(*filter(None, self._connections))
+
+
+@asynccontextmanager
+async def canned_server(*answers: bytes) -> AsyncIterator[CannedServer]:
+    """A `CannedServer` on loopback."""
+    canned = CannedServer(*answers)
+    async with await asyncio.start_server(canned.answer, "127.0.0.1", 0) as listener:
+        canned.url = "http://{}:{}".format(*listener.sockets[0].getsockname())
+        yield canned
+        await canned.finished()
+
+
+def http_answer(status: int, body: Any, *headers: str) -> bytes:
+    """An HTTP answer with a JSON body, or with `body` itself when it is bytes."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(content)}", "connection: close", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content

@@ -1,0 +1,48 @@
+"""Agents and scenarios are found wherever the package is installed."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import AgentError, HarnessError
+from harness.manager.bundled import bundled_directory
+from harness.manager.programs import bundled_agent
+
+
+def make_installation(root: Path, *directories: str) -> Path:
+    """A `harness` package below `root`, with directories around it."""
+    for directory in ("harness", *directories):
+        (root / directory).mkdir(parents=True)
+    return root / "harness"
+
+
+def test_a_wheel_carries_its_own(tmp_path: Path):
+    """They win over a folder that happens to lie beside the package."""
+    package = make_installation(tmp_path, "harness/_bundled/agents", "agents")
+
+    assert bundled_directory("agents", package=package) == package / "_bundled" / "agents"
+
+
+def test_an_editable_install_uses_the_repository(tmp_path: Path):
+    """There the folders are never copied."""
+    package = make_installation(tmp_path, "scenarios")
+
+    assert bundled_directory("scenarios", package=package) == tmp_path / "scenarios"
+
+
+def test_a_broken_installation_is_named(tmp_path: Path):
+    """With both places that were looked at."""
+    with pytest.raises(HarnessError, match=r"_bundled/agents and .*/agents; install"):
+        bundled_directory("agents", package=make_installation(tmp_path))
+
+
+def test_bundled_agents_are_found_by_name():
+    """The two that ship."""
+    assert bundled_agent("plain_chat").parent.name == "plain_chat"
+    assert bundled_agent("react_chat").is_file()
+
+
+def test_an_unknown_agent_is_answered_with_the_known_ones():
+    """So that a typing mistake is seen at once."""
+    with pytest.raises(AgentError, match="'plain_caht'; there are plain_chat, react_chat"):
+        bundled_agent("plain_caht")

@@ -1,0 +1,93 @@
+"""An agent gets what it needs to find its model, and nothing of ours."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.manager.environment import MAX_INSTRUCTION_BYTES, agent_environment, prepare_workdir
+from harness.manager.rollout import AgentTask, ProgramAgent
+from harness.manager.session_client import SessionHandle
+
+SESSION = SessionHandle("a1b2", "http://gpu-host:8000/sessions/a1b2", "sk-session")
+
+
+def environment(parent: dict[str, str] | None = None, *, prompt: str = "Guess.", **agent_env: str) -> dict[str, str]:
+    """The environment of an agent whose harness has the environment `parent`."""
+    agent = ProgramAgent("probe", ("probe",), agent_env)
+    task = AgentTask(agent, prompt, Path("/run/0"), "smollm2", request_kwargs={"temperature": 1}, metadata={"n": 2})
+    return agent_environment(agent, task, SESSION, parent or {})
+
+
+def test_a_client_finds_its_session():
+    """By the variables that clients of OpenAI's API read."""
+    env = environment()
+
+    assert env["OPENAI_BASE_URL"] == "http://gpu-host:8000/sessions/a1b2/v1"
+    assert (env["OPENAI_API_KEY"], env["OPENAI_MODEL"]) == ("sk-session", "smollm2")
+
+
+def test_the_task_is_handed_over():
+    """Instruction, metadata and arguments, as text, JSON and file names."""
+    env = environment()
+
+    assert env["HARNESS_INSTRUCTION"] == "Guess."
+    assert env["HARNESS_INSTRUCTION_FILE"] == "/run/0/instruction.md"
+    assert env["HARNESS_RESULT_FILE"] == "/run/0/result.json"
+    assert json.loads(env["HARNESS_REQUEST_KWARGS"]) == {"temperature": 1}
+    assert json.loads(env["HARNESS_METADATA"]) == {"n": 2}
+    assert (env["HARNESS_SESSION_ID"], env["HARNESS_MODEL"]) == ("a1b2", "smollm2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPENAI_ORG_ID",
+        "ANTHROPIC_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "HF_TOKEN",
+        "UV_PUBLISH_TOKEN",
+        "UV_INDEX_X_PASSWORD",
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+        "HARNESS_ADMIN_TOKEN",
+    ],
+)
+def test_secrets_and_settings_of_the_harness_stay_at_home(name: str):
+    """Only a short list of variables passes."""
+    assert name not in environment({name: "secret"})
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOME", "LC_ALL", "SSL_CERT_FILE", "UV_CACHE_DIR", "HTTPS_PROXY"])
+def test_what_programs_need_to_run_passes(name: str):
+    """Paths, locale, certificates, caches, proxies."""
+    assert environment({name: "value"})[name] == "value"
+
+
+def test_the_session_server_is_exempt_from_proxies():
+    """A proxy for the internet must not get the agent's model calls."""
+    env = environment({"HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "localhost"})
+
+    assert env["NO_PROXY"] == env["no_proxy"] == "localhost,gpu-host"
+
+
+def test_the_agents_own_settings_win():
+    """A profile may change every variable."""
+    assert environment(OPENAI_MODEL="another", HARNESS_GAME="/g.py")["OPENAI_MODEL"] == "another"
+
+
+@pytest.mark.parametrize("prompt", ["x" * (MAX_INSTRUCTION_BYTES + 1), "nul \0 byte"])
+def test_an_instruction_that_no_variable_can_hold_is_in_the_file_only(prompt: str, tmp_path: Path):
+    """The agent starts all the same."""
+    prepare_workdir(tmp_path, prompt)
+
+    assert "HARNESS_INSTRUCTION" not in environment(prompt=prompt)
+    assert (tmp_path / "instruction.md").read_text() == prompt
+
+
+def test_a_result_of_an_earlier_attempt_is_not_found(tmp_path: Path):
+    """Each attempt starts without a result."""
+    (tmp_path / "result.json").write_text("{}")
+    prepare_workdir(tmp_path, "Guess.")
+
+    assert not (tmp_path / "result.json").exists()

@@ -1,0 +1,63 @@
+"""Programs with a PEP 723 header get an environment of their own."""
+
+import asyncio
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import AgentError
+from harness.manager.programs import prepare
+
+HEADER = """# /// script
+# requires-python = ">=3.11"
+# dependencies = [{dependencies}]
+# ///
+"""
+
+
+def write_script(directory: Path, *dependencies: str, source: str = "") -> Path:
+    """An agent script in a folder whose name has a space in it."""
+    script = directory / "my agent" / "agent.py"
+    script.parent.mkdir()
+    script.write_text(HEADER.format(dependencies=", ".join(f'"{name}"' for name in dependencies)) + source)
+    return script
+
+
+async def test_a_script_runs_in_an_environment_without_ours(tmp_path: Path):
+    """Prepared several times at once, it is the same environment."""
+    source = "import importlib.util as u, sys; print(u.find_spec('httpx'), sys.prefix)"
+    script = write_script(tmp_path, source=source)
+
+    agents = await asyncio.gather(*(prepare(script) for _ in range(3)))
+
+    assert agents == [agents[0]] * 3
+    assert agents[0].name == "my agent"
+    output = await asyncio.to_thread(subprocess.check_output, agents[0].command, text=True)
+    assert output.startswith("None ")
+
+
+@pytest.mark.parametrize(
+    ("dependency", "words"),
+    [("no such requirement!", "agent.py"), ("session-harness-no-such-package==1", "session-harness-no-such-package")],
+)
+async def test_an_environment_that_cannot_be_built_is_explained(tmp_path: Path, dependency: str, words: str):
+    """With the end of what uv said."""
+    with pytest.raises(AgentError, match=words):
+        await prepare(write_script(tmp_path, dependency))
+
+
+async def test_a_script_that_does_not_exist_is_named(tmp_path: Path):
+    """Before uv is asked."""
+    with pytest.raises(AgentError, match="no agent script at"):
+        await prepare(tmp_path / "agent.py")
+
+
+async def test_preparing_takes_a_bounded_time(tmp_path: Path):
+    """What uv has started by then is ended."""
+    started = time.monotonic()
+    with pytest.raises(AgentError, match=r"not ready within 0\.001 s"):
+        await prepare(write_script(tmp_path), deadline_s=0.001)
+
+    assert time.monotonic() - started < 10

@@ -1,0 +1,104 @@
+"""The control plane repeats what may succeed later, and nothing else, in bounded time."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from harness.manager.session_client import Deadlines, SessionClient, SessionHandle, SessionServerError
+from tests.manager.servers import HANG_UP, SAY_NOTHING, CannedServer, canned_server, http_answer
+
+CREATED = http_answer(200, {"session_id": "a1", "base_url": "http://h/sessions/a1", "api_key": "k", "later": 1})
+GATE_CLOSED = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 0")
+LATER = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 3600")
+HTML = http_answer(502, b"<html>Bad Gateway</html>")
+RECORD = http_answer(200, {"session_id": "a1", "turns": []})
+
+
+@asynccontextmanager
+async def client_of(*answers: bytes) -> AsyncIterator[tuple[SessionClient, CannedServer]]:
+    """A client of a server that gives `answers`."""
+    async with canned_server(*answers) as server:
+        client = SessionClient(server.url, deadlines=Deadlines(create_s=2, read_s=2, delete_s=0.5))
+        try:
+            yield client, server
+        finally:
+            await client.close()
+
+
+async def test_a_shut_gate_is_waited_for():
+    """Creating goes on when the gate opens in time."""
+    async with client_of(GATE_CLOSED, GATE_CLOSED, CREATED) as (client, server):
+        assert await client.create({}) == SessionHandle("a1", "http://h/sessions/a1", "k")
+        assert server.requests == ["POST /sessions"] * 3
+
+
+async def test_a_gate_that_opens_too_late_is_not_waited_for():
+    """`Retry-After` beyond the deadline ends the wait at once."""
+    async with client_of(LATER) as (client, server):
+        with pytest.raises(SessionServerError) as caught:
+            await client.create({})
+
+    assert (caught.value.code, caught.value.status, len(server.requests)) == ("gate_closed", 503, 1)
+
+
+async def test_creating_is_not_repeated_when_it_may_have_happened():
+    """A lost answer would leave a session that nobody knows."""
+    async with client_of(HANG_UP, CREATED) as (client, server):
+        with pytest.raises(SessionServerError):
+            await client.create({})
+
+    assert len(server.requests) == 1
+
+
+async def test_reading_is_repeated_after_a_lost_answer_and_a_broken_gateway():
+    """It changes nothing on the server."""
+    async with client_of(HANG_UP, HTML, RECORD) as (client, server):
+        assert await client.read("a1") == {"session_id": "a1", "turns": []}
+        assert server.requests == ["GET /sessions/a1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (
+            http_answer(400, {"error": {"message": "limits.turns: too small", "code": "invalid_request"}}),
+            "invalid_request",
+        ),
+        (http_answer(500, b"oops"), "unknown"),
+        (http_answer(404, {"error": "a text"}), "unknown"),
+        (http_answer(200, b"<html>"), "invalid_answer"),
+        (http_answer(200, []), "invalid_answer"),
+        (http_answer(200, {"session_id": 7}), "invalid_answer"),
+    ],
+)
+async def test_an_answer_that_a_repetition_cannot_change_is_reported_at_once(answer: bytes, code: str):
+    """With the server's own code and words."""
+    async with client_of(answer) as (client, server):
+        with pytest.raises(SessionServerError) as caught:
+            await client.create({})
+
+    assert (caught.value.code, len(server.requests)) == (code, 1)
+
+
+async def test_a_server_that_is_not_there_is_tried_until_the_deadline():
+    """It may be starting."""
+    client = SessionClient("http://127.0.0.1:9", deadlines=Deadlines(create_s=0.5))
+    started = time.monotonic()
+    with pytest.raises(SessionServerError) as caught:
+        await client.create({})
+    await client.close()
+
+    assert (caught.value.code, caught.value.status) == ("unreachable", 0)
+    assert 0.1 < time.monotonic() - started < 2
+
+
+async def test_a_server_that_never_answers_costs_the_deadline():
+    """Deleting runs while a rollout is cancelled, so it cannot take longer than it may."""
+    async with client_of(SAY_NOTHING) as (client, _):
+        started = time.monotonic()
+        with pytest.raises(SessionServerError):
+            await client.delete("a1")
+
+    assert time.monotonic() - started < 2

@@ -81,7 +81,10 @@ def load_scenario(directory: Path) -> ScenarioFolder:
 
 
 def find_scenarios(where: str) -> list[ScenarioFolder]:
-    """The scenarios that `where` names, sorted by folder. Raises `ScenarioError`, `NothingSelected` when there are none."""
+    """The scenarios that `where` names, sorted by folder.
+
+    Raises `NothingSelected` when there are none, `ScenarioError` when one is wrong.
+    """
     directory = _directory(where)
     if (directory / SCENARIO_FILE).is_file():
         return [load_scenario(directory)]
@@ -129,9 +132,8 @@ def _check_files(folder: ScenarioFolder, source: Path) -> None:
     if not folder.agent_script.is_file():
         agents = [path.parent.name for path in bundled_directory("agents").glob(f"*/{AGENT_FILE}")]
         profile = scenario.agent.profile
-        raise ScenarioError(
-            f"{source}: agent.profile: expected a bundled agent or a script, got {profile!r}{suggestion(profile, agents)}"
-        )
+        hint = suggestion(profile, agents)
+        raise ScenarioError(f"{source}: agent.profile: expected a bundled agent or a script, got {profile!r}{hint}")
     for number, prompt in enumerate(scenario.prompts):
         if not folder.text_of(prompt).strip():
             raise ScenarioError(

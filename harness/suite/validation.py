@@ -5,7 +5,7 @@ exists. pydantic stays behind this module.
 """
 
 import difflib
-import types
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -78,9 +78,7 @@ def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        if issubclass(annotation, BaseModel):
-            yield annotation
-        return
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)

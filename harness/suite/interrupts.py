@@ -1,0 +1,64 @@
+"""Ctrl+C in two stages: the first asks the run to end well, the second makes it end now.
+
+    first   nothing new starts; sessions are drained, agents stop at their next model call
+    second  agents are killed
+
+SIGTERM counts as Ctrl+C. A stage that takes time is visible: the callbacks say what is being waited for.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """How often somebody has asked this process to stop."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    @property
+    def is_requested(self) -> bool:
+        """Nothing new may start."""
+        return self.first.is_set()
+
+    def request(self) -> None:
+        """Ask once more."""
+        (self.second if self.first.is_set() else self.first).set()
+
+    @contextmanager
+    def from_signals(self) -> Iterator[None]:
+        """Count the signals of the terminal for the time of the block; needs the running loop of the main thread."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.request)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def guard(self, work: Coroutine[Any, Any, None], *, drain: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` to its end; the first request calls `drain`, the second cancels `work`.
+
+        Returns when `work` has ended, cancelled or not; `is_requested` tells whether it was left alone.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(work)
+            watching = tasks.create_task(self._watch(running, drain))
+            running.add_done_callback(lambda _: watching.cancel())
+
+    async def _watch(self, running: asyncio.Task[None], drain: Callable[[], Awaitable[None]]) -> None:
+        await self.first.wait()
+        draining = asyncio.ensure_future(drain())
+        try:
+            await self.second.wait()
+        finally:
+            draining.cancel()
+            running.cancel()
+            await asyncio.gather(draining, return_exceptions=True)

@@ -1,0 +1,136 @@
+"""Rollouts of a run as durable records: one row each, in the run's own database beside the session store's tables.
+
+A row is written when a rollout has ended, in one transaction; `kill -9` at any moment leaves every row whole. A rollout
+that did not come to an end of its own (interrupted, or failed by engine or harness) is kept as an attempt and run again
+on resume; the last row of a `number` is the one that counts. Samples travel with the row.
+"""
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from harness.errors import Cause
+from harness.manager.rollout import OutcomeKind
+from harness.sessions.ledger import Ledger
+from harness.suite.storage import disk_failures
+from harness.types import Json, TurnStatus
+
+_BUSY_TIMEOUT_S = 10.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS rollouts (
+    number     INTEGER NOT NULL,
+    attempt    INTEGER NOT NULL,
+    is_settled INTEGER NOT NULL,
+    record     TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    PRIMARY KEY (number, attempt)
+)
+"""
+_INSERT = """
+INSERT INTO rollouts
+SELECT ?1, COALESCE(MAX(attempt) + 1, 0), ?2, ?3, ?4 FROM rollouts WHERE number = ?1
+"""
+
+INTERRUPTED = "interrupted"
+"""Drop reason of tokens whose session ended with the run, the engine or the harness, and runs again."""
+
+_UNSETTLED_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
+"""Whoever is to blame, it is neither the model nor the agent: such a rollout runs again on resume."""
+
+
+class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report needs to know of a session; its tokens are in the session store and in the samples."""
+
+    turns: int = 0
+    truncated_turns: int = 0
+    tool_calls: int = 0
+    ledger: Ledger = Ledger()
+
+    @classmethod
+    def of(cls, session: Json) -> Self:
+        """The facts of a session as the server records it."""
+        turns = session["turns"]
+        return cls(
+            turns=len(turns),
+            truncated_turns=sum(turn["status"] == TurnStatus.TRUNCATED for turn in turns),
+            tool_calls=sum(len(turn["reply"].get("tool_calls") or ()) for turn in turns),
+            ledger=msgspec.convert(session["ledger"], Ledger),
+        )
+
+
+class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout that has ended, with everything that a report or a trainer needs of it."""
+
+    number: int
+    group: int
+    scenario: str
+    seed: int
+    session_id: str | None
+    outcome: OutcomeKind
+    cause: Cause | None
+    detail: str
+    agent_result: Json | None
+    reward: float | None
+    score: Json
+    """What the check said besides the reward."""
+    score_error: str | None
+    session: SessionFacts
+    samples: list[Json]
+    seconds: float
+
+    @property
+    def is_settled(self) -> bool:
+        """The rollout came to an end of its own and is not run again."""
+        return self.outcome is not OutcomeKind.DRAINED and self.cause not in _UNSETTLED_CAUSES
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where the session's tokens went; those of a rollout that is not settled are in no sample."""
+        ledger = self.session.ledger
+        return ledger if self.is_settled else Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated})
+
+
+class RolloutLog:
+    """The table of rollouts; a context manager. All methods raise `StoreError`, `StoreFull` when the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        with disk_failures(self._path):
+            self._connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute(_SCHEMA)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._connection.close()
+
+    def append(self, record: RolloutRecord) -> None:
+        """Make `record` durable, as the next attempt of its number."""
+        row = (record.number, record.is_settled, msgspec.json.encode(record).decode(), time.time())
+        with disk_failures(self._path), self._connection:
+            self._connection.execute(_INSERT, row)
+
+    def last_attempts(self) -> dict[int, RolloutRecord]:
+        """The record that counts of every rollout that has one, by number, in order."""
+        with disk_failures(self._path):
+            return _last_attempts(self._connection)
+
+
+def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
+    """The rollouts in the database `path`, for tools that look at a run; nothing is written."""
+    with disk_failures(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        return _last_attempts(connection)
+
+
+def _last_attempts(connection: sqlite3.Connection) -> dict[int, RolloutRecord]:
+    rows = connection.execute("SELECT number, record FROM rollouts ORDER BY number, attempt")
+    return {number: msgspec.json.decode(record, type=RolloutRecord) for number, record in rows}

@@ -1,0 +1,147 @@
+"""Runs a suite from its plan to its report.
+
+    for every engine the scenarios ask for: serve it, and run the rollouts of each scenario on it
+    then: export the samples, check the ledger, write the report
+
+What ends a run early is an engine that does not start, a full disk, a bug, or the user. Whatever it is, the records up
+to then are durable and the next run takes up from them; `result.json` is written only when there is nothing left to do.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from harness.errors import HarnessError
+from harness.manager.manager import SessionManager
+from harness.manager.programs import prepare
+from harness.samples.codec import sample_from_json
+from harness.suite.accounting import account_run
+from harness.suite.batch import RolloutBatch, with_environment
+from harness.suite.config import SuiteSelection
+from harness.suite.folder import ScenarioFolder
+from harness.suite.interrupts import Interrupts
+from harness.suite.lock import check_same_engine, read_lock, versions
+from harness.suite.plan import PlannedRollout, plan_rollouts
+from harness.suite.progress import Progress
+from harness.suite.report import RunReport, ScenarioReport, status_of
+from harness.suite.rollouts import RolloutLog, RolloutRecord
+from harness.suite.rundir import RunDirectory
+from harness.suite.serving import EngineChoice, Services, serve_engine
+from harness.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """One run of a suite in its directory; executing it again takes up what is left."""
+
+    selection: SuiteSelection
+    directory: RunDirectory
+    progress: Progress
+    interrupts: Interrupts
+    concurrency: int | None = None
+    """Rollouts at a time; None lets every scenario decide."""
+
+    async def execute(self) -> RunReport:
+        """Run what is not settled, then report on everything.
+
+        Raises `HarnessError` for what ends a run; when the user ended it, the report says so.
+        """
+        began = time.monotonic()
+        with self.directory.locked(), RolloutLog(self.directory.database) as log:
+            with _one_error():
+                await self._run_pending(log)
+            return self._report(log.last_attempts(), began)
+
+    async def _run_pending(self, log: RolloutLog) -> None:
+        plan = plan_rollouts(self.selection.folders)
+        settled = {number for number, record in log.last_attempts().items() if record.is_settled}
+        self.progress.planned(len(plan), len(settled))
+        pending = [rollout for rollout in plan if rollout.number not in settled]
+        for choice, rollouts in groupby(pending, key=lambda rollout: EngineChoice.of(rollout.folder)):
+            if not self.interrupts.is_requested:
+                await self._run_on_engine(choice, list(rollouts), log)
+
+    async def _run_on_engine(self, choice: EngineChoice, rollouts: list[PlannedRollout], log: RolloutLog) -> None:
+        async with serve_engine(choice, self.directory.database, self.progress.say) as services:
+            self._record_engine(choice, services)
+            await services.close_abandoned()
+            for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
+                if not self.interrupts.is_requested:
+                    await self._run_scenario(folder, list(batch), services, log)
+
+    def _record_engine(self, choice: EngineChoice, services: Services) -> None:
+        """Write the engine into `lock.json`; refuse it when the run began with another one."""
+        lock = read_lock(self.directory.lock)
+        known = lock["engines"].setdefault(choice.key, services.identity)
+        check_same_engine(known, services.identity)
+        self.directory.write_json(self.directory.lock, {**lock, "versions": versions()})
+
+    async def _run_scenario(
+        self, folder: ScenarioFolder, rollouts: list[PlannedRollout], services: Services, log: RolloutLog
+    ) -> None:
+        self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
+        agent = with_environment(await prepare(folder.agent_script), folder)
+        async with SessionManager(services.url) as manager:
+            batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts)
+            width = self.concurrency or folder.scenario.concurrency
+            await self.interrupts.guard(batch.run(rollouts, width=width), drain=self._draining(services))
+
+    def _draining(self, services: Services) -> Callable[[], Awaitable[None]]:
+        async def drain() -> None:
+            self.progress.say("stopping: waiting for the agents to end; Ctrl+C again kills them")
+            await services.drain()
+
+        return drain
+
+    def _report(self, records: Mapping[int, RolloutRecord], began: float) -> RunReport:
+        """Export, check the ledger, and write `result.json` when the run is complete."""
+        settled = [record for record in records.values() if record.is_settled]
+        samples = [sample for record in settled for sample in exported_samples(record)]
+        ledger = account_run(self.directory.database, settled, samples)
+        scenarios = self._scenario_reports(list(records.values()))
+        report = RunReport(
+            directory=self.directory.path,
+            status=status_of(scenarios, was_interrupted=self.interrupts.is_requested),
+            scenarios=scenarios,
+            ledger=ledger,
+            samples=len(samples),
+            has_parquet=self.directory.write_samples(samples),
+            seconds=time.monotonic() - began,
+        )
+        if report.is_complete:
+            self.directory.write_json(self.directory.result, report.to_json())
+        return report
+
+    def _scenario_reports(self, records: Sequence[RolloutRecord]) -> list[ScenarioReport]:
+        return [
+            ScenarioReport.of(folder, [record for record in records if record.scenario == folder.name])
+            for folder in self.selection.folders
+        ]
+
+
+def exported_samples(record: RolloutRecord) -> list[Sample]:
+    """The samples of a rollout, with what only the run knows: reward, index and group."""
+    return [
+        replace(sample_from_json(sample), reward=record.reward, index=record.number, group_index=record.group)
+        for sample in record.samples
+    ]
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Concurrent failures become one error: the first that was raised on purpose, else the first."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = list(_leaves(group))
+        raise next((error for error in errors if isinstance(error, HarnessError)), errors[0]) from group
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,88 @@
+"""The engine of a scenario and a session server in front of it, in this process, for the time of a block."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from harness.engines.connect import open_engine
+from harness.models import resolve_model
+from harness.server.serving import serve_in_process
+from harness.store.connect import open_store
+from harness.suite.folder import ScenarioFolder
+from harness.suite.lock import engine_identity
+from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+
+
+class EngineChoice(NamedTuple):
+    """An engine that a scenario asks for; scenarios with equal choices share one."""
+
+    name: str
+    model: str
+    script: Path | None
+
+    @classmethod
+    def of(cls, folder: ScenarioFolder) -> "EngineChoice":
+        """The engine of `folder`."""
+        spec = folder.scenario.engine
+        script = folder.file(spec.script) if spec.script and spec.name == "scripted" else None
+        return cls(spec.name, spec.model, script)
+
+    @property
+    def key(self) -> str:
+        """The name of the choice in `lock.json`."""
+        return " ".join(str(part) for part in self if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What rollouts are run against."""
+
+    url: str
+    """Of the session server."""
+    model: str
+    """Name that agents ask for."""
+    identity: Json
+
+    async def drain(self) -> None:
+        """Close every open session for good; new ones are refused."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            (await http.post(f"{self.url}/sessions/drain")).raise_for_status()
+
+    async def close_abandoned(self) -> int:
+        """Close the sessions that a killed run left open; returns how many there were."""
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
+            sessions = (await http.get("/sessions")).raise_for_status().json()["sessions"]
+            for session in sessions:
+                (await http.delete(f"/sessions/{session['session_id']}")).raise_for_status()
+        return len(sessions)
+
+
+@asynccontextmanager
+async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str], None]) -> AsyncIterator[Services]:
+    """Services for `choice` whose sessions are kept in `database`.
+
+    Raises `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
+    """
+    say(f"starting the {choice.name} engine with {choice.model}")
+    model_dir = await asyncio.to_thread(model_folder, choice)
+    tokenizer = Tokenizer.load(model_dir)
+    template = ChatTemplate.load(model_dir, tokenizer)
+    engine = open_engine(choice.name, model_dir=model_dir, tokenizer=tokenizer, script=choice.script)
+    async with serve_in_process(engine, template, open_store(database)) as server:
+        identity = engine_identity(engine.capabilities, model_dir, template)
+        yield Services(server.url, engine.capabilities.model, identity)
+
+
+def model_folder(choice: EngineChoice) -> Path:
+    """The folder of the model; the scripted engine needs no weights in it."""
+    folder = Path(choice.model).expanduser()
+    if choice.name == "scripted" and folder.is_dir():
+        return folder
+    return resolve_model(choice.model)

@@ -206,6 +206,8 @@ class Turn:
     """`{"asked": ..., "used": ...}`: the client's wishes and what the engine got."""
     key: bytes
     """Digest of the request's whole conversation and tools (`tokens.matching`)."""
+    ordinal: int
+    """How many turns of the session with this key were admitted before it; its seed depends on that."""
     request_digest: str
     """blake2b-128 of the request body: recognises a retry."""
     created_at: float

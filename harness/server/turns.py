@@ -15,8 +15,9 @@ from typing import Protocol
 
 from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
 from harness.engines.base import TokenProvider
-from harness.errors import EngineError, HarnessError, MalformedRequest, TurnAborted, TurnRefused
-from harness.sessions.session import Admission, AfterIncomplete, Reply, Session, TurnRequest
+from harness.errors import EngineError, HarnessError, MalformedRequest, StoreError, TurnAborted, TurnRefused
+from harness.sessions.outcome import Admission, Reply, TurnRequest, completed_turn, failed_turn, lost_turn
+from harness.sessions.session import AfterIncomplete, Session
 from harness.sessions.tree import AttachPoint
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
@@ -71,7 +72,7 @@ class TurnService:
         self._check_offered(chat)
         admission = await self._admit(session, chat, blake2b(body, digest_size=16).hexdigest())
         result, reply = await self._sample(session, admission, chat)
-        turn = session.commit(admission, result, reply, self.clock())
+        turn = completed_turn(admission, result, reply, self.clock())
         await self._keep(session, turn)
         self._require_servable(session, turn)
         self.metrics.turn_served(self.clock() - began - turn.seconds)
@@ -117,23 +118,33 @@ class TurnService:
             )
             return result, self._reply(admission, chat, result)
         except EngineError as error:
-            await self._keep(session, session.fail(admission, error, self.clock()))
+            await self._keep(session, failed_turn(admission, error, self.clock()))
             raise
         except BaseException as error:
             reason = HarnessError(f"the turn was given up: {type(error).__name__} {error}")
-            self.metrics.turn_recorded(session.fail(admission, reason, self.clock()))
+            self._record(session, failed_turn(admission, reason, self.clock()))
             raise
 
     async def _keep(self, session: Session, turn: Turn) -> None:
+        """Make `turn` durable, then record it; one that cannot be made durable is recorded as FAILED."""
+        try:
+            await self.store.commit(session.session_id, turn)
+        except StoreError as error:
+            turn = lost_turn(turn, error)
+            raise
+        finally:
+            self._record(session, turn)
+
+    def _record(self, session: Session, turn: Turn) -> None:
+        session.record(turn)
         self.metrics.turn_recorded(turn)
-        await self.store.commit(session.session_id, turn)
 
     def _reply(self, admission: Admission, chat: ChatRequest, result: GenerationResult) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
         stop = result.matched_stop if isinstance(result.matched_stop, str) else None
         text = _forced_prefix(chat) + output_text(self.template.tokenizer, result.output_ids.tolist(), stop)
         parsed = parse_output(text, with_tools=bool(chat.tools) and chat.tool_mode is not ToolMode.NONE)
-        message = reply_message(parsed, f"call_{admission.index}_")
+        message = reply_message(parsed, _call_id_prefix(admission))
         finish = "tool_calls" if parsed.tool_calls and result.finish_reason is FinishReason.STOP else None
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
         return Reply(message, finish or str(result.finish_reason), notes)
@@ -158,6 +169,11 @@ class TurnService:
 
 def _last_id(turn: Turn) -> int | None:
     return int(turn.output_ids[-1]) if turn.output_ids.size else None
+
+
+def _call_id_prefix(admission: Admission) -> str:
+    """Call ids are part of the conversation: unique in a session, and the same in every run (I10)."""
+    return f"call_{admission.key.hex()[:12]}{admission.ordinal}_"
 
 
 def _forced_prefix(chat: ChatRequest) -> str:

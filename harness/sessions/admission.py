@@ -4,11 +4,11 @@ The rollout decides how to sample: its parameters replace the agent's, and both 
 shorten an output. Every decision here depends on its arguments alone (I10).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from harness.errors import LimitReached, PromptTooLong
+from harness.tokens.matching import ChainKey
 from harness.types import SamplingParams, SamplingWishes
 
 _SEED_BITS = 63
@@ -33,8 +33,10 @@ class TurnPlace:
     turns_before: int
     """Turns of the session admitted so far, in flight ones included."""
     prompt_length: int
-    path: Sequence[int]
-    """For each turn from the root down to this one, its ordinal among its siblings."""
+    key: ChainKey
+    """Digest of the request's whole conversation and tools."""
+    ordinal: int
+    """How many turns with this key were admitted before: 0, or the number of a re-sample."""
 
 
 def plan_sampling(
@@ -49,14 +51,17 @@ def plan_sampling(
     wishes = asked.overridden_by(overrides)
     stated = wishes.stated() | {"max_new_tokens": min(budget, wishes.max_new_tokens or budget)}
     if overrides.seed is not None:
-        stated["seed"] = turn_seed(overrides.seed, place.path)
+        stated["seed"] = turn_seed(overrides.seed, place.key, place.ordinal)
     return SamplingParams(**stated)
 
 
-def turn_seed(session_seed: int, path: Sequence[int]) -> int:
-    """The seed of the turn at `path`: differs between turns and re-samples, the same in every run."""
-    text = ",".join(map(str, (session_seed, *path)))
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> (64 - _SEED_BITS)
+def turn_seed(session_seed: int, key: ChainKey, ordinal: int) -> int:
+    """The seed of a turn: differs between turns and re-samples, the same in every run.
+
+    It depends on what is asked, not on when: side calls of an agent that race with each other keep their seeds.
+    """
+    text = f"{session_seed},{ordinal},".encode() + key
+    return int.from_bytes(blake2b(text, digest_size=8).digest()) >> (64 - _SEED_BITS)
 
 
 def _token_budget(limits: Limits, place: TurnPlace, context_length: int) -> int:

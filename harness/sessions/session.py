@@ -1,42 +1,28 @@
 """One session: what it was given, what it has recorded, and what it lets happen next.
 
 The heart of the sans-IO core. The server finds the place of a request (`attach`), encodes what is new, admits the turn
-(`admit`), has the engine sample, and records the outcome (`commit`, `fail`). Between these steps anything may happen to
-the session: each step decides by the state it finds and either changes everything or nothing. No method waits, so a
-single-threaded shell needs no lock.
+(`admit`), has the engine sample, makes the outcome durable (`sessions.outcome`), and records it (`record`). Between
+these steps anything may happen to the session: each step decides by the state it finds and either changes everything
+or nothing. No method waits, so a single-threaded shell needs no lock; another thread reads a `snapshot`.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
-
-from harness.errors import BranchEnded, HarnessError, SessionClosing, TurnRefused
+from harness.errors import BranchEnded, SessionClosing, TurnRefused
 from harness.samples.merge import Selection, build_samples
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling
 from harness.sessions.ledger import Ledger, account
-from harness.sessions.lifecycle import STATUS_OF_FINISH, TRANSITIONS, Command, Phase, advance
-from harness.sessions.token_log import TokenPath
+from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance
+from harness.sessions.outcome import Admission, TurnRequest
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.tokens.matching import ChainKey
-from harness.types import (
-    GenerationResult,
-    Message,
-    Sample,
-    SamplingParams,
-    SamplingWishes,
-    Segment,
-    TokenIds,
-    Turn,
-    TurnStatus,
-    as_ids,
-    as_logprobs,
-)
+from harness.types import Sample, SamplingWishes, TokenIds, Turn, TurnStatus
 
 
 class AfterIncomplete(StrEnum):
@@ -60,48 +46,6 @@ class SessionConfig:
     selection: Selection = Selection.LAST
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """A model call, as far as the core is concerned."""
-
-    messages_delta: tuple[Message, ...]
-    """Messages the attach point does not have."""
-    context_ids: TokenIds
-    """Their ids, delimiter and generation prompt included."""
-    asked: SamplingWishes
-    digest: str
-    """blake2b-128 of the request body."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A turn in flight."""
-
-    index: int
-    parent: int | None
-    key: ChainKey
-    path: TokenPath
-    """The whole prompt."""
-    request: TurnRequest
-    params: SamplingParams
-    admitted_at: float
-    """Unix seconds."""
-
-    @property
-    def prompt_ids(self) -> TokenIds:
-        """The whole prompt, read-only."""
-        return self.path.ids
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the agent gets to read of an output."""
-
-    message: Message
-    finish_reason: str
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Session:
     """State of one session; see the module's text for the order of calls."""
 
@@ -117,8 +61,7 @@ class Session:
         self._generated = 0
         self._in_flight: dict[int, Admission] = {}
         self._admitted = 0
-        self._siblings: Counter[tuple[int, ...]] = Counter()
-        self._ordinals: dict[int, tuple[int, ...]] = {}
+        self._asked: Counter[ChainKey] = Counter()
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -151,42 +94,26 @@ class Session:
         Raises `TurnRefused` or `PromptTooLong` and changes nothing but the count of refusals.
         """
         before = self._tree.path(point.parent)
-        ordinals = self._next_ordinals(point.parent)
-        place = TurnPlace(self._admitted, before.length + request.context_ids.size, ordinals)
+        ordinal = self._asked[point.key]
+        place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
         with self._counting_refusals():
             self._require_open()
             params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
         path = before.extended(request.context_ids)
-        admission = Admission(self._admitted, point.parent, point.key, path, request, params, now)
+        admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now)
         self._in_flight[admission.index] = admission
-        self._count(admission.index, ordinals)
+        self._count(admission.index, point.key, ordinal)
         return admission
 
-    def commit(self, admission: Admission, result: GenerationResult, reply: Reply, now: float) -> Turn:
-        """Record what the engine sampled for `admission`."""
-        notes = {**reply.notes, "cached_tokens": result.cached_tokens}
-        segment = Segment(result.request_id, 0, result.output_ids.size, result.finish_reason)
-        turn = replace(
-            self._blank_turn(admission, now),
-            status=STATUS_OF_FINISH[result.finish_reason],
-            finish_reason=reply.finish_reason,
-            output_ids=result.output_ids,
-            logprobs=result.logprobs,
-            version_spans=result.version_spans,
-            segments=(segment,),
-            reply=reply.message,
-            notes=notes,
-        )
-        self._generated += result.output_ids.size
-        self._record(turn, admission)
-        return turn
+    def record(self, turn: Turn) -> None:
+        """Take in the outcome of an admitted turn, once it is durable.
 
-    def fail(self, admission: Admission, error: HarnessError, now: float) -> Turn:
-        """Record that `admission` ended without a usable output."""
-        notes = {"error": {"code": error.code, "cause": str(error.cause), "message": error.message}}
-        turn = replace(self._blank_turn(admission, now), notes=notes)
-        self._record(turn, admission)
-        return turn
+        Only now can it be extended: what the store does not have has no children (I9).
+        """
+        self.phase = advance(self.phase, Command.COMMIT)
+        admission = self._in_flight.pop(turn.index)
+        self._generated += turn.output_ids.size
+        self._tree.add(turn, admission.path.extended(turn.output_ids))
 
     def mark_delivered(self, index: int) -> Turn:
         """Note that the answer of a turn has been handed over completely."""
@@ -208,9 +135,17 @@ class Session:
 
     def restore(self, turn: Turn) -> None:
         """Add a turn read back from the store; turns come in order of their admission."""
-        self._count(turn.index, self._next_ordinals(turn.parent))
+        self._count(turn.index, turn.key, turn.ordinal)
         self._generated += turn.output_ids.size
         self._tree.add(turn, self._tree.path(turn.parent).extended(turn.context_ids).extended(turn.output_ids))
+
+    def snapshot(self) -> Self:
+        """A copy that stays as it is now, for a reader in another thread; shares the token columns."""
+        frozen = copy(self)
+        frozen._tree = self._tree.snapshot()  # noqa: SLF001  # the copy is of this class
+        frozen._in_flight = dict(self._in_flight)  # noqa: SLF001
+        frozen.refusals = self.refusals.copy()
+        return frozen
 
     def ledger(self) -> Ledger:
         """Where the tokens sampled so far would go, were the samples collected now."""
@@ -235,14 +170,9 @@ class Session:
         if turn.status is not TurnStatus.COMPLETED:
             raise BranchEnded(f"turn {parent} of this branch is {turn.status}; what follows it could not be trained")
 
-    def _next_ordinals(self, parent: int | None) -> tuple[int, ...]:
-        above = () if parent is None else self._ordinals[parent]
-        return (*above, self._siblings[above])
-
-    def _count(self, index: int, ordinals: tuple[int, ...]) -> None:
+    def _count(self, index: int, key: ChainKey, ordinal: int) -> None:
         self._admitted = max(self._admitted, index + 1)
-        self._siblings[ordinals[:-1]] += 1
-        self._ordinals[index] = ordinals
+        self._asked[key] = max(self._asked[key], ordinal + 1)
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -255,40 +185,3 @@ class Session:
     def _command(self, command: Command) -> bool:
         before, self.phase = self.phase, advance(self.phase, command)
         return self.phase is not before
-
-    def _blank_turn(self, admission: Admission, now: float) -> Turn:
-        request = admission.request
-        return Turn(
-            index=admission.index,
-            parent=admission.parent,
-            status=TurnStatus.FAILED,
-            finish_reason="error",
-            context_ids=request.context_ids,
-            prompt_length=admission.path.length,
-            prompt_digest=digest_ids(admission.prompt_ids),
-            output_ids=as_ids(()),
-            logprobs=as_logprobs(()),
-            version_spans=(),
-            segments=(),
-            messages_delta=request.messages_delta,
-            key=admission.key,
-            reply={"role": "assistant"},
-            sampling={"asked": request.asked.stated(), "used": _used(admission.params)},
-            request_digest=request.digest,
-            created_at=admission.admitted_at,
-            seconds=now - admission.admitted_at,
-        )
-
-    def _record(self, turn: Turn, admission: Admission) -> None:
-        self.phase = advance(self.phase, Command.COMMIT)
-        del self._in_flight[admission.index]
-        self._tree.add(turn, admission.path.extended(turn.output_ids))
-
-
-def _used(params: SamplingParams) -> dict[str, Any]:
-    return {parameter.name: getattr(params, parameter.name) for parameter in fields(params)}
-
-
-def digest_ids(ids: TokenIds) -> str:
-    """blake2b-128 of the little-endian int32 bytes of `ids`, as 32 hex digits."""
-    return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()

@@ -6,7 +6,9 @@ prefixes, deepest first.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 from harness.sessions.token_log import TokenPath
 from harness.tokens.matching import ChainKey, next_key
@@ -49,7 +51,8 @@ class TurnTree:
     def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
         """The deepest turn whose conversation is a prefix of the request with the prefix digests `keys`.
 
-        Several turns with the same conversation (a re-sample that came out equal) count as their latest.
+        Several turns with the same conversation (a re-sample that came out equal) count as the one that was
+        admitted last, in whatever order they came to an end.
         """
         for matched in range(len(keys) - 1, -1, -1):
             parent = self._by_key.get(keys[matched])
@@ -62,7 +65,14 @@ class TurnTree:
         self._turns[turn.index] = turn
         self._paths[turn.index] = path
         if turn.status is not TurnStatus.FAILED:
-            self._by_key[next_key(turn.key, turn.reply)] = turn.index
+            key = next_key(turn.key, turn.reply)
+            self._by_key[key] = max(turn.index, self._by_key.get(key, -1))
+
+    def snapshot(self) -> Self:
+        """A tree of its own with the turns of now."""
+        frozen = copy(self)
+        frozen._turns, frozen._paths, frozen._by_key = dict(self._turns), dict(self._paths), dict(self._by_key)  # noqa: SLF001
+        return frozen
 
     def replace(self, turn: Turn) -> None:
         """Put `turn` in the place of the one with its index; ids, parent and reply must be the same."""

@@ -41,6 +41,7 @@ CREATE TABLE turns (
     reply          TEXT NOT NULL,
     sampling       TEXT NOT NULL,
     chain_key      BLOB NOT NULL,
+    ordinal        INTEGER NOT NULL,
     request_digest TEXT NOT NULL,
     created_at     REAL NOT NULL,
     seconds        REAL NOT NULL,
@@ -52,7 +53,7 @@ PRAGMA user_version = {SCHEMA_VERSION};
 """
 
 INSERT_SESSION = "INSERT INTO sessions VALUES (?, ?, ?, ?, ?)"
-INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
 UPDATE_DELIVERED = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
@@ -85,6 +86,7 @@ def turn_row(session_id: str, turn: Turn) -> Row:
         _text(turn.reply),
         _text(turn.sampling),
         turn.key,
+        turn.ordinal,
         turn.request_digest,
         turn.created_at,
         turn.seconds,
@@ -120,6 +122,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         reply=decode(row["reply"]),
         sampling=decode(row["sampling"]),
         key=row["chain_key"],
+        ordinal=row["ordinal"],
         request_digest=row["request_digest"],
         created_at=row["created_at"],
         seconds=row["seconds"],

@@ -1,0 +1,124 @@
+"""The tables: what a session lets happen, and what the gate says to new work."""
+
+import pytest
+from fakes import admit, finish, new_session, take_turn, user
+
+from harness.errors import IllegalTransition, SessionClosing
+from harness.sessions.gate import GATE_TABLE, Gate, GateState, Verdict, Work
+from harness.sessions.lifecycle import STATUS_OF_FINISH, TRANSITIONS, Command, Phase, advance
+from harness.types import FinishReason, TurnStatus
+
+PAIRS = [(phase, command) for phase in Phase for command in Command]
+
+LEGAL = {
+    (Phase.OPEN, Command.ADMIT): Phase.OPEN,
+    (Phase.OPEN, Command.COMMIT): Phase.OPEN,
+    (Phase.OPEN, Command.DRAIN): Phase.CLOSING,
+    (Phase.OPEN, Command.CLOSE): Phase.CLOSED,
+    (Phase.CLOSING, Command.COMMIT): Phase.CLOSING,
+    (Phase.CLOSING, Command.DRAIN): Phase.CLOSING,
+    (Phase.CLOSING, Command.CLOSE): Phase.CLOSED,
+    (Phase.CLOSED, Command.COMMIT): Phase.CLOSED,
+    (Phase.CLOSED, Command.DRAIN): Phase.CLOSED,
+    (Phase.CLOSED, Command.CLOSE): Phase.CLOSED,
+}
+
+
+@pytest.mark.parametrize(("phase", "command"), PAIRS)
+def test_every_pair_of_phase_and_command_is_decided(phase, command):
+    """Legal pairs lead where the table says, all others raise."""
+    if (phase, command) in LEGAL:
+        assert advance(phase, command) is LEGAL[phase, command]
+    else:
+        with pytest.raises(IllegalTransition, match=f"{phase} cannot {command}"):
+            advance(phase, command)
+
+
+def test_no_command_reopens_a_session():
+    """Phases only ever move on: open, closing, closed."""
+    order = list(Phase)
+
+    assert all(order.index(after) >= order.index(before) for (before, _), after in TRANSITIONS.items())
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_what_was_admitted_may_always_be_recorded(phase):
+    """Tokens that were generated are recorded, whatever happened to the session meanwhile (I4)."""
+    session = new_session()
+    admission = admit(session, [user("a")])
+    session.phase = phase
+
+    turn = finish(session, admission)
+
+    assert (session.turns, session.phase) == ([turn], phase)
+
+
+@pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.CLOSED])
+def test_a_session_that_is_not_open_admits_nothing_and_stays_as_it_is(phase):
+    """A refused turn is counted, and that is all that changes."""
+    session = new_session()
+    first = take_turn(session, [user("a")])
+    session.phase = phase
+
+    with pytest.raises(SessionClosing):
+        admit(session, [user("b")])
+
+    assert (session.turns, session.turns_in_flight, session.refusals) == ([first], [], {"session_closed": 1})
+
+
+def test_a_drain_between_attach_and_admit_is_seen():
+    """A place found in an open session is worth nothing once it is drained."""
+    session = new_session()
+    admission = admit(session, [user("a")])
+    point = session.attach([b"x", b"y"])
+    session.drain()
+
+    with pytest.raises(SessionClosing):
+        session.admit(point, admission.request, 1_000, 0.0)
+
+    assert [each.index for each in session.turns_in_flight] == [0]
+
+
+def test_drain_and_close_tell_whether_they_changed_something():
+    """Both are idempotent, and a closed session stays closed when it is drained."""
+    session = new_session()
+
+    assert [session.drain(), session.drain(), session.close(), session.close(), session.drain()] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert session.phase is Phase.CLOSED
+
+
+def test_only_a_stop_is_worth_a_completed_turn():
+    """What an engine cut short is never COMPLETED (I2)."""
+    assert STATUS_OF_FINISH == {
+        FinishReason.STOP: TurnStatus.COMPLETED,
+        FinishReason.LENGTH: TurnStatus.TRUNCATED,
+        FinishReason.ABORT: TurnStatus.ABORTED,
+    }
+
+
+def test_the_gate_decides_every_kind_of_work_in_every_state():
+    """The gate table of the design, row by row; a turn at a draining gate is the session's to refuse."""
+    assert GATE_TABLE == {
+        (GateState.OPEN, Work.CREATE): Verdict.SERVE,
+        (GateState.OPEN, Work.TURN): Verdict.SERVE,
+        (GateState.PAUSED, Work.CREATE): Verdict.HOLD,
+        (GateState.PAUSED, Work.TURN): Verdict.HOLD,
+        (GateState.DRAINING, Work.CREATE): Verdict.REFUSE,
+        (GateState.DRAINING, Work.TURN): Verdict.SERVE,
+    }
+
+
+def test_every_change_of_the_gate_is_an_epoch_and_nothing_else_is():
+    """A waiter can tell that something happened although the gate is back where it was."""
+    gate = Gate()
+    states = [GateState.OPEN, GateState.PAUSED, GateState.PAUSED, GateState.OPEN, GateState.DRAINING, GateState.OPEN]
+
+    changed = [gate.turn_to(state) for state in states]
+
+    assert (changed, gate.epoch, gate.state) == ([False, True, False, True, True, True], 4, GateState.OPEN)

@@ -27,6 +27,7 @@
     │   └── StoreFull              no space left on its device
     ├── TokenizerError             tokenizer or chat template cannot be loaded or is unusable
     ├── ModelError                 weights cannot be fetched, verified or converted
+    ├── SessionServerError         a session server was not reached, or answered with an error
     ├── AgentError                 an agent cannot be prepared or started
     ├── ScenarioError              a scenario file or its check is wrong
     └── RunError                   a run directory cannot be created or resumed
@@ -279,3 +280,30 @@ class RunError(HarnessError):
 
     cause = Cause.SCENARIO
     code = "run_error"
+
+
+class SessionServerError(HarnessError):
+    """The session server was not reached, or answered with an error.
+
+    `status` is that of the answer, 0 when there was none. `was_refused` says that nothing can have changed on the
+    server: it was never reached, or it said 503.
+    """
+
+    code = "session_server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        code: str = "unreachable",
+        was_refused: bool = False,
+        retryable: bool = False,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.was_refused = was_refused
+        self.retryable = retryable
+        self.retry_after_s = retry_after_s

@@ -15,10 +15,11 @@ from typing import Self
 
 import structlog
 
+from harness.errors import SessionServerError
 from harness.manager.agent_runner import AgentRun, AgentRunner
 from harness.manager.outcome import RolloutFacts, classify, classify_uncreated
 from harness.manager.rollout import AgentTask, Outcome, Rollout
-from harness.manager.session_client import Deadlines, SessionClient, SessionHandle, SessionServerError
+from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
 from harness.manager.session_record import SessionRecord, empty_session, read_record
 from harness.sessions.lifecycle import Phase
 from harness.types import Json, TurnStatus

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from harness.errors import HarnessError
+from harness.errors import SessionServerError
 from harness.types import Json
 
 _T = TypeVar("_T")
@@ -32,31 +32,6 @@ class SessionHandle(msgspec.Struct, frozen=True):
     base_url: str
     """Ends in `/sessions/<id>`; OpenAI clients append `/v1`."""
     api_key: str
-
-
-class SessionServerError(HarnessError):
-    """The session server was not reached, or answered with an error.
-
-    `status` is that of the answer, 0 when there was none. `was_refused` says that nothing can have changed on the
-    server: it was never reached, or it said 503.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 0,
-        code: str = "unreachable",
-        was_refused: bool = False,
-        retryable: bool = False,
-        retry_after_s: float = 0.0,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.was_refused = was_refused
-        self.retryable = retryable
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from harness.manager.session_client import Deadlines, SessionClient, SessionHandle, SessionServerError
+from harness.errors import SessionServerError
+from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
 from tests.manager.servers import HANG_UP, SAY_NOTHING, CannedServer, canned_server, http_answer
 
 CREATED = http_answer(200, {"session_id": "a1", "base_url": "http://h/sessions/a1", "api_key": "k", "later": 1})

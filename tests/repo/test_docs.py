@@ -18,6 +18,7 @@ NOT_SERVED = {
     "model_error",
     "run_error",
     "scenario_error",
+    "session_server_error",
     "tokenizer_error",
     "turn_refused",
 }

@@ -13,12 +13,12 @@ import numpy as np
 
 from harness.engines.huggingface import ragged_attention
 from harness.engines.huggingface.kv_storage import KvStorage, Tensor
+from harness.engines.huggingface.packed_linear import FEWEST_ROWS, pack
 from harness.engines.huggingface.ragged_attention import RaggedBatch, RaggedPiece
 from harness.engines.huggingface.scheduler import KvOp, Piece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineRejected, ModelError
 
-_ROW_MULTIPLE = 4  # BLAS is slower for 2 or 3 rows than for 4
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 _CHECK_TOKENS = 24
@@ -100,6 +100,7 @@ class RaggedModel:
         with torch.inference_mode():
             for name, tensor in own.items():
                 tensor.copy_(new[name])
+        pack(self._model)
 
     @property
     def _config(self) -> Any:
@@ -121,11 +122,11 @@ class RaggedModel:
             output = self._model(
                 input_ids=torch.from_numpy(ids)[None],
                 position_ids=torch.from_numpy(positions)[None],
-                logits_to_keep=torch.from_numpy(wanted),
+                logits_to_keep=torch.from_numpy(_padded(wanted)),
                 use_cache=False,
                 ragged=ragged,
             )
-            return output.logits[0].float()
+            return output.logits[0, : wanted.size].float()
 
     def _refuse_unsuitable(self) -> None:
         """Refuse what would make a result depend on the other sequences of the batch, or what has no KV."""
@@ -141,6 +142,7 @@ class RaggedModel:
         sequences = [self._check_sequence(offset) for offset in range(2)]
         plain = [self._plain_logprobs(sequence) for sequence in sequences]
         self._model.set_attn_implementation(ragged_attention.NAME)
+        pack(self._model)
         ragged = self._ragged_logprobs(sequences)
         difference = max(float((a - b).abs().max()) for a, b in zip(plain, ragged, strict=True))
         tolerance = _TOLERANCES[str(self._model.dtype).removeprefix("torch.")]
@@ -187,8 +189,8 @@ def _wanted_rows(piece: Piece, ragged: RaggedPiece) -> Any:
 
 
 def _padded(row: Any) -> Any:
-    """`row` as int64, filled up with zeros; single rows stay single."""
-    missing = -row.size % _ROW_MULTIPLE if row.size > 1 else 0
+    """`row` as int64 with at least `FEWEST_ROWS` elements, filled up with zeros; an empty one stays empty."""
+    missing = max(FEWEST_ROWS - row.size, 0) if row.size else 0
     return np.pad(row.astype(np.int64), (0, missing))
 
 

@@ -42,33 +42,26 @@ def logprobs_of(logits: Any, token_ids: TokenIds) -> Logprobs:
 
 def sample(logits: Any, rows: Sequence[SamplingRow]) -> list[Sampled]:
     """One token for each row of `logits`, float32 [rows, vocabulary]."""
-    import torch
-
-    token_ids = logits.argmax(dim=-1)
-    drawing = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if drawing:
-        token_ids[drawing] = _draw(logits[drawing], [rows[index] for index in drawing])
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(1, token_ids[:, None]).squeeze(1).numpy()
-    _require_finite(chosen)
-    tops = _top(logprobs, rows)
+    token_ids = np.array([_choose(logits[index], row) for index, row in enumerate(rows)])
+    normalizers = logits.logsumexp(dim=-1).numpy()
+    logprobs = logits.numpy()[np.arange(len(rows)), token_ids] - normalizers
+    _require_finite(logprobs)
+    tops = _top(logits, normalizers, rows)
     return [
-        Sampled(token_id, float(logprob), *top)
-        for token_id, logprob, top in zip(token_ids.tolist(), chosen, tops, strict=True)
+        Sampled(int(token_id), float(logprob), *top)
+        for token_id, logprob, top in zip(token_ids, logprobs, tops, strict=True)
     ]
 
 
-def _draw(logits: Any, rows: Sequence[SamplingRow]) -> Any:
-    import torch
-
-    temperatures = torch.tensor([row.params.temperature for row in rows])
-    scaled = logits / temperatures[:, None]
-    for index, row in enumerate(rows):
-        _filter(scaled[index], row.params)
-    noise = np.empty(tuple(scaled.shape))
-    for index, row in enumerate(rows):
-        _generator(row).standard_exponential(out=noise[index])
-    return (scaled - torch.from_numpy(noise).log_()).argmax(dim=-1)
+def _choose(logits: Any, row: SamplingRow) -> int:
+    """One token from one row: work of a few hundred microseconds that stays in the processor's cache."""
+    if row.params.temperature == 0:
+        return int(logits.argmax())
+    scaled = logits / row.params.temperature
+    _filter(scaled, row.params)
+    noise = _generator(row).standard_exponential(scaled.numel())
+    np.log(noise, out=noise)
+    return int(np.subtract(scaled.numpy(), noise, out=noise).argmax())
 
 
 def _generator(row: SamplingRow) -> np.random.Generator:
@@ -99,15 +92,16 @@ def _top_p_threshold(scaled: Any, top_p: float) -> Any:
     return likely[before < top_p][-1]
 
 
-def _top(logprobs: Any, rows: Sequence[SamplingRow]) -> list[tuple[list[int], list[float]]]:
+def _top(logits: Any, normalizers: Logprobs, rows: Sequence[SamplingRow]) -> list[tuple[list[int], list[float]]]:
     """Alternatives of each row, as many as it asks for."""
     most = max(row.params.top_logprobs for row in rows)
     if not most:
         return [([], [])] * len(rows)
-    values, ids = logprobs.topk(most)
+    values, ids = logits.topk(most)
+    logprobs = values.numpy() - normalizers[:, None]
     return [
         (row_ids[: row.params.top_logprobs], row_values[: row.params.top_logprobs])
-        for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True)
+        for row, row_ids, row_values in zip(rows, ids.tolist(), logprobs.tolist(), strict=True)
     ]
 
 

@@ -1,0 +1,44 @@
+"""Linear layers whose weights lie in memory the way oneDNN's kernels read them.
+
+On a CPU this is about twice as fast as the plain layer for the few rows of a decoding step, and the result of a row
+does not depend on the number of rows beside it as long as there are at least `FEWEST_ROWS`: outputs do not change with
+the batch, to the last bit. The price is a second copy of the weights.
+"""
+
+from typing import Any
+
+from harness.engines.huggingface.kv_storage import Tensor
+
+FEWEST_ROWS = 4
+"""Fewer rows take another kernel, which is slower and sums in another order."""
+
+
+def pack(model: Any) -> None:
+    """Make every linear layer of `model` use a packed copy of its present weights, where torch offers that."""
+    import torch
+
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return
+    with torch.inference_mode():
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.forward = _PackedForward(module)
+
+
+class _PackedForward:
+    """The forward pass of one linear layer."""
+
+    __slots__ = ("_bias", "_features", "_multiply", "_packed")
+
+    def __init__(self, linear: Any) -> None:
+        import torch
+
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, None)  # noqa: SLF001 - what torch.compile calls
+        self._bias = linear.bias
+        self._features = linear.out_features
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if not rows.numel():
+            return rows.new_empty((*rows.shape[:-1], self._features))
+        return self._multiply(rows, self._packed, self._bias, "none", [], "")

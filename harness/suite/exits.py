@@ -40,8 +40,6 @@ class ExitCode(IntEnum):
 class NothingSelected(ScenarioError):
     """A suite holds no scenario."""
 
-    code = "nothing_selected"
-
 
 _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
     (NothingSelected, ExitCode.NOTHING_SELECTED),

@@ -39,11 +39,11 @@ def engine_identity(capabilities: Capabilities, model_dir: Path, template: ChatT
 
 
 def read_lock(path: Path) -> Json:
-    """The lock in `path`; one without engines when the run was interrupted before it had one."""
+    """The lock in `path`; one without digests when the run was interrupted before it had one."""
     try:
         lock: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {"versions": versions(), "engines": {}}
+        return {"versions": versions(), "digests": {}}
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: {error}") from error
     return lock

@@ -68,6 +68,21 @@ class ScenarioReport:
         return total(record.ledger for record in self.records)
 
     @property
+    def truncated_turns(self) -> int:
+        """Turns that ended at a length limit."""
+        return sum(record.session.truncated_turns for record in self.records)
+
+    @property
+    def tool_calls(self) -> int:
+        """Tool calls that the model made."""
+        return sum(record.session.tool_calls for record in self.records)
+
+    @property
+    def dropped_trailing_turns(self) -> int:
+        """Turns that are in no sample because an earlier one of their branch is incomplete."""
+        return dropped_trailing_turns(self.records)
+
+    @property
     def reward(self) -> float | None:
         """Mean reward."""
         return mean_reward(self.records)
@@ -84,9 +99,9 @@ class ScenarioReport:
             "sessions": self.planned,
             "outcomes": dict(self.outcomes),
             "turns": self.turns,
-            "truncated_turns": sum(record.session.truncated_turns for record in self.records),
-            "tool_calls": sum(record.session.tool_calls for record in self.records),
-            "dropped_trailing_turns": dropped_trailing_turns(self.records),
+            "truncated_turns": self.truncated_turns,
+            "tool_calls": self.tool_calls,
+            "dropped_trailing_turns": self.dropped_trailing_turns,
             "tokens": self.ledger.generated,
             "reward_mean": self.reward,
             "ledger": ledger_json(self.ledger),

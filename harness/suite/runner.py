@@ -74,7 +74,7 @@ class SuiteRun:
     def _record_engine(self, choice: EngineChoice, services: Services) -> None:
         """Write the engine into `lock.json`; refuse it when the run began with another one."""
         lock = read_lock(self.directory.lock)
-        known = lock["engines"].setdefault(choice.key, services.identity)
+        known = lock["digests"].setdefault(choice.key, services.identity)
         check_same_engine(known, services.identity)
         self.directory.write_json(self.directory.lock, {**lock, "versions": versions()})
 

@@ -1,0 +1,59 @@
+"""A progress bar for fetching weights, on a terminal; a line per phase elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from harness.models import Phase
+from harness.models import Progress as Report
+
+_WORDS = {
+    Phase.WAIT: "waiting for another process that fetches",
+    Phase.VERIFY: "verifying",
+    Phase.DOWNLOAD: "downloading",
+    Phase.EXTRACT: "extracting",
+    Phase.CONVERT: "converting",
+}
+
+
+class _Bar:
+    """One bar per phase."""
+
+    def __init__(self, bars: Progress, name: str) -> None:
+        self._bars = bars
+        self._name = name
+        self._tasks: dict[Phase, TaskID] = {}
+
+    def __call__(self, phase: Phase, done: int, total: int) -> None:
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bars.add_task(f"{_WORDS[phase]} {self._name}", total=None)
+        self._bars.update(self._tasks[phase], completed=done, total=total or None)
+
+
+class _Lines:
+    """A line when a phase begins; verifying what is in the cache already is not worth one."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._console = console
+        self._name = name
+        self._seen = {Phase.VERIFY}
+
+    def __call__(self, phase: Phase, done: int, total: int) -> None:
+        del done, total
+        if phase not in self._seen:
+            self._seen.add(phase)
+            self._console.print(f"{_WORDS[phase]} {self._name}")
+
+
+@contextmanager
+def open_download_progress(name: str) -> Iterator[Report]:
+    """What `get_model` reports to, drawn on standard error."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield _Lines(console, name)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield _Bar(bars, name)

@@ -1,0 +1,91 @@
+"""The `harness` command: its subcommands, and how any of them ends.
+
+Only typer is imported before a command is known, so that `--help` answers at once; every subcommand imports what it
+needs when it runs. Results go to standard output, everything else to standard error. An error is one line with a next
+step; `HARNESS_DEBUG=1` shows where it was raised.
+"""
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from harness import __version__
+from harness.cli import model, output, run, scenario, serve
+from harness.errors import HarnessError
+from harness.suite.exits import ExitCode, exit_code_of
+
+app = typer.Typer(
+    name="harness",
+    help="Run real agents against a model and keep every token they saw and sampled.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("serve")(serve.serve)
+app.add_typer(scenario.app, name="scenario")
+app.add_typer(model.app, name="model")
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Base of all usage errors; typer does not export it."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"harness {__version__}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line and exit with an `ExitCode`."""
+    try:
+        code = app(standalone_mode=False)
+    except _UsageError as error:
+        _fail(_usage_message(error), "usage", ExitCode.USAGE)
+    except HarnessError as error:
+        _fail(error.message, error.code, exit_code_of(error))
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", "interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        _leave_pipe()
+    except Exception as error:  # noqa: BLE001  # the last resort of the process
+        _fail(f"internal error: {type(error).__name__}: {error}", "internal_error", ExitCode.INTERNAL)
+    else:
+        sys.exit(code if isinstance(code, int) else ExitCode.PASSED)
+
+
+def _fail(message: str, code: str, exit_code: ExitCode) -> None:
+    if os.environ.get("HARNESS_DEBUG"):
+        traceback.print_exc()
+    elif exit_code is ExitCode.INTERNAL:
+        message = f"{message}; HARNESS_DEBUG=1 shows where"
+    output.print_error(message)
+    if "--json" in sys.argv:
+        output.print_json({"error": {"message": message, "code": code}, "exit_code": int(exit_code)})
+    sys.exit(exit_code)
+
+
+def _usage_message(error: Exception) -> str:
+    """What is wrong with the command line, and where to look."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "harness"
+    return f"{error.format_message().rstrip('.')}; see `{command} --help`"  # type: ignore[attr-defined]  # of the usage error
+
+
+def _leave_pipe() -> None:
+    """Nobody reads our output any more; keep the interpreter from complaining about it while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(ExitCode.PASSED)

@@ -1,0 +1,31 @@
+"""`harness model`: weights, fetched by name."""
+
+from typing import Annotated
+
+import typer
+
+from harness.cli import options, output
+
+app = typer.Typer(help="Fetch model weights.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `get` a subcommand although it is the only one."""
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="A name of the catalogue.", show_default=False)],
+    as_json: options.Json = False,
+) -> None:
+    """Fetch a model into the cache, or find it there, and print its folder."""
+    from harness.cli.download import open_download_progress
+    from harness.models import get_model
+
+    with open_download_progress(name) as progress:
+        folder = get_model(name, progress=progress)
+    if as_json:
+        output.print_json({"model": name, "directory": str(folder)})
+    else:
+        output.print_text(str(folder))

@@ -1,0 +1,113 @@
+"""`harness run`: a suite from the command line, with two stages of Ctrl+C and a resume command."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import options, output
+
+if TYPE_CHECKING:
+    from harness.suite.opening import OpenedRun
+    from harness.suite.report import RunReport
+
+_Suite = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUITE_OR_DIR",
+        help="A bundled scenario, a folder with a scenario.toml or of such folders; with --resume, a run directory.",
+        show_default=False,
+    ),
+]
+_Concurrency = Annotated[
+    int | None, typer.Option("-n", min=1, envvar="HARNESS_CONCURRENCY", help="Sessions at a time.", show_default=False)
+]
+_Engine = Annotated[
+    options.RunEngine | None,
+    typer.Option("--engine", envvar="HARNESS_ENGINE", help="Engine instead of the scenario's.", show_default=False),
+]
+_Model = Annotated[
+    str | None,
+    typer.Option("--model", envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.", show_default=False),
+]
+_Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED", show_default=False)]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<suite>-<time>]", show_default=False
+    ),
+]
+_Resume = Annotated[
+    bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
+]
+
+
+def run(
+    suite: _Suite,
+    *,
+    concurrency: _Concurrency = None,
+    engine: _Engine = None,
+    model: _Model = None,
+    seed: _Seed = None,
+    out: _Out = None,
+    resume: _Resume = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run a scenario or a suite of them and report on it.
+
+    Exit codes: 0 passed, 1 checks failed, 2 interrupted, 3 internal error, 4 usage, 5 nothing selected,
+    6 infrastructure failed.
+
+    Examples: `harness run quickstart`, `harness run scenarios -n 8 --seed 1`, `harness run runs/DIR --resume`
+    """
+    from harness.suite.config import Overrides
+    from harness.suite.opening import begin_run, resume_run
+
+    overrides = Overrides(engine=engine.value if engine else None, model=model, seed=seed)
+    opened = (resume_run if resume else begin_run)(suite, overrides, out)
+    report = _execute(opened, concurrency, is_resumed=resume)
+    _show(report, as_json=as_json)
+    raise typer.Exit(report.exit_code)
+
+
+def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) -> "RunReport":
+    """The report of the run; whatever stops it, the user is told how to go on."""
+    import asyncio
+
+    from harness.errors import HarnessError
+    from harness.telemetry.logging import configure_logging
+
+    configure_logging("error")
+    try:
+        report = asyncio.run(_run_suite(opened, concurrency, is_resumed=is_resumed))
+    except HarnessError:
+        _say_how_to_resume(opened)
+        raise
+    if not report.is_complete:
+        _say_how_to_resume(opened)
+    return report
+
+
+async def _run_suite(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) -> "RunReport":
+    from harness.cli.progress import open_progress
+    from harness.suite.interrupts import Interrupts
+    from harness.suite.runner import SuiteRun
+
+    interrupts = Interrupts()
+    with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
+        suite_run = SuiteRun(opened.selection, opened.directory, progress, interrupts, concurrency)
+        return await suite_run.execute()
+
+
+def _show(report: "RunReport", *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(report.to_json())
+        return
+    from harness.cli.summary import print_report
+
+    print_report(report)
+
+
+def _say_how_to_resume(opened: "OpenedRun") -> None:
+    output.say(f"resume with: harness run {shlex.quote(str(opened.directory.path))} --resume")

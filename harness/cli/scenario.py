@@ -1,0 +1,65 @@
+"""`harness scenario`: which scenarios there are, whether one is right, and what a `scenario.toml` may say."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli import options, output
+
+if TYPE_CHECKING:
+    from harness.suite.folder import ScenarioFolder
+
+app = typer.Typer(help="List, check and describe scenarios.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_scenarios(
+    where: Annotated[str | None, typer.Argument(metavar="[DIR]", help="A suite.  [default: the bundled ones]")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List scenarios."""
+    from harness.suite.folder import bundled_scenarios, find_scenarios
+
+    folders = find_scenarios(where) if where else bundled_scenarios()
+    if as_json:
+        output.print_json({"scenarios": [_summary(folder) for folder in folders]})
+        return
+    width = max(len(folder.name) for folder in folders)
+    for folder in folders:
+        count = folder.scenario.session_count
+        output.print_text(f"{folder.name:{width}}  {count:3} sessions  {folder.scenario.description}")
+
+
+@app.command("check")
+def check(
+    where: Annotated[str, typer.Argument(metavar="SUITE_OR_DIR", show_default=False)], as_json: options.Json = False
+) -> None:
+    """Check the files of scenarios, without running anything. Exit code 4 when one is wrong."""
+    from harness.suite.folder import find_scenarios
+
+    folders = find_scenarios(where)
+    if as_json:
+        output.print_json({"scenarios": [_summary(folder) for folder in folders]})
+        return
+    for folder in folders:
+        output.print_text(f"{folder.name}: ok ({folder.scenario.session_count} sessions)")
+
+
+@app.command("schema")
+def schema(as_json: options.Json = False) -> None:
+    """Print the JSON schema of scenario.toml."""
+    from harness.suite.scenario import Scenario
+
+    del as_json  # the schema is JSON anyway
+    output.print_json(Scenario.model_json_schema())
+
+
+def _summary(folder: "ScenarioFolder") -> dict[str, Any]:
+    scenario = folder.scenario
+    return {
+        "name": scenario.name,
+        "description": scenario.description,
+        "directory": str(folder.directory),
+        "agent": scenario.agent.profile,
+        "sessions": scenario.session_count,
+    }

@@ -1,0 +1,104 @@
+"""`harness serve`: a session server of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli import output
+from harness.errors import ScenarioError
+
+_Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine", envvar="HARNESS_ENGINE", help="`local`, `scripted`, or NAME=URL[,URL] of running servers."
+    ),
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HARNESS_MODEL",
+        help="Weights of the local engine: catalogue name, folder or hub id.",
+        show_default=False,
+    ),
+]
+_Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HARNESS_TOKENIZER",
+        help="Folder with tokenizer and chat template.  [default: that of --model]",
+        show_default=False,
+    ),
+]
+_Script = Annotated[
+    Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="What the scripted engine says.", show_default=False)
+]
+_Host = Annotated[str, typer.Option(envvar="HARNESS_HOST")]
+_Port = Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")]
+_Store = Annotated[str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")]
+_PauseTimeout = Annotated[
+    float, typer.Option(envvar="HARNESS_PAUSE_TIMEOUT", min=0, help="Seconds a paused server holds a request.")
+]
+_AdminToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HARNESS_ADMIN_TOKEN", help="Needed to create and read sessions, when set.", show_default=False
+    ),
+]
+
+
+def serve(
+    *,
+    engine: _Engine = "local",
+    model: _Model = None,
+    tokenizer: _Tokenizer = None,
+    script: _Script = None,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    store: _Store = "memory",
+    pause_timeout: _PauseTimeout = 600.0,
+    admin_token: _AdminToken = None,
+) -> None:
+    """Serve sessions until Ctrl+C.
+
+    Example: `harness serve --model smollm2-135m-instruct --store sessions.db`
+    """
+    import asyncio
+
+    from harness.engines.connect import open_engine
+    from harness.server.serving import serve_forever
+    from harness.server.settings import ServerSettings
+    from harness.store.connect import open_store
+    from harness.telemetry.logging import configure_logging
+    from harness.tokens.chat_template import ChatTemplate
+    from harness.tokens.tokenizer import Tokenizer
+
+    configure_logging()
+    settings = ServerSettings(host=host, port=port, admin_token=admin_token, pause_timeout_s=pause_timeout)
+    settings.check()
+    model_dir = _model_dir(model)
+    tokens_dir = _tokenizer_dir(tokenizer, model_dir)
+    loaded = Tokenizer.load(tokens_dir)
+    provider = open_engine(engine, model_dir=model_dir, tokenizer=loaded, script=script)
+    template = ChatTemplate.load(tokens_dir, loaded)
+    output.say(f"serving sessions on http://{host}:{port}; Ctrl+C stops")
+    asyncio.run(serve_forever(provider, template, open_store(store), settings))
+
+
+def _model_dir(model: str | None) -> Path | None:
+    """The folder of the weights, fetched when they are in the catalogue."""
+    if model is None:
+        return None
+    from harness.cli.download import open_download_progress
+    from harness.models import resolve_model
+
+    with open_download_progress(model) as progress:
+        return resolve_model(model, progress=progress)
+
+
+def _tokenizer_dir(tokenizer: Path | None, model_dir: Path | None) -> Path:
+    """The folder of the tokenizer. Raises `ScenarioError` when none was named."""
+    folder = tokenizer or model_dir
+    if folder is None:
+        raise ScenarioError("no tokenizer: expected --model NAME_OR_DIR, or --tokenizer DIR for a scripted engine")
+    return folder

@@ -1,0 +1,111 @@
+"""The end of a run on a terminal: what was said, the table, the checks, the ledger, and where everything is."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from harness.sessions.ledger import Ledger
+from harness.suite.excerpt import Excerpt, Line, excerpt
+from harness.suite.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.rundir import RunDirectory
+
+_MAX_LINE = 100
+_PLAIN_WIDTH = 100
+"""Columns where there is no terminal to ask."""
+_STATUS_WORDS = {
+    RunStatus.PASSED: "[bold green]PASSED[/]",
+    RunStatus.CHECKS_FAILED: "[bold red]CHECKS FAILED[/]",
+    RunStatus.INTERRUPTED: "[bold yellow]INTERRUPTED[/]",
+    RunStatus.INFRASTRUCTURE: "[bold red]INFRASTRUCTURE FAILED[/]",
+}
+
+
+def print_report(report: RunReport) -> None:
+    """Print `report` on standard output."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    console.print(Group(*_sections(report)))
+
+
+def _sections(report: RunReport) -> Iterator[RenderableType]:
+    shown = excerpt(RunDirectory(report.directory).database, report.scenarios[0].records)
+    if shown is not None:
+        yield Padding(_dialogue(report.scenarios[0].name, shown), (1, 0))
+    yield _table(report.scenarios)
+    yield Padding(_facts(report), (1, 0))
+    yield Text.from_markup(f"{_STATUS_WORDS[report.status]} in {report.seconds:.1f} s")
+
+
+def _dialogue(scenario: str, shown: Excerpt) -> RenderableType:
+    lines = Table.grid(padding=(0, 2))
+    for line in shown.lines:
+        lines.add_row(Text(line.role, style="dim"), _shortened(line))
+    title = Text(f"{scenario}, session {shown.number}:", style="bold")
+    rest = [Text(f"... and {shown.turns_left} more turns", style="dim")] if shown.turns_left else []
+    return Group(title, Padding(lines, (0, 0, 0, 2)), *(Padding(text, (0, 0, 0, 2)) for text in rest))
+
+
+def _shortened(line: Line) -> Text:
+    text = " ".join(line.text.split())
+    shown = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}..."
+    return Text(shown, style="cyan" if line.role == "assistant" else "")
+
+
+def _table(scenarios: Sequence[ScenarioReport]) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 3, 0, 0), pad_edge=False)
+    table.add_column("scenario")
+    table.add_column("sessions")
+    for name in ("turns", "tool calls", "truncated", "tokens", "reward"):
+        table.add_column(name, justify="right")
+    for scenario in scenarios:
+        table.add_row(*_row(scenario))
+    return table
+
+
+def _row(scenario: ScenarioReport) -> tuple[str, ...]:
+    outcomes = ", ".join(f"{count} {kind}" for kind, count in scenario.outcomes.most_common())
+    return (
+        escape(scenario.name),
+        f"{outcomes or 'none'} of {scenario.planned}",
+        f"{scenario.turns:,}",
+        f"{scenario.tool_calls:,}",
+        f"{scenario.truncated_turns:,}",
+        f"{scenario.ledger.generated:,}",
+        "-" if scenario.reward is None else f"{scenario.reward:.3f}",
+    )
+
+
+def _facts(report: RunReport) -> Table:
+    facts = Table.grid(padding=(0, 3))
+    facts.add_row("ledger", _ledger_words(report.ledger))
+    for scenario in report.scenarios:
+        facts.add_row("checks", _check_words(scenario))
+    for scenario in report.scenarios:
+        if scenario.dropped_trailing_turns:
+            facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {scenario.dropped_trailing_turns}")
+    formats = "samples.jsonl, samples.parquet" if report.has_parquet else "samples.jsonl (no pyarrow, no Parquet)"
+    facts.add_row("samples", f"{report.samples} in {formats}")
+    facts.add_row("run", escape(str(report.directory)))
+    return facts
+
+
+def _ledger_words(ledger: Ledger) -> str:
+    dropped = sum(ledger.dropped.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
+    return (
+        f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
+        f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}"
+    )
+
+
+def _check_words(scenario: ScenarioReport) -> str:
+    failed = [verdict for verdict in scenario.verdicts if not verdict.holds]
+    held = len(scenario.verdicts) - len(failed)
+    words = [f"{scenario.name}: {held} of {len(scenario.verdicts)} hold"]
+    words += [f"[red]{v.check}: expected {escape(v.expected)}, got {escape(v.seen)}[/]" for v in failed]
+    return "\n".join(words)

@@ -5,7 +5,7 @@ as itself. Parquet has one row per sample and list columns for the per-token val
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +34,9 @@ def sample_to_json(sample: Sample) -> Json:
 
 def sample_from_json(obj: Json) -> Sample:
     """The sample that `sample_to_json` wrote. Raises `RunError` naming a field that is missing or wrong."""
-    try:
-        return Sample(
-            tokens=as_ids(obj["tokens"]),
-            response_length=int(obj["response_length"]),
-            loss_mask=np.asarray(obj["loss_mask"], dtype=np.uint8),
-            rollout_log_probs=as_logprobs(obj["rollout_log_probs"]),
-            status=SampleStatus(obj["status"]),
-            weight_versions=tuple(obj["weight_versions"]),
-            behavior_versions=as_ids(obj["behavior_versions"]),
-            proximal_logprobs=as_logprobs(obj["proximal_logprobs"]),
-            proximal_versions=as_ids(obj["proximal_versions"]),
-            repeat_terminated=int(obj["repeat_terminated"]),
-            metadata=obj["metadata"],
-            reward=obj["reward"],
-            index=obj["index"],
-            group_index=obj["group_index"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"not a sample: {type(error).__name__} {error}") from error
+    if not isinstance(obj, dict):
+        raise RunError(f"not a sample: expected a JSON object, got {type(obj).__name__}")
+    return Sample(**{name: _read(obj, name, as_field) for name, as_field in _FIELDS.items()})
 
 
 def write_jsonl(samples: Iterable[Sample], path: Path) -> None:
@@ -64,7 +48,7 @@ def write_jsonl(samples: Iterable[Sample], path: Path) -> None:
 
 def read_jsonl(path: Path) -> list[Sample]:
     """What `write_jsonl` wrote. Raises `RunError` naming the line that is damaged."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         return [_from_line(line, f"{path}:{number}") for number, line in enumerate(file, start=1)]
 
 
@@ -101,7 +85,42 @@ def _parquet_schema(pa: Any) -> Any:
     )
 
 
-def _from_line(line: str, where: str) -> Sample:
+def _read(obj: Json, name: str, as_field: Callable[[Any], object]) -> Any:
+    try:
+        return as_field(obj[name])
+    except KeyError:
+        raise RunError(f"not a sample: {name} is missing") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunError(f"not a sample: {name}: {error}") from error
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _as_mask(values: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.asarray(values, dtype=np.uint8)
+
+
+_FIELDS: Mapping[str, Callable[[Any], object]] = {
+    "tokens": as_ids,
+    "response_length": int,
+    "loss_mask": _as_mask,
+    "rollout_log_probs": as_logprobs,
+    "status": SampleStatus,
+    "weight_versions": tuple,
+    "behavior_versions": as_ids,
+    "proximal_logprobs": as_logprobs,
+    "proximal_versions": as_ids,
+    "repeat_terminated": int,
+    "metadata": dict,
+    "reward": _as_it_is,
+    "index": _as_it_is,
+    "group_index": _as_it_is,
+}
+
+
+def _from_line(line: bytes, where: str) -> Sample:
     try:
         return sample_from_json(json.loads(line))
     except (ValueError, RunError) as error:

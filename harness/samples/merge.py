@@ -52,6 +52,8 @@ def build_samples(turns: Sequence[Turn], selection: Selection, metadata: Mapping
     samples: list[Sample] = []
     trained: set[int] = set()
     for branch in merge_branches(turns, selection):
+        if trained.issuperset(turn.index for turn in branch.kept):
+            continue  # cut by the merge rule, it is a part of a sample before it
         samples.append(_build(branch, trained, metadata))
         trained.update(turn.index for turn in branch.kept)
     return samples

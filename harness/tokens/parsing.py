@@ -6,14 +6,12 @@ and `malformed` says so. Ids are never changed here; this is only what the agent
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.tokens.tokenizer import Tokenizer
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_BLOCK = re.compile(rf"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +45,46 @@ def parse_output(text: str, *, with_tools: bool = True) -> ParsedOutput:
     """Content and tool calls of `text`; without tools on offer everything is content."""
     if not with_tools:
         return ParsedOutput(text)
-    outside = _BLOCK.sub("", text)
+    blocks, outside = _split(text)
     if _OPEN in outside or _CLOSE in outside:
         return ParsedOutput(text, malformed=True)
-    calls = [_parse_call(block) for block in _BLOCK.findall(text)]
-    if not calls:
+    if not blocks:
         return ParsedOutput(text)
+    calls = [_parse_call(block) for block in blocks]
     whole = [call for call in calls if call is not None]
     if len(whole) < len(calls):
         return ParsedOutput(text, malformed=True)
     return ParsedOutput(outside.strip(), tuple(whole))
 
 
+def _split(text: str) -> tuple[list[str], str]:
+    """What stands between markers, and everything else; one pass, however often a model repeats a marker."""
+    blocks: list[str] = []
+    outside: list[str] = []
+    position = 0
+    while (begin := text.find(_OPEN, position)) >= 0:
+        end = text.find(_CLOSE, begin + len(_OPEN))
+        if end < 0:
+            break
+        outside.append(text[position:begin])
+        blocks.append(text[begin + len(_OPEN) : end])
+        position = end + len(_CLOSE)
+    return blocks, "".join([*outside, text[position:]])
+
+
 def _parse_call(block: str) -> ToolCall | None:
     try:
         call = json.loads(block, parse_constant=_refuse_constant)
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        arguments = call.get("arguments", {})
+        if not isinstance(arguments, dict) or not call["name"]:
+            return None
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (call["name"] + text).encode()  # half a surrogate pair, written as an escape, is no text
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict) or not call["name"]:
-        return None
-    return ToolCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(call["name"], text)
 
 
 def _refuse_constant(name: str) -> None:

@@ -1,5 +1,7 @@
 """Where a request joins the tree of turns, and that nothing in the tree is ever rewritten."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from fakes import admit, assistant, fail, finish, new_session, prompt_of, take_turn, tokens_of, tool, user
@@ -34,7 +36,7 @@ def test_prompts_of_a_branch_extend_each_other_exactly():
         turns.append(take_turn(session, messages, f"answer {number}"))
         messages = [*messages, assistant(f"answer {number}"), user("more")]
 
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in pairwise(turns):
         assert prompt_of(session, after)[: len(tokens_of(session, before))] == tokens_of(session, before)
 
 

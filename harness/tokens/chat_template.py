@@ -27,7 +27,18 @@ from harness.types import Json, Message
 
 _DUMMY_USER: Message = {"role": "user", "content": "question"}
 _SENTINEL = "\N{BLACK HEART SUIT}answer\N{BLACK HEART SUIT}"
-_PRIVATE_USE = range(0xE000, 0xF8FF)
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template can raise over messages that it was not written for: it is a program, of somebody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,10 @@ class ChatTemplate:
 
     def _find_close_text(self) -> str:
         """What the template writes after an assistant message, such as `<|im_end|>` and a newline."""
-        text = self._render([_DUMMY_USER, {"role": "assistant", "content": _SENTINEL}], (), generation_prompt=False)
+        try:
+            text = self._render([_DUMMY_USER, {"role": "assistant", "content": _SENTINEL}], (), generation_prompt=False)
+        except MalformedRequest as error:
+            raise TokenizerError(f"the chat template fails on a question and its answer: {error}") from error
         if _SENTINEL not in text:
             raise TokenizerError("the chat template does not render the content of assistant messages")
         return text[text.rindex(_SENTINEL) + len(_SENTINEL) :]
@@ -134,7 +148,7 @@ class ChatTemplate:
                 add_generation_prompt=generation_prompt,
                 **self._variables,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except _TEMPLATE_FAULTS as error:
             raise MalformedRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 
     def _encode(self, text: str, guard: "_Guard") -> list[int]:
@@ -159,8 +173,10 @@ class _Guard:
         if not self.found:
             return
         used = set("".join(texts))
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+        free = (chr(code) for codes in _PRIVATE_USE for code in codes if chr(code) not in used)
         self._placeholders = dict(zip(self.found, free, strict=False))
+        if len(self._placeholders) < len(self.found):
+            raise MalformedRequest("messages: they use every private character there is", param="messages")
         self.messages, self.tools = self._hide(messages), self._hide(tools)
 
     def restore(self, text: str) -> str:

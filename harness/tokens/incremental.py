@@ -1,15 +1,16 @@
 """Text that appears token by token, and the stop strings in it.
 
 Decoding a growing list of ids from its start each time would cost quadratic time; decoding each id alone breaks
-characters that span tokens. `IncrementalDecoder` decodes a short window: the ids whose text is not final yet, with a
-few finished ids before them for context. Cost per token is constant.
+characters that span tokens. `IncrementalDecoder` decodes a short window: the ids whose text is not final yet, with
+some finished ids before them for context. Cost per token is constant.
 """
 
 from collections.abc import Callable, Sequence
 
-_CONTEXT_IDS = 4  # finished ids kept in the window; sub-word decoders look at their left neighbour only
+_LONGEST_WINDOW = 16  # ids; then it is cut back
+_SHORTEST_WINDOW = 8  # ids: up to 4 whose text is pending, and context; sub-word decoders look at their left neighbour
+_LONGEST_WAIT = 4  # a UTF-8 character has at most 4 bytes: after as many ids without one, these bytes are no text
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_LONGEST_CHARACTER_IDS = 4  # a UTF-8 character has at most 4 bytes, so at most 4 ids can be pending
 
 
 class IncrementalDecoder:
@@ -18,21 +19,32 @@ class IncrementalDecoder:
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
-        self._finished_ids = 0
-        self._finished_text = ""
+        self._given = 0
+        self._waited = 0
 
     def push(self, token_id: int) -> str:
-        """The text that became final with `token_id`; empty while a character is incomplete."""
+        """The text that became final with `token_id`; the beginning of an incomplete character waits."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        pending = len(self._window) - self._finished_ids
-        if text.endswith(_REPLACEMENT) and pending < _LONGEST_CHARACTER_IDS:
-            return ""
-        new = text[len(self._finished_text) :]
-        self._window = self._window[-_CONTEXT_IDS:]
-        self._finished_ids = len(self._window)
-        self._finished_text = self._decode(self._window)
+        end = self._end_of_final_text(text)
+        new = text[self._given : end]
+        self._given = end
+        if len(self._window) == _LONGEST_WINDOW:
+            self._cut_back(pending=len(text) - end)
         return new
+
+    def _end_of_final_text(self, text: str) -> int:
+        end = len(text.rstrip(_REPLACEMENT))
+        self._waited = self._waited + 1 if end <= self._given and end < len(text) else 0
+        if self._waited < _LONGEST_WAIT:
+            return max(end, self._given)
+        self._waited = 0
+        return len(text)
+
+    def _cut_back(self, *, pending: int) -> None:
+        """Forget the oldest ids; `pending` characters at the end have not been given out."""
+        self._window = self._window[-_SHORTEST_WINDOW:]
+        self._given = len(self._decode(self._window)) - pending
 
 
 class StopStrings:

@@ -28,6 +28,9 @@ class Environment(Protocol):
     finished: str
     """The word for an ending that comes from this side."""
 
+    def examples(self) -> list[dict[str, Any]]:
+        """Messages that stand before the first one: how such a dialogue goes."""
+
     def opening(self) -> str:
         """What follows the instruction in the first message."""
 
@@ -43,6 +46,9 @@ class GameEnvironment:
     def __init__(self, path: str, options: dict[str, Any]) -> None:
         self.game = runpy.run_path(path)["Game"](options)
 
+    def examples(self) -> list[dict[str, Any]]:
+        return self.game.examples() if hasattr(self.game, "examples") else []
+
     def opening(self) -> str:
         return self.game.opening()
 
@@ -57,6 +63,9 @@ class FixedMessages:
 
     def __init__(self, messages: list[str]) -> None:
         self.messages = iter(messages)
+
+    def examples(self) -> list[dict[str, Any]]:
+        return []
 
     def opening(self) -> str:
         return ""
@@ -77,7 +86,7 @@ class Dialogue:
     def ask(self, messages: list[dict[str, Any]]) -> ChatCompletionMessage:
         """What the model answers to `messages`."""
         for message in messages:
-            say(message["role"], message["content"])
+            say(message["role"], shown(message))
         self.messages += messages
         completion = self.client.chat.completions.create(
             model=os.environ["OPENAI_MODEL"], messages=self.messages, **self.request_kwargs
@@ -85,14 +94,13 @@ class Dialogue:
         choice = completion.choices[0]
         self.turns += 1
         self.messages.append(choice.message.to_dict())
-        say("assistant", shown(choice.message) + (" [cut off]" if choice.finish_reason == "length" else ""))
+        say("assistant", shown(self.messages[-1]) + (" [cut off]" if choice.finish_reason == "length" else ""))
         return choice.message
 
 
 def converse(dialogue: Dialogue, environment: Environment, instruction: str, max_turns: int) -> str:
     """Talk until somebody has enough; the result is the word for who that was."""
-    opening = "\n\n".join(filter(None, (instruction, environment.opening())))
-    messages = [{"role": "user", "content": opening}]
+    messages = first_messages(environment, instruction)
     while dialogue.turns < max_turns:
         try:
             answer = dialogue.ask(messages)
@@ -105,6 +113,15 @@ def converse(dialogue: Dialogue, environment: Environment, instruction: str, max
             return environment.finished
         messages = reply_messages(answer, reply)
     return "max_turns"
+
+
+def first_messages(environment: Environment, instruction: str) -> list[dict[str, Any]]:
+    """The instruction and the opening in one message; with examples, the instruction stands before them."""
+    if examples := environment.examples():
+        system = {"role": "system", "content": instruction}
+        return [system, *examples, {"role": "user", "content": environment.opening()}]
+    opening = "\n\n".join(filter(None, (instruction, environment.opening())))
+    return [{"role": "user", "content": opening}]
 
 
 def answer_text(answer: ChatCompletionMessage) -> str:
@@ -127,10 +144,11 @@ def tool_message(call_id: str, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def shown(answer: ChatCompletionMessage) -> str:
-    """An answer as it is printed."""
-    calls = [f"[{call.function.name} {call.function.arguments}]" for call in answer.tool_calls or []]
-    return " ".join(filter(None, (answer.content, *calls)))
+def shown(message: Mapping[str, Any]) -> str:
+    """A message as it is printed."""
+    calls = (call["function"] for call in message.get("tool_calls") or [])
+    shown_calls = (f"[{call['name']} {call['arguments']}]" for call in calls)
+    return " ".join(filter(None, (message.get("content"), *shown_calls)))
 
 
 def choose_environment(metadata: Mapping[str, Any], messages: list[str]) -> Environment:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from harness.dialects.json_values import check_json
 from harness.errors import HarnessError, MalformedRequest, RequestError
 from harness.tokens.parsing import ParsedOutput
 from harness.types import GenerationResult, Json, Message, SamplingWishes, Turn
@@ -202,6 +203,8 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
             f"response_format: expected type 'text', got {wire.response_format.type!r}", param="response_format"
         )
     _check_ranges(wire)
+    for tool in wire.tools or ():
+        check_json(tool.function.parameters, "tools")
 
 
 def _check_ranges(wire: _WireRequest) -> None:

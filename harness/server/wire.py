@@ -4,13 +4,15 @@ from typing import Annotated, Any
 
 import msgspec
 
+from harness.dialects.json_values import check_json
 from harness.errors import MalformedRequest
 from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.session import AfterIncomplete, SessionConfig
 from harness.types import SamplingWishes
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class _Limits(msgspec.Struct, forbid_unknown_fields=True):
@@ -23,10 +25,10 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: _Count | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[_Text, ...] = ()
 
 
 class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,6 +52,7 @@ def parse_session_config(body: bytes) -> SessionConfig:
         raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+    check_json(wire.metadata, "metadata")
     sampling = msgspec.structs.asdict(wire.sampling)
     return SessionConfig(
         metadata=wire.metadata,

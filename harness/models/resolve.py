@@ -23,7 +23,7 @@ from harness.models.convert import FORMAT_VERSION, convert_gguf, require_convert
 from harness.models.fetch import fetch_gguf
 from harness.models.progress import Progress, silent
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _REQUIRED_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 
@@ -85,10 +85,10 @@ def _checked(folder: Path) -> Path:
 def _download_from_hub(hub_id: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise ModelError("models of the hub need `pip install 'session-harness[local]'`") from None
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(f"the hub does not give {hub_id}: {error}") from error

@@ -63,7 +63,7 @@ class RaggedModel:
         ragged_attention.register()
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+                directory, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"cannot load the model in {directory}: {error}") from error
@@ -141,8 +141,6 @@ class RaggedModel:
         """Compare the ragged pass, two sequences in chunks, with the model's own; returns KV bytes per token."""
         sequences = [self._check_sequence(offset) for offset in range(2)]
         plain = [self._plain_logprobs(sequence) for sequence in sequences]
-        self._model.set_attn_implementation(ragged_attention.NAME)
-        pack(self._model)
         ragged = self._ragged_logprobs(sequences)
         difference = max(float((a - b).abs().max()) for a, b in zip(plain, ragged, strict=True))
         tolerance = _TOLERANCES[str(self._model.dtype).removeprefix("torch.")]
@@ -174,9 +172,11 @@ class RaggedModel:
 
         half = _CHECK_TOKENS // 2
         try:
+            self._model.set_attn_implementation(ragged_attention.NAME)
+            pack(self._model)
             firsts = self.forward([Piece(sequence, 0, half) for sequence in sequences])
             seconds = self.forward([Piece(sequence, half, sequence.length) for sequence in sequences])
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ModelError(f"the local engine cannot replace the attention of this model: {error}") from error
         rests = seconds.split([sequence.length - half for sequence in sequences])
         pairs = zip(firsts.split(half), rests, strict=True)

@@ -2,7 +2,7 @@
 
 On a CPU this is about twice as fast as the plain layer for the few rows of a decoding step, and the result of a row
 does not depend on the number of rows beside it as long as there are at least `FEWEST_ROWS`: outputs do not change with
-the batch, to the last bit. The price is a second copy of the weights.
+the batch to the last bit. The price is a second copy of the weights.
 """
 
 from typing import Any

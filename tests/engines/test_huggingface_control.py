@@ -1,0 +1,295 @@
+"""Aborting, cancelling, pausing, new weights, and the end of the local engine: between two tokens, and never a hang."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.engines.base import PauseMode
+from harness.engines.huggingface import HuggingFaceTokenProvider
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ModelError
+from harness.types import FinishReason, SamplingParams, TokenIds, VersionSpan, as_ids
+
+pytestmark = pytest.mark.model
+
+Prompt = Callable[[str], TokenIds]
+
+ENDLESS = SamplingParams(4000, seed=1, ignore_eos=True)
+
+
+def short(count: int = 8, seed: int = 1) -> SamplingParams:
+    return SamplingParams(count, seed=seed, ignore_eos=True)
+
+
+class Endless:
+    """A generation that would go on for minutes, under way."""
+
+    def __init__(self, provider: HuggingFaceTokenProvider, ids: TokenIds, session_id: str | None = None) -> None:
+        self.request_id = uuid.uuid4().hex
+        self.sampled = 0
+        self._progress = asyncio.Event()
+        self._stream = provider.stream(ids, ENDLESS, request_id=self.request_id, session_id=session_id)
+        self.task = asyncio.ensure_future(self._read())
+
+    async def has_sampled(self, count: int) -> None:
+        while self.sampled < count:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def _read(self):
+        async for event in self._stream:
+            last = event
+            self.sampled += 1
+            self._progress.set()
+        return last
+
+
+@pytest.fixture(name="endless")
+async def _endless(engine: HuggingFaceTokenProvider, prompt: Prompt):
+    """Starts endless generations; what is left of them is aborted."""
+    yield lambda text="Tell me everything.": Endless(engine, prompt(text))
+    await engine.resume()
+    await engine.abort(None)
+
+
+async def test_an_abort_returns_the_partial_and_leaves_the_others_alone(engine, ask, prompt: Prompt, endless) -> None:
+    """Exactly the named generation ends, with what was sampled so far."""
+    ids = prompt("Say something nice.")
+    undisturbed = await ask.generate(ids, short(20))
+    victim = endless()
+    await victim.has_sampled(3)
+    other = asyncio.ensure_future(ask.generate(ids, short(20)))
+    await victim.has_sampled(6)
+
+    assert await engine.abort(victim.request_id) == 1
+    partial = await victim.task
+    assert partial.finish_reason is FinishReason.ABORT
+    assert partial.output_ids.size == partial.logprobs.size >= 6
+    assert partial.version_spans == (VersionSpan("0", 0, partial.output_ids.size),)
+    assert (await other).output_ids.tolist() == undisturbed.output_ids.tolist()
+
+
+async def test_abort_all_ends_the_waiting_ones_too(engine, endless) -> None:
+    """More than fit into the batch: the rest ends with an empty output."""
+    generations = [endless(f"Number {i}") for i in range(20)]
+    await generations[0].has_sampled(1)
+
+    assert await engine.abort(None) == 20
+    results = [await generation.task for generation in generations]
+    assert {result.finish_reason for result in results} == {FinishReason.ABORT}
+    assert min(result.output_ids.size for result in results) == 0
+
+
+async def test_aborting_what_is_not_there_ends_nothing(engine) -> None:
+    """An id never seen, or one that has ended."""
+    assert await engine.abort(uuid.uuid4().hex) == 0
+    assert await engine.abort(None) == 0
+
+
+async def test_a_cancelled_task_stops_its_generation(engine, endless) -> None:
+    """The engine does not go on for nobody."""
+    generation = endless()
+    await generation.has_sampled(2)
+    generation.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await generation.task
+    await engine.abort(uuid.uuid4().hex)  # a call that comes after the one that dropped the generation
+
+    assert (await engine.health()).running == 0
+
+
+async def test_a_request_id_is_used_once_at_a_time(ask, engine, endless) -> None:
+    """The second request is refused, the first one goes on."""
+    generation = endless()
+    await generation.has_sampled(1)
+    with pytest.raises(EngineRejected, match="fresh"):
+        await ask.generate(as_ids([1, 2]), short(), request_id=generation.request_id)
+
+    sampled = generation.sampled
+    await generation.has_sampled(sampled + 2)
+
+
+async def test_a_pause_that_aborts_ends_what_is_in_flight_and_holds_what_arrives(engine, ask, endless) -> None:
+    """Requests that come while the engine is paused wait for the resume."""
+    generation = endless()
+    await generation.has_sampled(2)
+    await engine.pause(PauseMode.ABORT)
+    assert (await generation.task).finish_reason is FinishReason.ABORT
+    arrival = asyncio.ensure_future(ask.generate(as_ids([1, 2, 3]), short(2)))
+    while not (health := await engine.health()).waiting:
+        await asyncio.sleep(0)
+
+    assert (health.ready, health.paused, health.running, arrival.done()) == (True, True, 0, False)
+    await engine.resume()
+    assert (await arrival).output_ids.size == 2
+
+
+async def test_a_pause_that_keeps_changes_nothing_but_time(engine, ask, prompt: Prompt, endless) -> None:
+    """The generation freezes and ends with the tokens it would have had."""
+    ids = prompt("Tell me a joke.")
+    expected = await ask.generate(ids, short(16))
+    running = asyncio.ensure_future(ask.generate(ids, short(16)))
+    while not (await engine.health()).running:
+        await asyncio.sleep(0)
+    await engine.pause(PauseMode.KEEP)
+    frozen = await engine.health()
+    await engine.resume()
+
+    assert (frozen.paused, frozen.running) == (True, 1)
+    assert (await running).output_ids.tolist() == expected.output_ids.tolist()
+
+
+async def test_a_paused_generation_can_be_aborted(engine, endless) -> None:
+    """Frozen is not out of reach."""
+    generation = endless()
+    await generation.has_sampled(1)
+    await engine.pause(PauseMode.KEEP)
+
+    assert await engine.abort(generation.request_id) == 1
+    assert (await generation.task).finish_reason is FinishReason.ABORT
+
+
+async def test_new_weights_take_over_between_two_tokens(engine, update, endless) -> None:
+    """Every token carries the version that sampled it, and exactly that model's logprob."""
+    generation = endless("Describe the sea.")
+    await generation.has_sampled(4)
+    await engine.update_weights(update.new_dir, "1")
+    label = engine.weight_version
+    await generation.has_sampled(generation.sampled + 4)
+    await engine.abort(None)
+    result = await generation.task
+    await engine.update_weights(update.old_dir, "0")
+
+    old, new = result.version_spans
+    assert (label, old.version, new.version) == ("1", "0", "1")
+    assert (old.start, old.end, new.end) == (0, new.start, result.output_ids.size)
+    assert min(old.end, new.end - new.start) >= 4
+    whole = np.concatenate([result.input_ids, result.output_ids])
+    first = result.input_ids.size - 1
+    np.testing.assert_allclose(result.logprobs[: old.end], update.old.logprobs(whole)[first:][: old.end], atol=1e-4)
+    np.testing.assert_allclose(result.logprobs[old.end :], update.new.logprobs(whole)[first:][old.end :], atol=1e-4)
+
+
+async def test_kv_of_old_weights_is_never_used_again(engine, ask, update, prompt: Prompt) -> None:
+    """The same session, the same prefix: computed again under the new weights, prompt logprobs included."""
+    ids = prompt("Hello there, how are you today?")
+    first = await ask.generate(ids, short(), session_id="s")
+    await engine.update_weights(update.new_dir, "1")
+    longer = as_ids(np.concatenate([ids, first.output_ids]))
+    second = await ask.generate(longer, short(), session_id="s", prompt_logprobs_from=ids.size)
+    await engine.update_weights(update.old_dir, "0")
+
+    expected = update.new.logprobs(np.concatenate([longer, second.output_ids]))
+    assert (second.cached_tokens, second.prompt_logprobs.version) == (0, "1")
+    np.testing.assert_allclose(second.prompt_logprobs.logprobs, expected[ids.size - 1 : longer.size - 1], atol=1e-4)
+    np.testing.assert_allclose(second.logprobs, expected[longer.size - 1 :], atol=1e-4)
+
+
+@pytest.fixture(name="unfit_dir", params=["empty", "another model", "truncated"])
+def _unfit_dir(request: pytest.FixtureRequest, update, small_dir: Path, tmp_path: Path) -> Path:
+    """A checkpoint that cannot be loaded into the engine."""
+    if request.param == "truncated":
+        whole = (update.new_dir / "model.safetensors").read_bytes()
+        (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    return small_dir if request.param == "another model" else tmp_path
+
+
+async def test_a_checkpoint_that_does_not_fit_changes_nothing(engine, ask, update, prompt: Prompt, unfit_dir) -> None:
+    """The old weights and their label go on serving."""
+    with pytest.raises(EngineRejected):
+        await engine.update_weights(unfit_dir, "7")
+    result = await ask.generate(prompt("Still there?"), short())
+
+    assert (engine.weight_version, result.version_spans[0].version) == ("0", "0")
+    expected = update.old.logprobs(np.concatenate([result.input_ids, result.output_ids]))[result.input_ids.size - 1 :]
+    np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+
+
+async def test_weights_that_are_not_numbers_fail_requests_but_not_the_engine(small_dir: Path, tmp_path: Path) -> None:
+    """A trainer that diverged is answered with an error; better weights heal the engine."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    broken = {
+        name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(small_dir / "model.safetensors").items()
+    }
+    save_file(broken, tmp_path / "model.safetensors")
+    async with HuggingFaceTokenProvider(small_dir) as provider:
+        await provider.update_weights(tmp_path, "1")
+        with pytest.raises(EngineError, match="broken"):
+            await provider.generate(as_ids([1, 2]), short(), request_id=uuid.uuid4().hex)
+        await provider.update_weights(small_dir, "2")
+        result = await provider.generate(as_ids([1, 2]), short(), request_id=uuid.uuid4().hex)
+
+    assert result.version_spans == (VersionSpan("2", 0, 8),)
+
+
+async def test_kv_memory_stays_within_its_bound(small_dir: Path) -> None:
+    """More sessions than fit: prefixes go, sequences wait or are computed again, all of them finish."""
+    bound = 300 * 512  # bytes: two layers of two heads of 16 numbers, keys and values
+    held = []
+    async with HuggingFaceTokenProvider(small_dir, kv_cache_bytes=bound, step_tokens=32) as provider:
+        requests = [
+            provider.generate(as_ids([i] * 60), short(60, seed=i), request_id=uuid.uuid4().hex) for i in range(1, 12)
+        ]
+        generations = asyncio.gather(*requests)
+        while not generations.done():
+            held.append(await provider._call(lambda engine: engine.kv_bytes))
+        results = await generations
+
+    assert 0 < max(held) <= bound
+    assert {result.output_ids.size for result in results} == {60}
+
+
+async def test_the_event_loop_runs_while_the_engine_computes(ask, prompt: Prompt) -> None:
+    """A generation takes many turns of the loop, none of which it blocks."""
+    generation = asyncio.ensure_future(ask.generate(prompt("Count."), short(8)))
+    ticks = 0
+    while not generation.done():
+        await asyncio.sleep(0.001)
+        ticks += 1
+
+    assert ticks > 8
+
+
+async def test_leaving_ends_what_is_in_flight(small_dir: Path) -> None:
+    """With its partial output; afterwards nothing is accepted."""
+    async with HuggingFaceTokenProvider(small_dir) as provider:
+        generation = Endless(provider, as_ids([1, 2, 3]))
+        await generation.has_sampled(2)
+
+    assert (await generation.task).finish_reason is FinishReason.ABORT
+    assert not (await provider.health()).ready
+    with pytest.raises(EngineUnavailable):
+        await provider.generate(as_ids([1]), short(), request_id=uuid.uuid4().hex)
+
+
+async def test_a_crash_of_the_engine_is_told_to_everybody(small_dir: Path) -> None:
+    """Running, waiting and later requests fail; none of them hangs."""
+
+    def crash(_engine: object) -> None:
+        raise MemoryError("no memory left")
+
+    async with HuggingFaceTokenProvider(small_dir, max_batch=1) as provider:
+        generations = [Endless(provider, as_ids([1, 2, i])) for i in range(3)]
+        await generations[0].has_sampled(1)
+        with pytest.raises(MemoryError):
+            await provider._call(crash)
+        failures = await asyncio.gather(*[generation.task for generation in generations], return_exceptions=True)
+        health = await provider.health()
+        with pytest.raises(EngineError, match="no memory left"):
+            await provider.generate(as_ids([1]), short(), request_id=uuid.uuid4().hex)
+
+    assert [type(failure) for failure in failures] == [EngineError] * 3
+    assert (health.ready, health.detail) == (False, "MemoryError: no memory left")
+
+
+async def test_a_folder_that_is_not_a_model_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    """A tokenizer alone is not enough."""
+    (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
+
+    with pytest.raises(ModelError, match="cannot load"):
+        await HuggingFaceTokenProvider(tmp_path).__aenter__()

@@ -8,7 +8,8 @@ promise of `TokenProvider`; it is for tests, benchmarks and demonstrations, not 
 import asyncio
 import tomllib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -83,7 +84,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The script in a TOML file. Raises `ScenarioError` naming the file and the field."""
         try:
             script = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
-        except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        except (OSError, ValueError, msgspec.ValidationError) as error:
             raise ScenarioError(f"{path}: {error}") from error
         if not script.steps:
             raise ScenarioError(f"{path}: steps: expected at least one step, got none")
@@ -190,9 +191,10 @@ class ScriptedEngine:
             session_id=session_id,
             prompt_logprobs_from=prompt_logprobs_from,
         )
-        async for piece in pieces:
-            if isinstance(piece, GenerationResult):
-                return piece
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if isinstance(piece, GenerationResult):
+                    return piece
         raise EngineConnectionLost("the scripted engine ended a stream without a result")
 
     async def stream(
@@ -203,7 +205,7 @@ class ScriptedEngine:
         request_id: str,
         session_id: str | None = None,
         prompt_logprobs_from: int | None = None,
-    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:
         """Play the session's next step; a step without delays comes in one delta."""
         check_request(self.capabilities, input_ids, params, prompt_logprobs_from)
         if request_id in self._live:

@@ -1,0 +1,230 @@
+"""One engine server over HTTP: JSON and event streams in, values or typed errors out.
+
+    never reached, 429, 503             EngineUnavailable
+    any other 4xx                       EngineRejected, with the server's words
+    any other status                    EngineError, with the server's words
+    connection broke after the request  EngineConnectionLost
+    not UTF-8, not JSON, wrong shape    EngineReplyInvalid
+
+Every exchange has a deadline and no exchange is repeated: whether a generation may be asked for again is not decided
+here. Proxies of the environment are never used. aiohttp, because httpx serves a tenth of the requests per second.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+
+from harness.engines.event_stream import EventBuffer, LineTooLong
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineRejected,
+    EngineReplyInvalid,
+    EngineUnavailable,
+)
+from harness.types import Json
+
+_T = TypeVar("_T")
+
+_CONNECT_S = 10.0
+_KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
+_READ_BUFFER_BYTES = 1 << 20
+_EXCERPT_CHARACTERS = 300
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class Answer(NamedTuple):
+    """A complete HTTP answer."""
+
+    status: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request to the server, and how long the whole of it may take."""
+
+    method: str
+    path: str
+    deadline_s: float
+    body: Json | None = None
+    headers: Mapping[str, str] = _NO_HEADERS
+    request_id: str = ""
+    """Of the generation it belongs to, for messages."""
+
+
+class EngineClient:
+    """The connections to one engine server; `open` and `close` belong to its owner.
+
+    Args:
+        url: `http://host:port`, with or without a path prefix.
+        engine: Name of the kind of engine, for messages.
+        api_key: Sent as a bearer token when it is not empty.
+    """
+
+    def __init__(self, url: str, engine: str, *, api_key: str = "") -> None:
+        self.url = url.rstrip("/")
+        self.name = f"{engine} at {self.url}"
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Make the connection pool; needs the running loop. The number of connections is not bounded here."""
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            headers=self._headers,
+            read_bufsize=_READ_BUFFER_BYTES,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close every connection; idempotent."""
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
+        """The decoded answer to a GET."""
+        return await self.call(Exchange("GET", path, deadline_s), kind)
+
+    async def post(self, path: str, body: Json, *, deadline_s: float) -> Answer:
+        """The successful answer to a POST whose content nobody needs to decode."""
+        exchange = Exchange("POST", path, deadline_s, body)
+        return self._successful(exchange, await self.ask(exchange))
+
+    async def call(self, exchange: Exchange, kind: type[_T]) -> _T:
+        """The content of a successful answer as a `kind`; raises the `EngineError` of the table above."""
+        answer = self._successful(exchange, await self.ask(exchange))
+        return self.decode(exchange, answer.content, kind)
+
+    async def ask(self, exchange: Exchange) -> Answer:
+        """The answer, whatever its status."""
+        async with self._transport(exchange), self._request(exchange) as response:
+            return Answer(response.status, await response.read())
+
+    async def events(self, exchange: Exchange) -> AsyncGenerator[bytes]:
+        """The payload of each event of a stream; leaving early closes the connection.
+
+        The deadline bounds the whole stream, the time its reader takes included.
+        """
+        deadline = asyncio.get_running_loop().time() + exchange.deadline_s
+        buffer = EventBuffer()
+        async with self._request(exchange) as response:
+            await self._require_success(exchange, response)
+            while not buffer.is_done:
+                for payload in await self._next_payloads(exchange, response, buffer, deadline):
+                    yield payload
+
+    def decode(self, exchange: Exchange, content: bytes, kind: type[_T]) -> _T:
+        """`content` as a `kind`; raises `EngineReplyInvalid` when it is something else."""
+        try:
+            # The decoder skips fields that `kind` does not have without looking at their bytes.
+            content.decode("utf-8")
+            return msgspec.json.decode(content, type=kind)
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+            raise EngineReplyInvalid(
+                f"{self.name}: expected {kind.__name__} as JSON from {_what(exchange)}, got {_excerpt(content)}"
+                f" ({error}); check the version of the server"
+            ) from error
+
+    async def _require_success(self, exchange: Exchange, response: aiohttp.ClientResponse) -> None:
+        if not response.ok:
+            async with self._transport(exchange):
+                content = await response.read()
+            self._successful(exchange, Answer(response.status, content))
+
+    async def _next_payloads(
+        self, exchange: Exchange, response: aiohttp.ClientResponse, buffer: EventBuffer, deadline: float
+    ) -> list[bytes]:
+        async with self._transport(exchange, deadline):
+            data = await response.content.readany()
+        if not data:
+            raise EngineConnectionLost(f"{self.name}: the stream of {_what(exchange)} ended without [DONE]")
+        try:
+            return buffer.feed(data)
+        except LineTooLong as error:
+            raise EngineReplyInvalid(f"{self.name}: {_what(exchange)} streamed {error}") from error
+
+    @asynccontextmanager
+    async def _request(self, exchange: Exchange) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._http is None:
+            raise EngineUnavailable(f"{self.name} is not connected; use the provider inside `async with`")
+        data = None if exchange.body is None else msgspec.json.encode(exchange.body)
+        headers = {"content-type": "application/json", **exchange.headers}
+        async with self._transport(exchange):
+            response = await self._http.request(exchange.method, self.url + exchange.path, data=data, headers=headers)
+        try:
+            yield response
+        finally:
+            response.release()  # closes the connection when the answer has not been read to its end
+
+    @asynccontextmanager
+    async def _transport(self, exchange: Exchange, deadline: float | None = None) -> AsyncIterator[None]:
+        """Bounds the block in time and names what went wrong on the wire."""
+        at = asyncio.get_running_loop().time() + exchange.deadline_s if deadline is None else deadline
+        try:
+            async with asyncio.timeout_at(at):
+                yield
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise EngineUnavailable(f"{self.name} cannot be reached ({error}); is the server running?") from error
+        except TimeoutError as error:
+            raise self._too_late(exchange) from error
+        except (aiohttp.ClientError, OSError) as error:
+            reason = f"{type(error).__name__} {error}".rstrip()
+            raise EngineConnectionLost(
+                f"{self.name}: the connection broke during {_what(exchange)}: {reason}"
+            ) from error
+
+    def _too_late(self, exchange: Exchange) -> EngineError:
+        """A generation that got no answer may have been sampled; every other call just was not served."""
+        kind = EngineConnectionLost if exchange.request_id else EngineUnavailable
+        return kind(f"{self.name} did not answer {_what(exchange)} within {exchange.deadline_s:.0f} s")
+
+    def _successful(self, exchange: Exchange, answer: Answer) -> Answer:
+        if 200 <= answer.status < 300:
+            return answer
+        words = server_message(answer.content)
+        raise error_for_status(answer.status, f"{self.name} answered {_what(exchange)} with {answer.status}: {words}")
+
+
+def error_for_status(status: int, message: str) -> EngineError:
+    """The error that an HTTP status of an engine stands for."""
+    if status in (429, 503):
+        return EngineUnavailable(message)
+    return EngineRejected(message) if 400 <= status < 500 else EngineError(message)
+
+
+class _ErrorBody(msgspec.Struct):
+    error: Any = None
+    message: Any = None
+    detail: Any = None
+
+
+def server_message(content: bytes) -> str:
+    """What the server says went wrong, shortened; engines put it into `error`, `message` or `detail`."""
+    try:
+        body = msgspec.json.decode(content, type=_ErrorBody)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return _excerpt(content)
+    found = body.error or body.message or body.detail
+    text = found.get("message", found) if isinstance(found, dict) else found
+    return _shortened(str(text)) if text else _excerpt(content)
+
+
+def _what(exchange: Exchange) -> str:
+    request = f" of request {exchange.request_id}" if exchange.request_id else ""
+    return f"{exchange.method} {exchange.path}{request}"
+
+
+def _excerpt(content: bytes) -> str:
+    return repr(_shortened(content.decode("utf-8", errors="replace"))) if content else "an empty body"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."

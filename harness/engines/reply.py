@@ -1,0 +1,230 @@
+"""What an engine claims to have sampled, verified, as a `GenerationResult`.
+
+A provider writes the engine's answer down as an `EngineReply` without judging it. `verified` believes nothing in it
+that can be checked: the ids stand in the output and again beside every logprob, the count in the usage, the coverage
+in the version spans. Whatever disagrees is `EngineReplyInvalid`, naming the engine, the request and both values. What
+passes is exactly what the trainer will see. Nothing here is repaired, and nothing does I/O.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import EngineReplyInvalid
+from harness.samples.merge import policy_version
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationResult,
+    Logprobs,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    TopLogprobs,
+    VersionSpan,
+    as_ids,
+    as_logprobs,
+)
+
+_ROUNDING = 1e-4  # a log-softmax in float32 may end this far above zero
+
+
+class ScoredToken(NamedTuple):
+    """A logprob as an engine reports it, beside the id it belongs to; None where there is no number."""
+
+    token_id: int
+    logprob: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The request that a reply answers."""
+
+    engine: str
+    """How messages call the engine: kind and address."""
+    request_id: str
+    input_ids: TokenIds
+    params: SamplingParams
+    vocab_size: int
+    prompt_logprobs_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReply:
+    """What the engine claims; None and empty where it does not say."""
+
+    output_ids: Sequence[int]
+    scored: Sequence[ScoredToken]
+    """The logprob of each output token."""
+    finish_reason: str
+    request_id: str
+    """As the engine calls the request, without the prefix it puts before it."""
+    version_spans: Sequence[VersionSpan]
+    version: str
+    """Label of the weights that read the prompt; they scored it when that was asked for."""
+    completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+    matched_stop: int | str | None = None
+    top: Sequence[Sequence[ScoredToken]] = ()
+    """Alternatives of each output token, in any order."""
+    prompt_scored: Sequence[ScoredToken] | None = None
+    """Input tokens from `Asked.prompt_logprobs_from` on."""
+    cached_tokens: int = 0
+    seconds: float = 0.0
+
+
+def verified(asked: Asked, reply: EngineReply) -> GenerationResult:
+    """The result that `reply` amounts to. Raises `EngineReplyInvalid` or `UnknownWeightVersion`."""
+    _require_equal(asked, "the request id", asked.request_id, reply.request_id)
+    reason = _finish_reason(asked, reply.finish_reason)
+    tokens = verified_tokens(asked, reply.output_ids, reply.scored)
+    _check_counts(asked, reply, tokens.output_ids.size)
+    return GenerationResult(
+        request_id=asked.request_id,
+        input_ids=asked.input_ids,
+        output_ids=tokens.output_ids,
+        logprobs=tokens.logprobs,
+        finish_reason=reason,
+        version_spans=_verified_spans(asked, reply.version_spans, tokens.output_ids.size),
+        matched_stop=reply.matched_stop if reason is FinishReason.STOP else None,
+        top_logprobs=_verified_top(asked, reply.top, tokens.output_ids.size),
+        prompt_logprobs=_verified_prompt(asked, reply, reason),
+        cached_tokens=reply.cached_tokens,
+        seconds=reply.seconds,
+    )
+
+
+def verified_tokens(asked: Asked, ids: Sequence[int], scored: Sequence[ScoredToken]) -> GenerationDelta:
+    """Sampled ids with one logprob each; a whole output or the next piece of one."""
+    if len(ids) != len(scored):
+        _refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
+    array = _verified_ids(asked, ids)
+    return GenerationDelta(array, _verified_logprobs(asked, "output", array, scored))
+
+
+def verified_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -> PromptLogprobs:
+    """Logprobs of the input from `asked.prompt_logprobs_from` on."""
+    start = asked.prompt_logprobs_from
+    assert start is not None
+    ids = asked.input_ids[start:]
+    if len(scored) != ids.size:
+        _refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
+    policy_version(version)
+    return PromptLogprobs(start, _verified_logprobs(asked, "input", ids, scored, offset=start), version)
+
+
+def aborted_before_start(asked: Asked) -> GenerationResult:
+    """The result of a request that was aborted before an engine had seen it."""
+    return GenerationResult(
+        request_id=asked.request_id,
+        input_ids=asked.input_ids,
+        output_ids=as_ids(()),
+        logprobs=as_logprobs(()),
+        finish_reason=FinishReason.ABORT,
+        version_spans=(),
+    )
+
+
+def _finish_reason(asked: Asked, name: str) -> FinishReason:
+    try:
+        return FinishReason(name)
+    except ValueError:
+        return _refuse(asked, f"finish reason {name!r}, expected one of {', '.join(FinishReason)}")
+
+
+def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
+    if reply.completion_tokens is not None:
+        _require_equal(asked, "the number of output tokens", reply.completion_tokens, size)
+    if reply.prompt_tokens is not None:
+        _require_equal(asked, "the number of input tokens", asked.input_ids.size, reply.prompt_tokens)
+    if size > asked.params.max_new_tokens:
+        _refuse(asked, f"{size} output tokens, at most {asked.params.max_new_tokens} were asked for")
+    if not size and reply.finish_reason != FinishReason.ABORT:
+        _refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
+
+
+def _verified_ids(asked: Asked, ids: Sequence[int]) -> TokenIds:
+    wide = np.asarray(ids, dtype=np.int64)
+    outside = (wide < 0) | (wide >= asked.vocab_size)
+    if outside.any():
+        position = int(outside.argmax())
+        _refuse(
+            asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})"
+        )
+    return as_ids(wide)
+
+
+def _verified_logprobs(
+    asked: Asked, side: str, ids: TokenIds, scored: Sequence[ScoredToken], *, offset: int = 0
+) -> Logprobs:
+    """The logprobs in `scored`, which must name `ids` in their order; `offset` is the position of the first."""
+    named = np.fromiter((token.token_id for token in scored), dtype=np.int64, count=len(scored))
+    values = np.asarray([token.logprob for token in scored], dtype=np.float64)  # None becomes NaN
+    for wrong, what in (
+        (named != ids, "is given for id {named}"),
+        (np.isnan(values), "is missing or not a number"),
+        (np.isinf(values) | (values > _ROUNDING), "is {value}, expected a finite number up to 0"),
+    ):
+        if wrong.any():
+            at = int(wrong.argmax())
+            problem = what.format(named=named[at], value=values[at])
+            _refuse(asked, f"the logprob of {side} token {ids[at]} at {offset + at} {problem}")
+    return as_logprobs(np.minimum(values, 0.0))
+
+
+def _verified_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tuple[VersionSpan, ...]:
+    covered = 0
+    for span in spans:
+        if span.start != covered or span.end < span.start:
+            _refuse(asked, f"a version span {span.start}..{span.end}, expected one that starts at {covered}")
+        policy_version(span.version)
+        covered = span.end
+    if covered != size:
+        _refuse(asked, f"version spans that end at {covered} for an output of {size} tokens")
+    return tuple(span for span in spans if span.end > span.start)
+
+
+def _verified_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int) -> TopLogprobs | None:
+    count = asked.params.top_logprobs
+    if not count:
+        return None
+    if len(top) != size:
+        _refuse(asked, f"alternatives for {len(top)} output tokens, expected {size}")
+    rows = [_best(row, count) for row in top]
+    short = next((i for i, row in enumerate(rows) if len(row) < count), None)
+    if short is not None:
+        _refuse(asked, f"{len(rows[short])} alternatives with a logprob at {short}, expected {count}")
+    ids: npt.NDArray[np.int32] = np.asarray([[token.token_id for token in row] for row in rows], dtype=np.int32)
+    values = np.asarray([[token.logprob for token in row] for row in rows], dtype=np.float32)
+    return TopLogprobs(ids.reshape(size, count), values.reshape(size, count))
+
+
+def _best(row: Sequence[ScoredToken], count: int) -> list[ScoredToken]:
+    usable = [token for token in row if token.logprob is not None]
+    return sorted(usable, key=lambda token: -(token.logprob or 0.0))[:count]
+
+
+def _verified_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> PromptLogprobs | None:
+    if asked.prompt_logprobs_from is None:
+        return None
+    if reply.prompt_scored is None:
+        # An abort can come before the prompt has been read; then nobody knows its logprobs.
+        if reason is FinishReason.ABORT and not reply.output_ids:
+            return None
+        _refuse(asked, f"no logprobs of the input, which were asked for from {asked.prompt_logprobs_from} on")
+    return verified_scores(asked, reply.prompt_scored, reply.version)
+
+
+def _require_equal(asked: Asked, what: str, expected: object, found: object) -> None:
+    if expected != found:
+        _refuse(asked, f"{what} as {found}, expected {expected}")
+
+
+def _refuse(asked: Asked, claim: str) -> NoReturn:
+    raise EngineReplyInvalid(
+        f"{asked.engine}, request {asked.request_id}: the reply gives {claim}; nothing of it is used, check the"
+        " version and the options of the server"
+    )

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli import output
 from harness.sessions.ledger import Ledger
 from harness.suite.excerpt import Excerpt, Line, excerpt
 from harness.suite.report import RunReport, RunStatus, ScenarioReport
@@ -27,9 +28,13 @@ _STATUS_WORDS = {
 def print_report(report: RunReport) -> None:
     """Print `report` on standard output."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
-    console.print(Group(*_sections(report)))
+    if console.is_terminal:
+        console.print(Group(*_sections(report)))
+        return
+    console.width = _PLAIN_WIDTH
+    with console.capture() as printed:
+        console.print(Group(*_sections(report)))
+    output.print_text("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def _sections(report: RunReport) -> Iterator[RenderableType]:

@@ -5,13 +5,16 @@ trainer will see. Sessions that no settled rollout stands for (earlier attempts,
 `interrupted`. A difference is a bug and raises `LedgerImbalance`.
 """
 
+import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from harness.errors import LedgerImbalance
 from harness.sessions.ledger import Ledger, total
 from harness.store.sqlite import read_sessions
-from harness.suite.rollouts import INTERRUPTED, RolloutRecord
+from harness.suite.rollouts import INTERRUPTED, RolloutRecord, has_table
+from harness.suite.storage import disk_failures
 from harness.types import Sample
 
 
@@ -27,7 +30,10 @@ def account_run(database: Path, settled: Sequence[RolloutRecord], samples: Itera
 
 
 def generated_tokens(database: Path) -> dict[str, int]:
-    """Sampled tokens of every session that the store holds."""
+    """Sampled tokens of every session that the store holds; none when the run ended before there was a store."""
+    with disk_failures(database), closing(sqlite3.connect(database)) as connection:
+        if not has_table(connection, "sessions"):
+            return {}
     return {
         session.session_id: sum(int(turn.output_ids.size) for turn in session.turns)
         for session in read_sessions(database)

@@ -107,7 +107,6 @@ class RolloutLog:
             self._connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.execute(_SCHEMA)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -117,6 +116,7 @@ class RolloutLog:
         """Make `record` durable, as the next attempt of its number."""
         row = (record.number, record.is_settled, msgspec.json.encode(record).decode(), time.time())
         with disk_failures(self._path), self._connection:
+            self._connection.execute(_SCHEMA)  # not earlier: the session store begins with an empty database
             self._connection.execute(_INSERT, row)
 
     def last_attempts(self) -> dict[int, RolloutRecord]:
@@ -131,6 +131,13 @@ def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
         return _last_attempts(connection)
 
 
+def has_table(connection: sqlite3.Connection, name: str) -> bool:
+    """There is a table `name`; a run that was killed early has none."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone())
+
+
 def _last_attempts(connection: sqlite3.Connection) -> dict[int, RolloutRecord]:
+    if not has_table(connection, "rollouts"):
+        return {}
     rows = connection.execute("SELECT number, record FROM rollouts ORDER BY number, attempt")
     return {number: msgspec.json.decode(record, type=RolloutRecord) for number, record in rows}

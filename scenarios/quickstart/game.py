@@ -14,19 +14,26 @@ Message = dict[str, Any]
 
 
 class Game:
-    """One game; `options` gives the `secret` and the `highest` number it may be."""
+    """One game; `options`: the `secret`, the `highest` number it may be, and how many `answers` are allowed."""
+
+    reply_role = "user"
+    """The host talks; a small model that reads hints as results of a tool begins to write results itself."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.secret = options["secret"]
         self.low, self.high = 1, options["highest"]
+        self.answers_left = options["answers"]
         self.guesses = []
 
     def examples(self) -> list[Message]:
         """A game that somebody else has played: a small model learns the rules from it, not from a text."""
         return [
-            *exchange("c1", "My number is from 1 to 20. Your guess?", 12),
-            *exchange("c2", "12 is too high. Guess from 1 to 11.", 6),
-            *exchange("c3", "6 is too low. Guess from 7 to 11.", 9),
+            {"role": "user", "content": "My number is from 1 to 30. Your guess?"},
+            tool_call("example-1", 12),
+            {"role": "user", "content": "12 is too high. Guess lower, from 1 to 11."},
+            tool_call("example-2", 6),
+            {"role": "user", "content": "6 is too low. Guess higher, from 7 to 11."},
+            tool_call("example-3", 9),
         ]
 
     def opening(self) -> str:
@@ -34,31 +41,30 @@ class Game:
 
     def reply(self, answer: str) -> str | None:
         found = NUMBER.search(answer)
-        if found is None:
-            return f"I did not hear a number. Guess from {self.low} to {self.high}."
-        guess = int(found[0])
-        self.guesses.append(guess)
-        if guess == self.secret:
+        self.answers_left -= 1
+        if found is not None:
+            self.guesses.append(int(found[0]))
+        if self.secret in self.guesses or not self.answers_left:
             return None
-        return self.hint(guess)
+        return self.hint(self.guesses[-1]) if found else f"I heard no number. Guess from {self.low} to {self.high}."
 
     def hint(self, guess: int) -> str:
         """What the host says to a wrong guess; what is known by now is said again."""
         if guess < self.secret:
-            verdict, self.low = "too low", max(self.low, guess + 1)
+            verdict, self.low = "too low. Guess higher", max(self.low, guess + 1)
         else:
-            verdict, self.high = "too high", min(self.high, guess - 1)
-        return f"{guess} is {verdict}. Guess from {self.low} to {self.high}."
+            verdict, self.high = "too high. Guess lower", min(self.high, guess - 1)
+        return f"{guess} is {verdict}, from {self.low} to {self.high}."
 
     def result(self) -> dict[str, Any]:
         return {"secret": self.secret, "guesses": self.guesses, "found": self.secret in self.guesses}
 
 
-def exchange(call_id: str, question: str, guess: int) -> list[Message]:
-    """A question of the host and the tool call that answers it."""
+def tool_call(call_id: str, guess: int) -> Message:
+    """A guess as a well-formed tool call."""
     function = {"name": "guess", "arguments": json.dumps({"number": guess})}
-    return [
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": call_id, "content": "ok"},
-    ]
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }

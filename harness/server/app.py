@@ -18,7 +18,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from harness.errors import BodyTooLarge, HarnessError, MethodNotAllowed, RouteNotFound, Unauthorized
+from harness.errors import (
+    BodyTooLarge,
+    GateClosed,
+    HarnessError,
+    MethodNotAllowed,
+    RouteNotFound,
+    StoreError,
+    Unauthorized,
+)
 from harness.samples.codec import sample_to_json
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.registry import SessionRegistry
@@ -27,6 +35,7 @@ from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.server.wire import parse_session_config
 from harness.sessions.gate import GateState, Work
+from harness.sessions.lifecycle import Phase
 from harness.sessions.record import empty_record, session_record, session_summary
 from harness.sessions.session import Session
 from harness.store.base import SessionStore
@@ -61,7 +70,7 @@ class SessionServer:
     def app(self) -> Starlette:
         """The ASGI application."""
         admin = self._admin
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/sessions/{id}/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/sessions", admin(self._create), methods=["POST"]),
@@ -88,17 +97,16 @@ class SessionServer:
                 Exception: self._on_bug,
             },
         )
+        app.router.redirect_slashes = False  # agents get an answer they can parse, not a redirect
+        return app
 
     # Sessions
 
     async def _create(self, request: Request) -> Response:
         config = parse_session_config(await self._body(request))
         await self.gatekeeper.enter(Work.CREATE)
-        session = self.sessions.create(config)
-        await self._store.create(session)
-        self.sessions.add([session])
+        session = await self._keep_new(self.sessions.create(config))
         self._metrics.session_created()
-        self._metrics.sessions_open(len(self.sessions))
         base = self.settings.public_url or str(request.base_url)
         return json_response(
             {
@@ -107,6 +115,30 @@ class SessionServer:
                 "api_key": session.api_key,
             }
         )
+
+    async def _keep_new(self, session: Session) -> Session:
+        """Hold `session` first and store it second, so that a drain which comes between closes it like the others."""
+        self.sessions.add([session])
+        self._metrics.sessions_open(len(self.sessions))
+        try:
+            await self._store.create(session)
+        except StoreError:
+            self._forget(session)
+            raise
+        if session.phase is not Phase.OPEN:
+            await self._close(session)
+            raise GateClosed("the server was drained while the session was created; ask again later")
+        return session
+
+    async def _close(self, session: Session) -> None:
+        """End `session` for good; may be done again when the store failed."""
+        session.close()
+        await self._store.set_phase(session)
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        self.sessions.remove(session)
+        self._metrics.sessions_open(len(self.sessions))
 
     async def _list(self, request: Request) -> Response:
         del request
@@ -120,20 +152,18 @@ class SessionServer:
         session = self.sessions.find(session_id)
         if session is None:
             return json_response(empty_record(session_id))
-        return await asyncio.to_thread(_record_response, session)
+        return await asyncio.to_thread(_record_response, session.snapshot())
 
     async def _samples(self, request: Request) -> Response:
         session = self.sessions.find(request.path_params["id"])
         if session is None:
             return json_response({"samples": []})
-        return await asyncio.to_thread(_samples_response, session)
+        return await asyncio.to_thread(_samples_response, session.snapshot())
 
     async def _delete(self, request: Request) -> Response:
         session = self.sessions.find(request.path_params["id"])
-        if session is not None and session.close():
-            await self._store.set_phase(session)
-            self.sessions.remove(session)
-            self._metrics.sessions_open(len(self.sessions))
+        if session is not None:
+            await self._close(session)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     # Turns
@@ -164,9 +194,10 @@ class SessionServer:
     async def _drain(self, request: Request) -> Response:
         del request
         changed = self.gatekeeper.turn_to(GateState.DRAINING)
-        closed = [session for session in self.sessions if session.drain()]
-        for session in closed:
-            await self._store.set_phase(session)
+        sessions = list(self.sessions)
+        closed = [session for session in sessions if session.drain()]
+        # Those closed before as well: the store may have failed at the time.
+        await asyncio.gather(*(self._store.set_phase(session) for session in sessions))
         log.info("gate_draining", changed=changed, sessions_closed=len(closed))
         return json_response(self._gate_report() | {"changed": changed, "sessions_closed": len(closed)})
 

@@ -92,18 +92,18 @@ async def _uvicorn(server: SessionServer, listener: socket.socket) -> AsyncItera
         http="httptools",
     )
     embedded = _EmbeddedServer(config)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(embedded.serve(sockets=[listener]))
-        try:
-            await _started(embedded)
-            yield
-        finally:
-            embedded.should_exit = True
+    serving = asyncio.create_task(embedded.serve(sockets=[listener]))
+    try:
+        await _started(embedded, serving)
+        yield
+    finally:
+        embedded.should_exit = True
+        await serving
 
 
-async def _started(embedded: uvicorn.Server) -> None:
+async def _started(embedded: uvicorn.Server, serving: asyncio.Task[None]) -> None:
     async with asyncio.timeout(_START_S):
-        while not embedded.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+        while not embedded.started and not serving.done():  # noqa: ASYNC110  # uvicorn offers nothing to wait for
             await asyncio.sleep(0.005)
 
 

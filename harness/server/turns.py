@@ -6,6 +6,7 @@ and the store between them. An answer leaves only after the store has made its t
 
 import asyncio
 import itertools
+import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -96,14 +97,19 @@ class TurnService:
 
     def _encode_now(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
         parent = session.parent_turn(point)
-        prefix = _forced_prefix(chat)
-        prefix_ids = self.template.tokenizer.encode(prefix) if prefix else []
+        prefix_ids = self._prefix_ids(chat)
         if parent is not None:
             ids = self.template.extend_ids(parent.reply, _last_id(parent), chat.messages[point.matched :], chat.tools)
             if ids is not None:
                 return point, as_ids(ids + prefix_ids)
         ids = self.template.render_ids(chat.messages, chat.tools)
         return AttachPoint(None, 0, point.key), as_ids(ids + prefix_ids)
+
+    def _prefix_ids(self, chat: ChatRequest) -> list[int]:
+        """A tool's name is the agent's text: it cannot put a special token into the prompt."""
+        tokenizer = self.template.tokenizer
+        ours, named = _forced_prefix(chat)
+        return (tokenizer.encode(ours) if ours else []) + (tokenizer.encode_plain(named) if named else [])
 
     async def _sample(
         self, session: Session, admission: Admission, chat: ChatRequest
@@ -142,7 +148,7 @@ class TurnService:
     def _reply(self, admission: Admission, chat: ChatRequest, result: GenerationResult) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
         stop = result.matched_stop if isinstance(result.matched_stop, str) else None
-        text = _forced_prefix(chat) + output_text(self.template.tokenizer, result.output_ids.tolist(), stop)
+        text = "".join(_forced_prefix(chat)) + output_text(self.template.tokenizer, result.output_ids.tolist(), stop)
         parsed = parse_output(text, with_tools=bool(chat.tools) and chat.tool_mode is not ToolMode.NONE)
         message = reply_message(parsed, _call_id_prefix(admission))
         finish = "tool_calls" if parsed.tool_calls and result.finish_reason is FinishReason.STOP else None
@@ -176,12 +182,14 @@ def _call_id_prefix(admission: Admission) -> str:
     return f"call_{admission.key.hex()[:12]}{admission.ordinal}_"
 
 
-def _forced_prefix(chat: ChatRequest) -> str:
-    """How an answer that must be a tool call begins.
+def _forced_prefix(chat: ChatRequest) -> tuple[str, str]:
+    """How an answer that must be a tool call begins: our words, and those that name a tool of the agent.
 
-    It is part of the prompt: exact, never sampled, never trained.
+    They are part of the prompt: exact, never sampled, never trained.
     """
     if chat.tool_mode is not ToolMode.REQUIRED:
-        return ""
+        return "", ""
     begin = '<tool_call>\n{"name": "'
-    return begin if chat.tool_name is None else f'{begin}{chat.tool_name}", "arguments": '
+    if chat.tool_name is None:
+        return begin, ""
+    return begin, json.dumps(chat.tool_name, ensure_ascii=False)[1:] + ', "arguments": '

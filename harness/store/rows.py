@@ -57,6 +57,7 @@ INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 
 UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
 UPDATE_DELIVERED = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
+SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
 SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"
 
 Row = tuple[Any, ...]

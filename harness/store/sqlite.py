@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from harness.errors import StoreError, StoreFull
-from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session
 from harness.store import rows
 from harness.types import Turn
@@ -77,8 +78,7 @@ class SQLiteStore:
 
     async def load(self) -> list[Session]:
         """The sessions that are not closed, with their turns."""
-        sessions = await asyncio.to_thread(read_sessions, self._path)
-        return [session for session in sessions if session.phase is not Phase.CLOSED]
+        return await asyncio.to_thread(read_sessions, self._path, rows.SELECT_UNCLOSED_SESSIONS)
 
     async def _write(self, statement: str, parameters: rows.Row) -> None:
         done = self._loop.create_future()
@@ -109,41 +109,49 @@ class SQLiteStore:
             with self._connection:
                 for write in group:
                     self._connection.execute(write.statement, write.parameters)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError, OverflowError) as error:  # the latter two: a value that SQLite cannot hold
             return _store_error(self._path, error)
         return None
 
 
-def read_sessions(path: Path) -> list[Session]:
-    """All sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
+def read_sessions(path: Path, selection: str = rows.SELECT_SESSIONS) -> list[Session]:
+    """The sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
     if not path.is_file():
         raise StoreError(f"expected a session store, found no file {path}")
     try:
         with closing(_connect(path)) as connection:
             _check_version(path, connection)
-            return [_read_session(connection, row) for row in connection.execute(rows.SELECT_SESSIONS).fetchall()]
+            return [_read_session(path, connection, row) for row in connection.execute(selection).fetchall()]
     except sqlite3.Error as error:
         raise _store_error(path, error) from error
 
 
-def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
-    session = rows.session_from_row(row)
-    for turn in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
-        session.restore(rows.turn_from_row(turn))
+def _read_session(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
+    try:
+        session = rows.session_from_row(row)
+        for turn in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
+            session.restore(rows.turn_from_row(turn))
+    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise StoreError(f"{path}: session {row['session_id']} is damaged: {type(error).__name__} {error}") from error
     return session
 
 
 def _open(path: Path) -> sqlite3.Connection:
     """A connection for the writer thread; the file and its tables are created when missing."""
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: no such directory: {path.parent}")
+    connection = None
     try:
         connection = _connect(path)
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            connection.executescript(f"BEGIN; {rows.SCHEMA} COMMIT;")
+        _check_version(path, connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sessions'").fetchone():
-            connection.executescript(rows.SCHEMA)
-        _check_version(path, connection)
-    except sqlite3.Error as error:
-        raise _store_error(path, error) from error
+    except (sqlite3.Error, StoreError) as error:
+        if connection is not None:
+            connection.close()
+        raise error if isinstance(error, StoreError) else _store_error(path, error) from error
     return connection
 
 
@@ -154,6 +162,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sessions'").fetchone():
+        raise StoreError(f"{path} is a database of something else, not a session store; use a new file")
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found != rows.SCHEMA_VERSION:
         raise StoreError(f"{path} has store version {found}, this harness reads {rows.SCHEMA_VERSION}; use a new file")
@@ -170,7 +180,7 @@ def _settle(waiting: list[asyncio.Future[None]], error: StoreError | None) -> No
             done.set_exception(error)
 
 
-def _store_error(path: Path, error: sqlite3.Error) -> StoreError:
+def _store_error(path: Path, error: Exception) -> StoreError:
     if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
     return StoreError(f"{path}: {error}")

@@ -1,0 +1,112 @@
+"""A session server on loopback with a scripted engine, and a client that speaks to it as agents and owners do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fakes import toy_template, toy_tokenizer
+
+from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.server.app import SessionServer
+from harness.server.serving import serve_in_process
+from harness.server.settings import ServerSettings
+from harness.store.connect import open_store
+from harness.types import Json, Message
+
+PATIENCE_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A session as its owner got it."""
+
+    session_id: str
+    base_url: str
+    api_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What agents and owners can ask a server."""
+
+    http: httpx.AsyncClient
+    engine: ScriptedEngine
+    server: SessionServer
+    restored: int
+
+    async def create(self, **config: Any) -> Served:
+        """A new session."""
+        answer = await self.http.post("/sessions", json=config)
+        assert answer.status_code == 200, answer.text
+        return Served(**answer.json())
+
+    async def chat(self, session: Served, messages: Sequence[Message], **fields: Any) -> httpx.Response:
+        """A model call of the session's agent."""
+        return await self.http.post(url_of(session), json={"model": "m", "messages": list(messages), **fields})
+
+    async def say(self, session: Served, messages: Sequence[Message], **fields: Any) -> Message:
+        """The message of a model call that must succeed."""
+        answer = await self.chat(session, messages, **fields)
+        assert answer.status_code == 200, answer.text
+        message: Message = answer.json()["choices"][0]["message"]
+        return message
+
+    async def record(self, session: Served) -> Json:
+        """The session's record."""
+        answer = await self.http.get(f"/sessions/{session.session_id}")
+        assert answer.status_code == 200, answer.text
+        record: Json = answer.json()
+        return record
+
+    async def samples(self, session: Served) -> list[Json]:
+        """The session's samples."""
+        samples: list[Json] = (await self.http.get(f"/sessions/{session.session_id}/samples")).json()["samples"]
+        return samples
+
+    async def gate(self) -> Json:
+        """What `GET /sessions/gate` says."""
+        report: Json = (await self.http.get("/sessions/gate")).json()
+        return report
+
+    async def turns_in_flight(self, count: int) -> None:
+        """Return once that many turns are in flight, and their generations with them."""
+        await eventually(lambda: self.engine._live.__len__() == count)
+
+    async def held(self, count: int) -> None:
+        """Return once that many requests wait at the gate."""
+        await eventually(lambda: self.server.gatekeeper.held == count)
+
+
+def url_of(session: Served) -> str:
+    """Where the session's agent sends chat completions."""
+    return f"/sessions/{session.session_id}/v1/chat/completions"
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Return once `holds()` is true; fail when that takes too long."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+def says(*texts: str) -> tuple[Step, ...]:
+    """Steps that say `texts`."""
+    return tuple(Step(text=text) for text in texts)
+
+
+@asynccontextmanager
+async def serving(
+    *steps: Step, store: Path | str = "memory", settings: ServerSettings | None = None, context_length: int = 1 << 20
+) -> AsyncIterator[Client]:
+    """A running server and a client for it."""
+    script = Script(steps=steps or (Step(text="Understood."),))
+    engine = ScriptedEngine(toy_tokenizer(), script, context_length=context_length)
+    async with (
+        serve_in_process(engine, toy_template(), open_store(store), settings) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        yield Client(http, engine, running.server, running.restored)

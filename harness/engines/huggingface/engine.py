@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from torch import Tensor
+
 from harness.engines.base import PauseMode
 from harness.engines.huggingface.generation import Generation, Request, Sampled, StopRules
-from harness.engines.huggingface.kv_storage import Tensor
 from harness.engines.huggingface.model import ModelFacts, RaggedModel
 from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample
 from harness.engines.huggingface.scheduler import Piece, Scheduler

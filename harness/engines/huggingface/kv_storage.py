@@ -4,12 +4,10 @@ Which KV exists and how large it is, is decided by the scheduler; this carries i
 """
 
 from collections import defaultdict
-from typing import Any
+
+from torch import Tensor
 
 from harness.engines.huggingface.scheduler import KvCopy, KvDrop, KvOp
-
-Tensor = Any
-"""A torch tensor; torch is not imported here."""
 
 
 class LayerKv:

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from harness.engines.huggingface import ragged_attention
-from harness.engines.huggingface.kv_storage import KvStorage, Tensor
+from harness.engines.huggingface.kv_storage import KvStorage
 from harness.engines.huggingface.packed_linear import FEWEST_ROWS, pack
-from harness.engines.huggingface.ragged_attention import RaggedBatch, RaggedPiece
+from harness.engines.huggingface.ragged_attention import RaggedPiece
 from harness.engines.huggingface.scheduler import KvOp, Piece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineRejected, ModelError
@@ -52,12 +58,6 @@ class RaggedModel:
     @classmethod
     def load(cls, directory: Path, *, dtype: str, threads: int) -> "RaggedModel":
         """The model in the folder `directory`; raises `ModelError` when it cannot be served here."""
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-            from transformers.utils import logging
-        except ImportError:
-            raise ModelError("the local engine needs `pip install 'session-harness[local]'`") from None
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         ragged_attention.register()
@@ -71,18 +71,14 @@ class RaggedModel:
 
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
         """Float32 logits of every wanted position of `pieces`, in order, shape [positions, vocabulary]."""
-        ragged = self._ragged_batch(pieces)
+        ragged = self._ragged_pieces(pieces)
         ids = np.concatenate([piece.sequence.ids[piece.start : piece.stop] for piece in pieces])
         positions = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
-        wanted = np.concatenate(
-            [_wanted_rows(piece, ragged) for piece, ragged in zip(pieces, ragged.pieces, strict=True)]
-        )
+        wanted = np.concatenate([_wanted_rows(piece, ragged) for piece, ragged in zip(pieces, ragged, strict=True)])
         return self._run(_padded(ids), _padded(positions), wanted, ragged)
 
     def apply(self, ops: list[KvOp]) -> None:
         """Carry out what the scheduler decided about the KV storage."""
-        import torch
-
         with torch.inference_mode():
             self.kv.apply(ops)
 
@@ -91,8 +87,6 @@ class RaggedModel:
 
         Raises `EngineRejected`, with the old weights untouched, when names or shapes differ.
         """
-        import torch
-
         own = dict(self._model.named_parameters()) | dict(_persistent_buffers(self._model))
         new = _read_checkpoint(directory)
         aliases = self._model.state_dict().keys() - own.keys()
@@ -106,18 +100,16 @@ class RaggedModel:
     def _config(self) -> Any:
         return self._model.config.get_text_config()
 
-    def _ragged_batch(self, pieces: Sequence[Piece]) -> RaggedBatch:
+    def _ragged_pieces(self, pieces: Sequence[Piece]) -> list[RaggedPiece]:
         ragged, first = [], 0
         for sequence, start, stop in pieces:
             assert sequence.kv is not None
             kv = self.kv[sequence.kv]
             ragged.append(RaggedPiece(kv, start=start, stop=stop, first=first, capacity=sequence.capacity))
             first += stop - start
-        return RaggedBatch(ragged)
+        return ragged
 
-    def _run(self, ids: Any, positions: Any, wanted: Any, ragged: RaggedBatch) -> Tensor:
-        import torch
-
+    def _run(self, ids: Any, positions: Any, wanted: Any, ragged: list[RaggedPiece]) -> Tensor:
         with torch.inference_mode():
             output = self._model(
                 input_ids=torch.from_numpy(ids)[None],
@@ -129,7 +121,12 @@ class RaggedModel:
             return output.logits[0, : wanted.size].float()
 
     def _refuse_unsuitable(self) -> None:
-        """Refuse what would make a result depend on the other sequences of the batch, or what has no KV."""
+        """Refuse what would make a result depend on the rest of its batch, what has no KV, and what hides in masks.
+
+        A model that runs with flash attention passes a sliding window as an argument; another may pass a mask only.
+        """
+        if not getattr(self._model, "_supports_flash_attn", False):
+            raise ModelError(f"the local engine cannot run {type(self._model).__name__}: its attention needs masks")
         unknown = set(getattr(self._config, "layer_types", None) or ()) - _LAYER_TYPES
         if unknown:
             raise ModelError(f"the local engine cannot run layers of type {', '.join(sorted(unknown))}")
@@ -161,15 +158,11 @@ class RaggedModel:
         return TokenSequence(ids, length, logits_from=0, kv=offset, capacity=length)
 
     def _plain_logprobs(self, sequence: TokenSequence) -> Tensor:
-        import torch
-
         with torch.inference_mode():
             output = self._model(input_ids=torch.from_numpy(sequence.ids.astype(np.int64))[None], use_cache=False)
             return output.logits[0].float().log_softmax(-1)
 
     def _ragged_logprobs(self, sequences: Sequence[TokenSequence]) -> list[Tensor]:
-        import torch
-
         half = _CHECK_TOKENS // 2
         try:
             self._model.set_attn_implementation(ragged_attention.NAME)
@@ -205,9 +198,6 @@ def _weight_files(directory: Path) -> list[Path]:
 
 def _read_checkpoint(directory: Path) -> dict[str, Tensor]:
     """Every tensor of the checkpoint, in memory before anything is replaced."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     files = _weight_files(directory)
     if not files:
         raise EngineRejected(f"expected a checkpoint with *.safetensors in {directory}, found none")

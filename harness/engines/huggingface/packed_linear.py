@@ -5,23 +5,21 @@ does not depend on the number of rows beside it as long as there are at least `F
 the batch to the last bit. The price is a second copy of the weights.
 """
 
-from typing import Any
-
-from harness.engines.huggingface.kv_storage import Tensor
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module
 
 FEWEST_ROWS = 4
 """Fewer rows take another kernel, which is slower and sums in another order."""
 
 
-def pack(model: Any) -> None:
+def pack(model: Module) -> None:
     """Make every linear layer of `model` use a packed copy of its present weights, where torch offers that."""
-    import torch
-
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return
     with torch.inference_mode():
         for module in model.modules():
-            if type(module) is torch.nn.Linear:
+            if type(module) is Linear:
                 module.forward = _PackedForward(module)
 
 
@@ -30,13 +28,12 @@ class _PackedForward:
 
     __slots__ = ("_bias", "_features", "_multiply", "_packed")
 
-    def __init__(self, linear: Any) -> None:
-        import torch
-
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, None)  # noqa: SLF001 - what torch.compile calls
+    def __init__(self, linear: Linear) -> None:
+        operators = torch.ops.mkldnn  # the ones that torch.compile calls; torch has no public name for them
+        self._packed = operators._reorder_linear_weight(linear.weight, None)  # noqa: SLF001
         self._bias = linear.bias
         self._features = linear.out_features
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+        self._multiply = operators._linear_pointwise.default  # noqa: SLF001
 
     def __call__(self, rows: Tensor) -> Tensor:
         if not rows.numel():

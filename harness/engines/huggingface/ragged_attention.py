@@ -11,7 +11,12 @@ A model that asks attention for something not known here (soft caps, sinks, bias
 from collections.abc import Sequence
 from typing import Any
 
-from harness.engines.huggingface.kv_storage import SequenceKv, Tensor
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from harness.engines.huggingface.kv_storage import LayerKv, SequenceKv
 from harness.errors import ModelError
 
 NAME = "harness_ragged"
@@ -33,10 +38,8 @@ class RaggedPiece:
         self.capacity = capacity
         self._masks: dict[int | None, Tensor] = {}
 
-    def attend(self, query: Tensor, stored: Any, scale: float, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, stored: LayerKv, scale: float, window: int | None) -> Tensor:
         """Attention of the piece's queries, shape [1, heads, tokens, dimension], over everything before them."""
-        from torch.nn.functional import scaled_dot_product_attention
-
         oldest = 0 if window is None else max(0, self.start + 1 - window)
         is_whole = self.start == 0 and (window is None or self.stop <= window)
         is_single = self.stop - self.start == 1
@@ -53,8 +56,6 @@ class RaggedPiece:
     def _mask(self, query: Tensor, oldest: int, window: int | None) -> Tensor:
         """Which positions `oldest..stop` each token may see; the same for every layer with this window."""
         if window not in self._masks:
-            import torch
-
             token = torch.arange(self.start, self.stop, device=query.device)[:, None]
             seen = torch.arange(oldest, self.stop, device=query.device)[None, :]
             visible = seen <= token
@@ -62,21 +63,8 @@ class RaggedPiece:
         return self._masks[window]
 
 
-class RaggedBatch:
-    """The pieces of one forward pass, in the order of the row."""
-
-    __slots__ = ("pieces", "windows")
-
-    def __init__(self, pieces: Sequence[RaggedPiece]) -> None:
-        self.pieces = pieces
-        self.windows: dict[int, int | None] = {}
-        """The sliding window that each layer asked for."""
-
-
 def register() -> None:
     """Make the attention known to transformers; no mask is created for it."""
-    from transformers import AttentionInterface
-
     AttentionInterface.register(NAME, _ragged_attention)
 
 
@@ -87,7 +75,7 @@ def _ragged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    ragged: RaggedBatch,
+    ragged: Sequence[RaggedPiece],
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -97,9 +85,8 @@ def _ragged_attention(
     _refuse_unknown(attention_mask, dropout, extras)
     layer: int = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    ragged.windows[layer] = sliding_window
     output = query.new_zeros((1, query.shape[2], query.shape[1], value.shape[-1]))
-    for piece in ragged.pieces:
+    for piece in ragged:
         rows = slice(piece.first, piece.last)
         stored = piece.kv.write(layer, key[:, :, rows], value[:, :, rows], piece.start, piece.capacity)
         attended = piece.attend(query[:, :, rows], stored, scale, sliding_window)

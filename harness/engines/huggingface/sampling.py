@@ -8,9 +8,11 @@ filters.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from harness.engines.huggingface.generation import Sampled
 from harness.errors import EngineReplyInvalid
@@ -29,10 +31,8 @@ class SamplingRow(NamedTuple):
     """Index of the sampled token in its sequence, prompt included."""
 
 
-def logprobs_of(logits: Any, token_ids: TokenIds) -> Logprobs:
+def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
     """Logprob of `token_ids[i]` in row i of `logits`."""
-    import torch
-
     wanted = torch.from_numpy(token_ids.astype(np.int64))
     chosen = logits.gather(1, wanted[:, None]).squeeze(1) - torch.logsumexp(logits, dim=-1)
     scores: Logprobs = chosen.numpy()
@@ -40,7 +40,7 @@ def logprobs_of(logits: Any, token_ids: TokenIds) -> Logprobs:
     return scores
 
 
-def sample(logits: Any, rows: Sequence[SamplingRow]) -> list[Sampled]:
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     """One token for each row of `logits`, float32 [rows, vocabulary]."""
     token_ids = np.array([_choose(logits[index], row) for index, row in enumerate(rows)])
     normalizers = logits.logsumexp(dim=-1).numpy()
@@ -53,11 +53,11 @@ def sample(logits: Any, rows: Sequence[SamplingRow]) -> list[Sampled]:
     ]
 
 
-def _choose(logits: Any, row: SamplingRow) -> int:
+def _choose(logits: Tensor, row: SamplingRow) -> int:
     """One token from one row: work of a few hundred microseconds that stays in the processor's cache."""
     if row.params.temperature == 0:
         return int(logits.argmax())
-    scaled = logits / row.params.temperature
+    scaled = (logits - logits.max()) / row.params.temperature
     _filter(scaled, row.params)
     noise = _generator(row).standard_exponential(scaled.numel())
     np.log(noise, out=noise)
@@ -68,10 +68,10 @@ def _generator(row: SamplingRow) -> np.random.Generator:
     """Randomness keyed by seed and position; drawn in double precision, because with 2**-24 steps one of 50,000
     candidates would draw an exact zero, and win, several times in a thousand tokens.
     """
-    return np.random.Generator(np.random.Philox(key=[row.seed & _WORD, row.position]))
+    return np.random.Generator(np.random.Philox(key=np.array([row.seed & _WORD, row.position], np.uint64)))
 
 
-def _filter(scaled: Any, params: SamplingParams) -> None:
+def _filter(scaled: Tensor, params: SamplingParams) -> None:
     """Set what `params` excludes to minus infinity, in place: top-k, then top-p of what is left, then min-p."""
     if 0 < params.top_k < scaled.numel():
         scaled[scaled < scaled.topk(params.top_k).values[-1]] = -np.inf
@@ -81,7 +81,7 @@ def _filter(scaled: Any, params: SamplingParams) -> None:
         scaled[scaled < scaled.max() + np.log(params.min_p)] = -np.inf
 
 
-def _top_p_threshold(scaled: Any, top_p: float) -> Any:
+def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:
     """The smallest logit among the most likely tokens that together have probability `top_p`."""
     total = scaled.logsumexp(dim=-1)
     likely = scaled.topk(min(_LIKELY_CANDIDATES, scaled.numel())).values
@@ -92,7 +92,7 @@ def _top_p_threshold(scaled: Any, top_p: float) -> Any:
     return likely[before < top_p][-1]
 
 
-def _top(logits: Any, normalizers: Logprobs, rows: Sequence[SamplingRow]) -> list[tuple[list[int], list[float]]]:
+def _top(logits: Tensor, normalizers: Logprobs, rows: Sequence[SamplingRow]) -> list[tuple[list[int], list[float]]]:
     """Alternatives of each row, as many as it asks for."""
     most = max(row.params.top_logprobs for row in rows)
     if not most:

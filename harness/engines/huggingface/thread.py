@@ -8,10 +8,12 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.engines.huggingface.engine import Engine
-from harness.errors import EngineError, HarnessError
+from harness.errors import EngineError, EngineUnavailable, HarnessError
+
+if TYPE_CHECKING:  # it imports torch
+    from harness.engines.huggingface.engine import Engine
 
 T = TypeVar("T")
 
@@ -19,61 +21,63 @@ T = TypeVar("T")
 class _Call:
     """A function to be called with the engine, and where its result goes."""
 
-    def __init__(self, function: Callable[[Engine], Any]) -> None:
+    def __init__(self, function: Callable[["Engine"], Any]) -> None:
         self._function = function
         self.future: Future[Any] = Future()
 
-    def run(self, engine: Engine) -> None:
-        """Answer the call; an error that is not the engine's own ends the thread too."""
+    def run(self, engine: "Engine") -> None:
+        """Answer the call; an error that is not an `EngineError` is raised and leaves it unanswered."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             self.future.set_result(self._function(engine))
         except EngineError as error:
             self.future.set_exception(error)
-        except BaseException as error:
-            self.future.set_exception(error)
-            raise
 
     def refuse(self, error: EngineError) -> None:
-        if self.future.set_running_or_notify_cancel():
+        """Answer a call that did not come to its end."""
+        if self.future.running() or self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
 class EngineThread:
     """Runs an engine that is built, used and dropped on one thread."""
 
-    def __init__(self, build: Callable[[], Engine]) -> None:
+    def __init__(self, build: Callable[[], "Engine"]) -> None:
         self._build = build
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._posting = threading.Lock()  # once the thread has ended, nothing is posted that nobody would answer
         self._has_ended = False
         self._is_stopping = False
         self._failure: Exception | None = None
-        self.ready: Future[Engine] = Future()
+        self.ready: Future[None] = Future()
         """Done when the engine is built, or cannot be."""
+        self.engine: Engine | None = None
+        """Only to be looked at from other threads; None before and after its life."""
         self._thread = threading.Thread(target=self._run, name="harness-engine", daemon=True)
-
-    @property
-    def is_serving(self) -> bool:
-        return self.ready.done() and not self._has_ended
 
     @property
     def failure(self) -> str:
         """Why the thread ended by itself; empty when it did not."""
         return "" if self._failure is None else f"{type(self._failure).__name__}: {self._failure}"
 
+    def ended_error(self) -> EngineError:
+        """What whoever asks too late is told."""
+        if self._failure is None:
+            return EngineUnavailable("the local engine is not running; use it inside `async with`")
+        return EngineError(f"the local engine has stopped: {self.failure}")
+
     def start(self) -> None:
         self._thread.start()
 
-    def call(self, function: "Callable[[Engine], T]") -> "Future[T]":
+    def call(self, function: Callable[["Engine"], T]) -> Future[T]:
         """Have `function` called with the engine between two steps; `EngineError` when the thread has ended."""
         call = _Call(function)
         with self._posting:
             if not self._has_ended:
                 self._calls.put(call)
                 return call.future
-        call.refuse(self._ended_error())
+        call.refuse(self.ended_error())
         return call.future
 
     def request_stop(self) -> None:
@@ -85,44 +89,48 @@ class EngineThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _stop(self, engine: Engine) -> None:
+    def _stop(self, engine: "Engine") -> None:
         self._is_stopping = True
         engine.abort(None)
 
     def _run(self) -> None:
-        engine: Engine | None = None
         try:
-            engine = self._build()
-            self.ready.set_result(engine)
-            self._serve(engine)
+            self.engine = self._build()
+            self.ready.set_result(None)
+            self._serve(self.engine)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self._failure = error
         finally:
-            self._end(engine)
+            self._end()
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: "Engine") -> None:
         while not self._is_stopping:
             self._answer_calls(engine)
             if engine.has_work:
                 engine.step()
 
-    def _answer_calls(self, engine: Engine) -> None:
+    def _answer_calls(self, engine: "Engine") -> None:
         """Answer what has been posted; waits for a call when there is nothing else to do."""
         if not engine.has_work:
-            self._calls.get().run(engine)
+            self._answer(self._calls.get(), engine)
         while not self._calls.empty():
-            self._calls.get().run(engine)
+            self._answer(self._calls.get(), engine)
 
-    def _end(self, engine: Engine | None) -> None:
+    def _answer(self, call: _Call, engine: "Engine") -> None:
+        try:
+            call.run(engine)
+        except BaseException:
+            self._calls.put(call)  # it is answered with the others when the thread has ended
+            raise
+
+    def _end(self) -> None:
         with self._posting:
             self._has_ended = True
-        error = self._ended_error()
+        error = self.ended_error()
+        engine, self.engine = self.engine, None
         if engine is None:
             self.ready.set_exception(self._failure if isinstance(self._failure, HarnessError) else error)
         else:
             engine.fail_all(error)
         while not self._calls.empty():
             self._calls.get().refuse(error)
-
-    def _ended_error(self) -> EngineError:
-        return EngineError(f"the local engine has stopped: {self.failure or 'it was closed'}")

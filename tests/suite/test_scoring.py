@@ -1,0 +1,62 @@
+"""A check is a guest: whatever it does, the run gets a score or a reason."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.suite.scoring import Score, score_session
+
+
+async def _score(tmp_path: Path, body: str, *, deadline_s: float = 20) -> Score:
+    check = tmp_path / "check.py"
+    check.write_text(body)
+    return await score_session(check, {"turns": [1, 2]}, {"n": 3}, {"k": 4}, deadline_s=deadline_s)
+
+
+async def test_a_check_sees_the_session_the_result_and_the_metadata(tmp_path: Path):
+    """And answers with a number."""
+    body = "def score(session, result, metadata):\n    return len(session['turns']) + result['n'] + metadata['k']"
+    assert await _score(tmp_path, body) == Score(reward=9.0)
+
+
+async def test_a_check_can_say_more_than_a_number(tmp_path: Path):
+    """What is beside `reward` is kept; what it prints does not disturb."""
+    body = "def score(*_):\n    print('hello')\n    return {'reward': 1, 'why': 'so'}"
+    assert await _score(tmp_path, body) == Score(reward=1.0, details={"why": "so"})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("def score(*_): raise ValueError('bad')", "check.py: ValueError: bad (line 1)"),
+        ("def score(*_): return float('nan')", "check.py: expected a finite number as the reward, got nan"),
+        ("def score(*_): return float('inf')", "check.py: expected a finite number as the reward, got inf"),
+        ("def score(*_): return True", "check.py: expected a finite number as the reward, got True"),
+        ("def score(*_): return None", "check.py: expected a finite number as the reward, got None"),
+        ("def score(*_): return {'rewrd': 1}", "check.py: expected a number under 'reward', got the keys ['rewrd']"),
+        ("def scoer(*_): return 1", "check.py: defines no function `score`"),
+        ("def score(*_): return {}['x']", "check.py: KeyError: 'x' (line 1)"),
+        ("import sys\ndef score(*_): sys.exit(0)", "check.py: SystemExit: 0 (line 2)"),
+        ("import os\ndef score(*_): os._exit(7)", "check.py: ended with code 7 and no score"),
+        ("import os, signal\ndef score(*_): os.kill(0, signal.SIGKILL)", "check.py: ended with code -9 and no score"),
+        ("def score(*_): return object()", "TypeError"),
+        ("def score(", "SyntaxError"),
+    ],
+)
+async def test_a_check_that_fails_gives_a_reason(tmp_path: Path, body: str, reason: str):
+    """And no reward."""
+    score = await _score(tmp_path, body)
+
+    assert score.reward is None
+    assert score.error is not None
+    assert reason in score.error
+
+
+async def test_a_check_that_hangs_is_ended_with_what_it_started(tmp_path: Path):
+    """A child that keeps the pipes open does not keep the run waiting either."""
+    body = "import subprocess, time\ndef score(*_):\n    subprocess.Popen(['sleep', '60'])\n    time.sleep(60)"
+    began = time.monotonic()
+
+    assert await _score(tmp_path, body, deadline_s=0.5) == Score(error="check.py: gave no score within 0.5 s")
+    assert time.monotonic() - began < 10

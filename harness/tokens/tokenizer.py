@@ -15,6 +15,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from harness.errors import TokenizerError
 
+_LONG_TEXT = 10_000  # characters, a few milliseconds
+
 
 class Tokenizer:
     """Text to ids and back, without adding or dropping anything by itself."""
@@ -43,11 +45,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, in which special tokens written out are special tokens."""
-        return list(self._raw.encode(text, add_special_tokens=False).ids)
+        return _encode(self._raw, text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text`, in which special tokens written out are ordinary characters."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return _encode(self._plain, text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens written out; bytes that are not UTF-8 become U+FFFD."""
@@ -67,6 +69,13 @@ class Tokenizer:
         """Texts of the special tokens, longest first."""
         specials = (token.content for token in self._raw.get_added_tokens_decoder().values() if token.special)
         return tuple(sorted(specials, key=len, reverse=True))
+
+
+def _encode(raw: RawTokenizer, text: str) -> list[int]:
+    """Encoding in batches, of one here, lets other threads run meanwhile; plain encoding stops them all."""
+    if len(text) > _LONG_TEXT:
+        return list(raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+    return list(raw.encode(text, add_special_tokens=False).ids)
 
 
 def _eos_ids(directory: Path, raw: RawTokenizer) -> frozenset[int]:

@@ -227,3 +227,13 @@ def test_extensions_of_the_real_tokenizer_keep_what_was_sampled(real_template):
 
     for before, after in pairwise(prompts):
         assert after[: len(before) + len(odd)] == before + odd
+
+
+@pytest.mark.model
+def test_a_long_text_has_the_ids_that_its_encoding_in_one_piece_has(real_template):
+    """Long texts take another road through the tokenizer library, to the same ids; specials written out included."""
+    tokenizer = real_template.tokenizer
+    text = "The quick brown fox 日本語 <|im_end|>\n  \t" * 500
+
+    assert tokenizer.encode(text) == list(tokenizer._raw.encode(text, add_special_tokens=False).ids)
+    assert tokenizer.encode_plain(text) == list(tokenizer._plain.encode(text, add_special_tokens=False).ids)

@@ -4,10 +4,11 @@ import asyncio
 
 import httpx
 import pytest
-from fakes import EOS, tool, toy_tokenizer, user
-from served import eventually, says, serving, url_of
+from fakes import EOS, body, tool, toy_tokenizer, user
+from served import RawClient, Served, eventually, says, serving, url_of
 
 from harness.engines.scripted import ScriptedFault, Step
+from harness.sessions.record import session_record
 
 HI = [user("hi")]
 ADD = [tool("add", properties={"a": {"type": "integer"}})]
@@ -379,16 +380,18 @@ async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
     steps = tuple(Step(text=f"answer {number}") for number in range(10))
     async with serving(*steps, store=tmp_path / "sessions.db") as client:
 
-        async def converse() -> dict:
-            session = await client.create()
-            messages = [user("start")]
-            for number in range(10):
-                message = await client.say(session, messages)
-                assert message["content"] == f"answer {number}"
-                messages = [*messages, message, user(f"go on {number}")]
-            return await client.record(session)
+        async def converse() -> Served:
+            async with RawClient(client.url) as agent:
+                session = Served(**(await agent.post("/sessions"))[1])
+                messages = [user("start")]
+                for number in range(10):
+                    status, answer = await agent.post(url_of(session), body(messages))
+                    assert status == 200
+                    messages = [*messages, answer["choices"][0]["message"], user(f"go on {number}")]
+                return session
 
-        records = await asyncio.gather(*(converse() for _ in range(200)))
+        sessions = await asyncio.gather(*(converse() for _ in range(200)))
+        records = [session_record(client.server.sessions.get(session.session_id)) for session in sessions]
 
     expected = sum(len(ids(f"answer {number}")) + 1 for number in range(10))
     assert [len(record["turns"]) for record in records] == [10] * 200

@@ -1,0 +1,286 @@
+"""What the store keeps comes back as it was, and what is not a store is refused with a sentence."""
+
+import asyncio
+import gc
+import json
+import sqlite3
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import admit, assistant, fail, finish, new_session, take_turn, user
+
+from harness.errors import EngineUnavailable, HarnessError, StoreError
+from harness.samples.merge import Selection
+from harness.sessions.admission import Limits
+from harness.sessions.lifecycle import Phase
+from harness.sessions.session import AfterIncomplete, Session, SessionConfig
+from harness.store.connect import open_store
+from harness.store.sqlite import SQLiteStore, read_sessions
+from harness.types import FinishReason, SamplingWishes, Turn
+
+RICH = SessionConfig(
+    metadata={"task": "日本語", "nested": {"list": [1, None, 2.5, True]}, "big": 2**63},
+    limits=Limits(turns=5, tokens_per_turn=100),
+    sampling=SamplingWishes(temperature=0.0, seed=2**63 - 1, stop=("a", "b")),
+    after_incomplete=AfterIncomplete.SERVE,
+    selection=Selection.LEAVES,
+)
+
+
+def numbered(number: int, config: SessionConfig | None = None) -> Session:
+    return Session(f"{number:032x}", f"sk-{number}", config or SessionConfig(), 1_000.0 + number)
+
+
+async def keep(path, *sessions: Session) -> None:
+    """Store sessions with all their turns."""
+    async with SQLiteStore(path) as store:
+        for session in sessions:
+            await store.create(session)
+            for turn in session.turns:
+                await store.commit(session.session_id, turn)
+            await store.set_phase(session)
+
+
+async def load(path) -> list[Session]:
+    async with open_store(path) as store:
+        return await store.load()
+
+
+COLUMNS = ("context_ids", "output_ids", "logprobs")
+
+
+def everything(session: Session):
+    """All a session knows, arrays as bytes and mappings as the JSON they are."""
+    identity = (session.session_id, session.api_key, session.config, session.created_at, session.phase)
+    return identity, [fields_of(turn) for turn in session.turns], session.ledger()
+
+
+def fields_of(turn: Turn) -> dict:
+    fields = {name: getattr(turn, name) for name in turn.__dataclass_fields__}
+    columns = {name: (fields[name].dtype.str, fields[name].tobytes()) for name in COLUMNS}
+    return fields | columns | {"sampling": json.loads(json.dumps(turn.sampling))}
+
+
+def grown(number: int = 1, config: SessionConfig | None = None) -> Session:
+    """A session with every kind of turn: stop, length, abort, failure, re-sample, delivered."""
+    session = numbered(number, config or RICH)
+    take_turn(session, [user("a")], "ünïcode \x00 NUL")
+    history = [user("a"), assistant("ünïcode \x00 NUL"), user("b")]
+    take_turn(session, history, "", reason=FinishReason.ABORT)
+    take_turn(session, history, "cut", reason=FinishReason.LENGTH, version="7")
+    fail(session, admit(session, history), EngineUnavailable("down"))
+    session.mark_delivered(0)
+    return session
+
+
+async def test_a_session_comes_back_as_it_was(tmp_path):
+    """Configuration, phase, every field of every turn, every bit of every column."""
+    session = grown()
+
+    await keep(tmp_path / "s.db", session)
+    [read] = await load(tmp_path / "s.db")
+
+    assert everything(read) == everything(session)
+
+
+async def test_a_restored_session_goes_on_on_the_same_branch(tmp_path):
+    """The next prompt is the same as it would have been without the restart, and so are index, seed and parent."""
+    config = SessionConfig(sampling=SamplingWishes(seed=3))
+    session = numbered(1, config)
+    take_turn(session, [user("a")], "1")
+    await keep(tmp_path / "s.db", session)
+    [read] = await load(tmp_path / "s.db")
+
+    after, expected = [admit(each, [user("a"), assistant("1"), user("b")]) for each in (read, session)]
+
+    assert (after.index, after.parent, after.params) == (expected.index, expected.parent, expected.params)
+    assert after.prompt_ids.tolist() == expected.prompt_ids.tolist()
+
+
+async def test_closed_sessions_are_kept_and_not_taken_up(tmp_path):
+    """A restart restores open and drained ones; tools that look at a run see all of them."""
+    sessions = [numbered(number) for number in range(3)]
+    sessions[1].drain()
+    sessions[2].close()
+    await keep(tmp_path / "s.db", *sessions)
+
+    assert [session.phase for session in await load(tmp_path / "s.db")] == [Phase.OPEN, Phase.CLOSING]
+    assert [session.phase for session in read_sessions(tmp_path / "s.db")] == list(Phase)
+
+
+async def test_delivery_is_noted(tmp_path):
+    """The note reaches the file when the store is left."""
+    session = numbered(1)
+    turn = take_turn(session, [user("a")], "1")
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.create(session)
+        await store.commit(session.session_id, turn)
+        store.mark_delivered(session.session_id, turn.index)
+
+    assert [turn.delivered for turn in read_sessions(tmp_path / "s.db")[0].turns] == [True]
+
+
+async def test_many_writers_at_once_are_all_durable(tmp_path):
+    """Writes are committed in groups; each waiter is woken when its own group is on disk."""
+    sessions = [numbered(number) for number in range(200)]
+    for session in sessions:
+        take_turn(session, [user("a")], f"answer of {session.session_id}")
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await asyncio.gather(*(store.create(session) for session in sessions))
+        await asyncio.gather(*(store.commit(session.session_id, session.turns[0]) for session in sessions))
+        seen = read_sessions(tmp_path / "s.db")  # another connection, before anything is closed
+
+    assert [everything(session) for session in seen] == [everything(session) for session in sessions]
+
+
+async def test_a_write_that_fails_is_an_error_for_who_waits_and_the_store_goes_on(tmp_path):
+    """The same turn twice is refused; the first one stays as it was and later turns are kept."""
+    session = numbered(1)
+    turn = take_turn(session, [user("a")], "1")
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.create(session)
+        await store.commit(session.session_id, turn)
+        with pytest.raises(StoreError, match=r"s\.db"):
+            await store.commit(session.session_id, turn)
+        second = finish(session, admit(session, [user("b")]), "2")
+        await store.commit(session.session_id, second)
+
+    assert [turn.index for turn in read_sessions(tmp_path / "s.db")[0].turns] == [0, 1]
+
+
+async def test_a_value_that_cannot_be_stored_does_not_end_the_writer(tmp_path):
+    """An index beyond 64 bits fails alone; whoever comes next is served."""
+    session = numbered(1)
+    turn = take_turn(session, [user("a")], "1")
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.create(session)
+        with pytest.raises(StoreError):
+            await store.commit(session.session_id, replace(turn, prompt_length=2**70))
+        async with asyncio.timeout(5):
+            await store.commit(session.session_id, turn)
+
+
+async def test_a_waiter_that_is_cancelled_harms_nobody(tmp_path):
+    """Its write may or may not be kept; the others' are."""
+    sessions = [numbered(number) for number in range(20)]
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        tasks = [asyncio.create_task(store.create(session)) for session in sessions]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(result is None for result in results[1:])
+    assert len(read_sessions(tmp_path / "s.db")) >= 19
+
+
+def foreign(path):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+        connection.commit()
+
+
+def other_version(path):
+    asyncio.run(keep(path))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+
+
+NOT_A_STORE = {
+    "text": (lambda path: path.write_text("not a database, and long enough to be read as one " * 50), "not a database"),
+    "another database": (foreign, "something else"),
+    "another version": (other_version, "version 99"),
+    "a directory": (lambda path: path.mkdir(), "s.db"),
+}
+
+
+@pytest.mark.parametrize(("arrange", "message"), NOT_A_STORE.values(), ids=NOT_A_STORE)
+def test_what_is_not_a_store_is_refused_and_left_alone(tmp_path, arrange, message):
+    """One line that names the file; its content stays as it was."""
+    path = tmp_path / "s.db"
+    arrange(path)
+    before = path.read_bytes() if path.is_file() else None
+
+    with pytest.raises(StoreError, match=message) as caught:
+        asyncio.run(load(path))
+
+    assert "\n" not in caught.value.message
+    assert "s.db" in caught.value.message
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    """A store is created, the directories above it are not."""
+    with pytest.raises(StoreError, match=r"no such directory: .*nowhere"):
+        asyncio.run(load(tmp_path / "nowhere" / "s.db"))
+
+
+def test_looking_at_a_store_that_is_not_there_creates_none(tmp_path):
+    """A typo in a path does not leave an empty file behind."""
+    with pytest.raises(StoreError, match="no file"):
+        read_sessions(tmp_path / "typo.db")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE turns SET reply = '{'",
+        "UPDATE turns SET status = 'excellent'",
+        "UPDATE turns SET output_ids = x'010203'",
+        "UPDATE turns SET parent = 77",
+        "UPDATE sessions SET phase = 'half open'",
+        "UPDATE sessions SET config = '[]'",
+    ],
+)
+async def test_a_damaged_session_is_named(tmp_path, damage):
+    """A clear error instead of a traceback from deep inside."""
+    session = grown()
+    await keep(tmp_path / "s.db", session)
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        connection.execute(damage)
+        connection.commit()
+
+    with pytest.raises(StoreError, match=f"session {session.session_id} is damaged"):
+        await load(tmp_path / "s.db")
+
+
+async def test_a_store_leaves_no_thread_and_no_open_file(tmp_path):
+    """Neither after use nor after a refusal to open."""
+    (tmp_path / "bad.db").write_text("not a database" * 100)
+    await keep(tmp_path / "s.db", grown())
+    gc.collect()
+    before = open_files()
+    for _ in range(3):
+        await load(tmp_path / "s.db")
+        with pytest.raises(HarnessError):
+            await load(tmp_path / "bad.db")
+    gc.collect()
+
+    assert "session-store" not in {thread.name for thread in threading.enumerate()}
+    assert open_files() == before
+
+
+def open_files() -> list[str]:
+    """Database files that this process holds open."""
+    links = [Path("/proc/self/fd", name).resolve() for name in descriptors()]
+    return sorted(str(link) for link in links if ".db" in link.name)
+
+
+def descriptors() -> list[str]:
+    return [path.name for path in Path("/proc/self/fd").iterdir()]
+
+
+async def test_memory_keeps_nothing():
+    """It says so by restoring nothing."""
+    async with open_store("memory") as store:
+        session = new_session()
+        await store.create(session)
+        await store.commit(session.session_id, take_turn(session, [user("a")], "1"))
+        store.mark_delivered(session.session_id, 0)
+        await store.set_phase(session)
+
+        assert await store.load() == []

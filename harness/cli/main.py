@@ -52,7 +52,7 @@ def _options(
 def main() -> None:
     """Run the command line and exit with an `ExitCode`."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="harness", standalone_mode=False)
     except _UsageError as error:
         _fail(_usage_message(error), "usage", ExitCode.USAGE)
     except HarnessError as error:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import output
 from harness.errors import ScenarioError
 
 _Engine = Annotated[
@@ -81,7 +80,6 @@ def serve(
     loaded = Tokenizer.load(tokens_dir)
     provider = open_engine(engine, model_dir=model_dir, tokenizer=loaded, script=script)
     template = ChatTemplate.load(tokens_dir, loaded)
-    output.say(f"serving sessions on http://{host}:{port}; Ctrl+C stops")
     asyncio.run(serve_forever(provider, template, open_store(store), settings))
 
 

@@ -51,7 +51,7 @@ def _dialogue(scenario: str, shown: Excerpt) -> RenderableType:
     for line in shown.lines:
         lines.add_row(Text(line.role, style="dim"), _shortened(line))
     title = Text(f"{scenario}, session {shown.number}:", style="bold")
-    rest = [Text(f"... and {shown.turns_left} more turns", style="dim")] if shown.turns_left else []
+    rest = [Text(f"... (turns left out: {shown.turns_left})", style="dim")] if shown.turns_left else []
     return Group(title, Padding(lines, (0, 0, 0, 2)), *(Padding(text, (0, 0, 0, 2)) for text in rest))
 
 
@@ -62,11 +62,11 @@ def _shortened(line: Line) -> Text:
 
 
 def _table(scenarios: Sequence[ScenarioReport]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 3, 0, 0), pad_edge=False)
-    table.add_column("scenario")
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("scenario", no_wrap=True)
     table.add_column("sessions")
-    for name in ("turns", "tool calls", "truncated", "tokens", "reward"):
-        table.add_column(name, justify="right")
+    for name in ("turns", "tools", "cut", "tokens", "reward"):
+        table.add_column(name, justify="right", no_wrap=True)
     for scenario in scenarios:
         table.add_row(*_row(scenario))
     return table

@@ -97,10 +97,12 @@ class Ended:
         return json.loads(self.stdout)
 
 
-def harness(*arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ended:
+def harness(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 90
+) -> Ended:
     """Run `harness` to its end."""
     with start_harness(*arguments, env=env, cwd=cwd) as process:
-        return wait(process)
+        return wait(process, timeout_s)
 
 
 def start_harness(

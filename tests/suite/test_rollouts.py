@@ -1,0 +1,97 @@
+"""Records of rollouts are durable one by one, and the last attempt is the one that counts."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import Cause, LedgerImbalance, StoreError
+from harness.manager.rollout import OutcomeKind
+from harness.sessions.ledger import Ledger
+from harness.suite.accounting import account_run
+from harness.suite.rollouts import RolloutLog, RolloutRecord, SessionFacts, read_rollouts
+
+
+def _record(**values: Any) -> RolloutRecord:
+    defaults: dict[str, Any] = {
+        "number": 0,
+        "group": 0,
+        "scenario": "s",
+        "seed": 1,
+        "session_id": "a" * 32,
+        "outcome": OutcomeKind.FINISHED,
+        "cause": None,
+        "detail": "",
+        "agent_result": {"turns": 1},
+        "reward": 0.5,
+        "score": {},
+        "score_error": None,
+        "session": SessionFacts(turns=1, ledger=Ledger(5, 5)),
+        "samples": [],
+        "seconds": 1.0,
+    }
+    return RolloutRecord(**{**defaults, **values})
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path):
+    """For this process and for a tool that only reads."""
+    record = _record(cause=Cause.AGENT, outcome=OutcomeKind.CRASHED)
+    with RolloutLog(tmp_path / "run.db") as log:
+        log.append(record)
+
+        assert log.last_attempts() == {0: record}
+    assert read_rollouts(tmp_path / "run.db") == {0: record}
+
+
+def test_the_last_attempt_counts(tmp_path: Path):
+    """Earlier ones are kept, not overwritten."""
+    with RolloutLog(tmp_path / "run.db") as log:
+        log.append(_record(outcome=OutcomeKind.DRAINED, cause=Cause.LIMIT))
+        log.append(_record(reward=1.0))
+
+        assert log.last_attempts()[0].reward == 1.0
+    with sqlite3.connect(tmp_path / "run.db") as connection:
+        assert connection.execute("SELECT attempt, is_settled FROM rollouts").fetchall() == [(0, 0), (1, 1)]
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "is_settled"),
+    [
+        (OutcomeKind.FINISHED, None, True),
+        (OutcomeKind.CRASHED, Cause.AGENT, True),
+        (OutcomeKind.TIMED_OUT, Cause.LIMIT, True),
+        (OutcomeKind.NOT_STARTED, Cause.SCENARIO, True),
+        (OutcomeKind.NOT_STARTED, Cause.HARNESS, False),
+        (OutcomeKind.DRAINED, Cause.LIMIT, False),
+        (OutcomeKind.ENGINE_FAILED, Cause.ENGINE, False),
+        (OutcomeKind.HARNESS_FAILED, Cause.HARNESS, False),
+    ],
+)
+def test_what_is_nobodys_doing_runs_again(outcome: OutcomeKind, cause: Cause | None, is_settled: bool):
+    """Neither the model nor the agent caused it; its tokens are in no sample."""
+    record = _record(outcome=outcome, cause=cause)
+
+    assert record.is_settled is is_settled
+    assert record.ledger == (Ledger(5, 5) if is_settled else Ledger(5, dropped={"interrupted": 5}))
+
+
+def test_a_database_of_no_run_is_a_clear_error(tmp_path: Path):
+    """Not a traceback of SQLite."""
+    (tmp_path / "run.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(StoreError, match=r"run\.db"):
+        read_rollouts(tmp_path / "run.db")
+
+
+def test_a_record_that_the_store_contradicts_is_a_bug(tmp_path: Path):
+    """Its ledger counts tokens that no recorded turn has."""
+    with RolloutLog(tmp_path / "run.db"), pytest.raises(LedgerImbalance, match="the store holds 0 sampled tokens"):
+        account_run(tmp_path / "run.db", [_record()], [])
+
+
+def test_an_unbalanced_session_is_a_bug(tmp_path: Path):
+    """Named by its number."""
+    facts = SessionFacts(ledger=Ledger(5, 4))
+    with RolloutLog(tmp_path / "run.db"), pytest.raises(LedgerImbalance, match="session 3"):
+        account_run(tmp_path / "run.db", [_record(number=3, session=facts)], [])

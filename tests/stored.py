@@ -1,0 +1,105 @@
+"""Reads a session store with nothing but sqlite3 and the file's own columns, to check what our code wrote.
+
+It imports nothing of the harness: prompts are put together from parents, digests are recomputed, the ledger is counted
+by the merge rule as the design states it.
+"""
+
+import json
+import sqlite3
+from array import array
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class StoredTurn:
+    """A row of `turns` with its whole prompt."""
+
+    index: int
+    parent: int | None
+    status: str
+    prompt: list[int]
+    output: list[int]
+    logprobs: list[float]
+    reply: dict[str, Any]
+    delivered: bool
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
+
+
+@dataclass
+class StoredSession:
+    """A row of `sessions` and its turns by index."""
+
+    phase: str
+    config: dict[str, Any]
+    turns: dict[int, StoredTurn] = field(default_factory=dict)
+
+
+def read_file(path: Path) -> dict[str, StoredSession]:
+    """Sessions by id. Fails when a parent is missing or a prompt is not what its digest says."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
+        assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        sessions = {
+            row["session_id"]: StoredSession(row["phase"], json.loads(row["config"]))
+            for row in connection.execute("SELECT * FROM sessions")
+        }
+        for row in connection.execute("SELECT * FROM turns ORDER BY session_id, turn"):
+            turns = sessions[row["session_id"]].turns
+            turns[row["turn"]] = read_turn(row, turns)
+    return sessions
+
+
+def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
+    """One row; its parent has to be among `turns`."""
+    before = [] if row["parent"] is None else turns[row["parent"]].tokens
+    prompt = before + numbers("i", row["context_ids"])
+    assert len(prompt) == row["prompt_length"]
+    assert blake2b(array("i", prompt).tobytes(), digest_size=16).hexdigest() == row["prompt_digest"]
+    output, logprobs = numbers("i", row["output_ids"]), numbers("f", row["logprobs"])
+    assert len(output) == len(logprobs) == sum(span["end"] - span["start"] for span in json.loads(row["version_spans"]))
+    return StoredTurn(
+        row["turn"],
+        row["parent"],
+        row["status"],
+        prompt,
+        output,
+        logprobs,
+        json.loads(row["reply"]),
+        bool(row["delivered"]),
+    )
+
+
+def numbers(kind: str, blob: bytes) -> list[Any]:
+    """A column of 32-bit values."""
+    values = array(kind)
+    values.frombytes(blob)
+    return values.tolist()
+
+
+def ledger_of(session: StoredSession) -> dict[str, Any]:
+    """The ledger of the branch of the last turn, counted from the rows (I3, I4)."""
+    usable = {index: turn for index, turn in session.turns.items() if turn.status != "failed"}
+    branch: list[StoredTurn] = []
+    index = max(usable, default=None)
+    while index is not None:
+        branch.insert(0, usable[index])
+        index = usable[index].parent
+    end = next((n for n, turn in enumerate(branch, start=1) if turn.status != "completed"), len(branch))
+    kept, trailing = {turn.index for turn in branch[:end]}, {turn.index for turn in branch[end:]}
+    ledger: dict[str, Any] = {"generated": 0, "trained": 0, "masked": 0, "dropped": {}}
+    for turn in session.turns.values():
+        ledger["generated"] += len(turn.output)
+        if turn.index in kept:
+            ledger["trained"] += len(turn.output)
+        elif turn.output:
+            reason = "after_incomplete" if turn.index in trailing else "other_branch"
+            reason = "failed_turn" if turn.status == "failed" else reason
+            ledger["dropped"][reason] = ledger["dropped"].get(reason, 0) + len(turn.output)
+    return ledger

@@ -13,20 +13,15 @@ here. Proxies of the environment are never used. aiohttp, because httpx serves a
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
 from harness.engines.event_stream import EventBuffer, LineTooLong
-from harness.errors import (
-    EngineConnectionLost,
-    EngineError,
-    EngineRejected,
-    EngineReplyInvalid,
-    EngineUnavailable,
-)
+from harness.engines.http_errors import error_for_status, excerpt, server_message
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.types import Json
 
 _T = TypeVar("_T")
@@ -34,8 +29,6 @@ _T = TypeVar("_T")
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
 _READ_BUFFER_BYTES = 1 << 20
-_EXCERPT_CHARACTERS = 300
-_NO_HEADERS: Mapping[str, str] = {}
 
 
 class Answer(NamedTuple):
@@ -53,7 +46,7 @@ class Exchange:
     path: str
     deadline_s: float
     body: Json | None = None
-    headers: Mapping[str, str] = _NO_HEADERS
+    headers: Mapping[str, str] = field(default_factory=dict)
     request_id: str = ""
     """Of the generation it belongs to, for messages."""
 
@@ -98,6 +91,11 @@ class EngineClient:
         exchange = Exchange("POST", path, deadline_s, body)
         return self._successful(exchange, await self.ask(exchange))
 
+    async def get_text(self, path: str, *, deadline_s: float) -> str:
+        """The text of a successful answer to a GET."""
+        exchange = Exchange("GET", path, deadline_s)
+        return self._successful(exchange, await self.ask(exchange)).content.decode("utf-8", errors="replace")
+
     async def call(self, exchange: Exchange, kind: type[_T]) -> _T:
         """The content of a successful answer as a `kind`; raises the `EngineError` of the table above."""
         answer = self._successful(exchange, await self.ask(exchange))
@@ -129,7 +127,7 @@ class EngineClient:
             return msgspec.json.decode(content, type=kind)
         except (UnicodeDecodeError, msgspec.DecodeError) as error:
             raise EngineReplyInvalid(
-                f"{self.name}: expected {kind.__name__} as JSON from {_what(exchange)}, got {_excerpt(content)}"
+                f"{self.name}: expected {kind.__name__} as JSON from {_what(exchange)}, got {excerpt(content)}"
                 f" ({error}); check the version of the server"
             ) from error
 
@@ -193,38 +191,6 @@ class EngineClient:
         raise error_for_status(answer.status, f"{self.name} answered {_what(exchange)} with {answer.status}: {words}")
 
 
-def error_for_status(status: int, message: str) -> EngineError:
-    """The error that an HTTP status of an engine stands for."""
-    if status in (429, 503):
-        return EngineUnavailable(message)
-    return EngineRejected(message) if 400 <= status < 500 else EngineError(message)
-
-
-class _ErrorBody(msgspec.Struct):
-    error: Any = None
-    message: Any = None
-    detail: Any = None
-
-
-def server_message(content: bytes) -> str:
-    """What the server says went wrong, shortened; engines put it into `error`, `message` or `detail`."""
-    try:
-        body = msgspec.json.decode(content, type=_ErrorBody)
-    except (UnicodeDecodeError, msgspec.DecodeError):
-        return _excerpt(content)
-    found = body.error or body.message or body.detail
-    text = found.get("message", found) if isinstance(found, dict) else found
-    return _shortened(str(text)) if text else _excerpt(content)
-
-
 def _what(exchange: Exchange) -> str:
     request = f" of request {exchange.request_id}" if exchange.request_id else ""
     return f"{exchange.method} {exchange.path}{request}"
-
-
-def _excerpt(content: bytes) -> str:
-    return repr(_shortened(content.decode("utf-8", errors="replace"))) if content else "an empty body"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."

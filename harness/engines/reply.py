@@ -7,12 +7,13 @@ passes is exactly what the trainer will see. Nothing here is repaired, and nothi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
 from harness.samples.merge import policy_version
 from harness.types import (
@@ -51,6 +52,11 @@ class Asked:
     vocab_size: int
     prompt_logprobs_from: int | None = None
 
+    @property
+    def name(self) -> str:
+        """Engine and request, for messages."""
+        return f"{self.engine}, request {self.request_id}"
+
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
@@ -74,6 +80,14 @@ class EngineReply:
     """Input tokens from `Asked.prompt_logprobs_from` on."""
     cached_tokens: int = 0
     seconds: float = 0.0
+
+
+def fitting(capabilities: Capabilities, asked: Asked) -> Asked:
+    """`asked` as the engine can serve it: its budget ends where the context does. Raises `EngineRejected`."""
+    check_request(capabilities, asked.input_ids, asked.params, asked.prompt_logprobs_from)
+    room = capabilities.context_length - asked.input_ids.size
+    budget = min(asked.params.max_new_tokens, room)
+    return replace(asked, params=replace(asked.params, max_new_tokens=budget))
 
 
 def verified(asked: Asked, reply: EngineReply) -> GenerationResult:
@@ -100,7 +114,7 @@ def verified(asked: Asked, reply: EngineReply) -> GenerationResult:
 def verified_tokens(asked: Asked, ids: Sequence[int], scored: Sequence[ScoredToken]) -> GenerationDelta:
     """Sampled ids with one logprob each; a whole output or the next piece of one."""
     if len(ids) != len(scored):
-        _refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
+        refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
     array = _verified_ids(asked, ids)
     return GenerationDelta(array, _verified_logprobs(asked, "output", array, scored))
 
@@ -111,7 +125,7 @@ def verified_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -
     assert start is not None
     ids = asked.input_ids[start:]
     if len(scored) != ids.size:
-        _refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
+        refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
     policy_version(version)
     return PromptLogprobs(start, _verified_logprobs(asked, "input", ids, scored, offset=start), version)
 
@@ -128,11 +142,18 @@ def aborted_before_start(asked: Asked) -> GenerationResult:
     )
 
 
+def refuse(asked: Asked, claim: str) -> NoReturn:
+    """Raises `EngineReplyInvalid`; `claim` is what the reply gives, and what was expected."""
+    raise EngineReplyInvalid(
+        f"{asked.name}: the reply gives {claim}; nothing of it is used, check the version and the options of the server"
+    )
+
+
 def _finish_reason(asked: Asked, name: str) -> FinishReason:
     try:
         return FinishReason(name)
     except ValueError:
-        return _refuse(asked, f"finish reason {name!r}, expected one of {', '.join(FinishReason)}")
+        return refuse(asked, f"finish reason {name!r}, expected one of {', '.join(FinishReason)}")
 
 
 def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
@@ -141,9 +162,9 @@ def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
     if reply.prompt_tokens is not None:
         _require_equal(asked, "the number of input tokens", asked.input_ids.size, reply.prompt_tokens)
     if size > asked.params.max_new_tokens:
-        _refuse(asked, f"{size} output tokens, at most {asked.params.max_new_tokens} were asked for")
+        refuse(asked, f"{size} output tokens, at most {asked.params.max_new_tokens} were asked for")
     if not size and reply.finish_reason != FinishReason.ABORT:
-        _refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
+        refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
 
 
 def _verified_ids(asked: Asked, ids: Sequence[int]) -> TokenIds:
@@ -151,9 +172,7 @@ def _verified_ids(asked: Asked, ids: Sequence[int]) -> TokenIds:
     outside = (wide < 0) | (wide >= asked.vocab_size)
     if outside.any():
         position = int(outside.argmax())
-        _refuse(
-            asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})"
-        )
+        refuse(asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})")
     return as_ids(wide)
 
 
@@ -171,7 +190,7 @@ def _verified_logprobs(
         if wrong.any():
             at = int(wrong.argmax())
             problem = what.format(named=named[at], value=values[at])
-            _refuse(asked, f"the logprob of {side} token {ids[at]} at {offset + at} {problem}")
+            refuse(asked, f"the logprob of {side} token {ids[at]} at {offset + at} {problem}")
     return as_logprobs(np.minimum(values, 0.0))
 
 
@@ -179,11 +198,11 @@ def _verified_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tu
     covered = 0
     for span in spans:
         if span.start != covered or span.end < span.start:
-            _refuse(asked, f"a version span {span.start}..{span.end}, expected one that starts at {covered}")
+            refuse(asked, f"a version span {span.start}..{span.end}, expected one that starts at {covered}")
         policy_version(span.version)
         covered = span.end
     if covered != size:
-        _refuse(asked, f"version spans that end at {covered} for an output of {size} tokens")
+        refuse(asked, f"version spans that end at {covered} for an output of {size} tokens")
     return tuple(span for span in spans if span.end > span.start)
 
 
@@ -192,11 +211,11 @@ def _verified_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int)
     if not count:
         return None
     if len(top) != size:
-        _refuse(asked, f"alternatives for {len(top)} output tokens, expected {size}")
+        refuse(asked, f"alternatives for {len(top)} output tokens, expected {size}")
     rows = [_best(row, count) for row in top]
     short = next((i for i, row in enumerate(rows) if len(row) < count), None)
     if short is not None:
-        _refuse(asked, f"{len(rows[short])} alternatives with a logprob at {short}, expected {count}")
+        refuse(asked, f"{len(rows[short])} alternatives with a logprob at {short}, expected {count}")
     ids: npt.NDArray[np.int32] = np.asarray([[token.token_id for token in row] for row in rows], dtype=np.int32)
     values = np.asarray([[token.logprob for token in row] for row in rows], dtype=np.float32)
     return TopLogprobs(ids.reshape(size, count), values.reshape(size, count))
@@ -214,17 +233,10 @@ def _verified_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> 
         # An abort can come before the prompt has been read; then nobody knows its logprobs.
         if reason is FinishReason.ABORT and not reply.output_ids:
             return None
-        _refuse(asked, f"no logprobs of the input, which were asked for from {asked.prompt_logprobs_from} on")
+        refuse(asked, f"no logprobs of the input, which were asked for from {asked.prompt_logprobs_from} on")
     return verified_scores(asked, reply.prompt_scored, reply.version)
 
 
 def _require_equal(asked: Asked, what: str, expected: object, found: object) -> None:
     if expected != found:
-        _refuse(asked, f"{what} as {found}, expected {expected}")
-
-
-def _refuse(asked: Asked, claim: str) -> NoReturn:
-    raise EngineReplyInvalid(
-        f"{asked.engine}, request {asked.request_id}: the reply gives {claim}; nothing of it is used, check the"
-        " version and the options of the server"
-    )
+        refuse(asked, f"{what} as {found}, expected {expected}")

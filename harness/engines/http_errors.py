@@ -1,0 +1,54 @@
+"""What an engine server's refusal means: statuses and error bodies as typed errors. Pure.
+
+Engines put their words into `error`, `message` or `detail`, as text or as an object with a `message`; within a stream
+they send the same object as an event, because the status has gone out already.
+"""
+
+from typing import Any
+
+import msgspec
+
+from harness.errors import EngineError, EngineRejected, EngineUnavailable
+
+_EXCERPT_CHARACTERS = 300
+
+
+class _ErrorBody(msgspec.Struct):
+    error: Any = None
+    message: Any = None
+    detail: Any = None
+
+
+def error_for_status(status: int, message: str) -> EngineError:
+    """The error that an HTTP status of an engine stands for."""
+    if status in (429, 503):
+        return EngineUnavailable(message)
+    return EngineRejected(message) if 400 <= status < 500 else EngineError(message)
+
+
+def error_in_event(name: str, error: Any) -> EngineError:
+    """The error that an event of a stream carries; `name` says whose it is."""
+    detail = error if isinstance(error, dict) else {"message": error}
+    code = detail.get("code")
+    return error_for_status(code if isinstance(code, int) else 500, f"{name}: {shortened(str(detail.get('message')))}")
+
+
+def server_message(content: bytes) -> str:
+    """What an error body says, shortened."""
+    try:
+        body = msgspec.json.decode(content, type=_ErrorBody)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return excerpt(content)
+    found = body.error or body.message or body.detail
+    text = found.get("message", found) if isinstance(found, dict) else found
+    return shortened(str(text)) if text else excerpt(content)
+
+
+def excerpt(content: bytes) -> str:
+    """The beginning of a body, for messages."""
+    return repr(shortened(content.decode("utf-8", errors="replace"))) if content else "an empty body"
+
+
+def shortened(text: str) -> str:
+    """At most a few lines of `text`."""
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."

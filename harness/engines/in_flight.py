@@ -1,0 +1,121 @@
+"""The requests of this process that an engine server is working on.
+
+A request that nobody waits for any more is taken back from the engine, so that it does not go on sampling. A request
+that arrives while the engine is paused waits here: SGLang loses an abort of a request that it holds itself. An abort
+is not sent before its request can have reached the engine's scheduler, for the same reason.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from harness.errors import EngineError, EngineRejected, EngineUnavailable
+
+_TAKE_BACK_S = 2.0
+_DISPATCH_S = 0.1  # measured on SGLang: an id is known to the scheduler within milliseconds of the request
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """One request between its arrival and its answer."""
+
+    request_id: str
+    sent_at: float | None = None
+    """Loop time at which it left for the engine."""
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class InFlight:
+    """Keeps track of live requests.
+
+    Args:
+        take_back: Ends a request inside the engine; called for requests whose caller has gone.
+    """
+
+    def __init__(self, take_back: Callable[[str], Awaitable[None]]) -> None:
+        self._take_back = take_back
+        self._live: dict[str, LiveRequest] = {}
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are held here."""
+        return sum(live.sent_at is None for live in self._live.values())
+
+    @property
+    def is_held(self) -> bool:
+        """New requests wait."""
+        return not self._open.is_set()
+
+    def hold(self) -> None:
+        """Keep new requests here until `release`."""
+        self._open.clear()
+
+    def release(self) -> None:
+        """Let the held requests go to the engine."""
+        self._open.set()
+
+    @asynccontextmanager
+    async def track(self, request_id: str) -> AsyncIterator[LiveRequest]:
+        """The request is live inside the block; leaving it without an answer of the engine takes the request back."""
+        if request_id in self._live:
+            raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
+        live = self._live[request_id] = LiveRequest(request_id)
+        try:
+            yield live
+        except (EngineUnavailable, EngineRejected):
+            raise
+        except BaseException:
+            await self._give_up(live)
+            raise
+        finally:
+            del self._live[request_id]
+
+    async def admitted(self, live: LiveRequest) -> bool:
+        """Wait until the request may leave for the engine; False when it was aborted before that."""
+        while self.is_held and not live.aborted.is_set():
+            await _any_of(self._open, live.aborted)
+        if live.aborted.is_set():
+            return False
+        live.sent_at = asyncio.get_running_loop().time()
+        return True
+
+    async def told_to_end(self, request_id: str | None) -> list[LiveRequest]:
+        """The live requests that an abort of `request_id` (None: of all) is for, each marked, none twice.
+
+        Returns when the engine's scheduler knows those that have left.
+        """
+        told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
+        for live in told:
+            live.aborted.set()
+        await self._dispatched(told)
+        return told
+
+    async def _give_up(self, live: LiveRequest) -> None:
+        """Take a request back; when that fails, its closed connection is what ends it in the engine."""
+        if live.sent_at is None or live.aborted.is_set():
+            return
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_TAKE_BACK_S):
+                await self._dispatched([live])
+                await self._take_back(live.request_id)
+
+    async def _dispatched(self, requests: list[LiveRequest]) -> None:
+        now = asyncio.get_running_loop().time()
+        latest = max((live.sent_at for live in requests if live.sent_at is not None), default=now - _DISPATCH_S)
+        await asyncio.sleep(max(0.0, latest + _DISPATCH_S - now))
+
+
+async def _any_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

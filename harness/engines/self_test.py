@@ -1,0 +1,78 @@
+"""Does an engine report the logprobs of sampled tokens and of prompt tokens on one scale?
+
+Behaviour logprobs come from sampling, proximal ones from scoring; a trainer divides one by the other. SGLang divides
+the first by the temperature unless told otherwise, vLLM does when told so. Nothing in a reply says which, so it is
+measured: sample a few tokens away from temperature 1, score the same tokens, compare. Works with every `TokenProvider`.
+"""
+
+from typing import NamedTuple
+from uuid import uuid4
+
+import numpy as np
+
+from harness.engines.base import TokenProvider
+from harness.errors import EngineReplyInvalid
+from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
+
+_TEMPERATURE = 0.7
+_TOKENS = 8
+_TOLERANCE = 0.1  # nats, in the mean: decoding and scoring in bfloat16 differ by less, a temperature by more
+_ENOUGH_DOUBT = 0.5  # nats: of tokens the model was sure about, both scales say nearly 0
+_PROMPT_IDS = 4
+_PROMPTS = 4
+
+
+class ScaleMeasurement(NamedTuple):
+    """Logprobs of the same tokens, as sampled and as scored."""
+
+    tokens: int
+    mean_difference: float
+    """Mean absolute difference in nats."""
+    mean_doubt: float
+    """Mean of the negated scored logprobs: near 0, the measurement says nothing."""
+
+
+async def require_raw_logprobs(provider: TokenProvider, *, advice: str, temperature: float = _TEMPERATURE) -> None:
+    """Sampled logprobs of `provider` are the model's own, before temperature; otherwise it cannot be trained from.
+
+    `advice` says how to set the engine up. Raises `EngineReplyInvalid`, or the `EngineError` of a failing request.
+    """
+    measured = await measure_scale(provider, temperature=temperature)
+    if measured.mean_difference > _TOLERANCE:
+        raise EngineReplyInvalid(
+            f"{provider.capabilities.engine}: {measured.tokens} tokens sampled at temperature {temperature} and then"
+            f" scored differ by {measured.mean_difference:.3f} nats in the mean, expected at most {_TOLERANCE};"
+            f" {advice}"
+        )
+
+
+async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPERATURE) -> ScaleMeasurement:
+    """Sampled against scored logprobs at `temperature`, on the first prompt that leaves the model in doubt."""
+    for attempt in range(_PROMPTS):
+        measured = await _measure(provider, _prompt(provider.capabilities.vocab_size, attempt), temperature)
+        if measured.mean_doubt >= _ENOUGH_DOUBT:
+            return measured
+    raise EngineReplyInvalid(
+        f"{provider.capabilities.engine}: the model is certain of every token after {_PROMPTS} arbitrary prompts, so"
+        " the scale of its logprobs cannot be measured; check the weights"
+    )
+
+
+async def _measure(provider: TokenProvider, prompt: TokenIds, temperature: float) -> ScaleMeasurement:
+    params = SamplingParams(max_new_tokens=_TOKENS, temperature=temperature, ignore_eos=True)
+    sampled = await provider.generate(prompt, params, request_id=uuid4().hex)
+    scored = await provider.score(_whole(sampled), start=prompt.size)
+    return ScaleMeasurement(
+        tokens=sampled.output_ids.size,
+        mean_difference=float(np.abs(sampled.logprobs - scored.logprobs).mean()),
+        mean_doubt=float(-scored.logprobs.mean()),
+    )
+
+
+def _whole(result: GenerationResult) -> TokenIds:
+    return as_ids(np.concatenate([result.input_ids, result.output_ids]))
+
+
+def _prompt(vocab_size: int, attempt: int) -> TokenIds:
+    """Unrelated ids, spread over the vocabulary."""
+    return as_ids([(i * vocab_size + attempt * 7919) // (_PROMPT_IDS + 1) % vocab_size for i in range(1, 5)])

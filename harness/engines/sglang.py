@@ -1,0 +1,262 @@
+"""A SGLang server as a `TokenProvider`, through its native `/generate`: ids in, ids out, no template, no text.
+
+Choices that the protocol leaves open:
+
+- `PauseMode.KEEP` is SGLang's `retract`, not `in_place`: retracted requests can be aborted, the cache can be flushed,
+  and they go on under new weights with a cache those weights computed. It costs one prefill each, and an abort while
+  retracted may lose tokens that SGLang had not forwarded (up to 49); ids, logprobs and spans agree all the same.
+- A request that arrives during a pause waits here, because SGLang loses an abort of a request that it holds itself.
+- `health` never asks `/health`: that generates a token, so a paused engine fails it after 20 s.
+- `seed` only has an effect on a server with `--enable-deterministic-inference`.
+
+Logprobs of sampled tokens are raw only when the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`. Entering the
+provider measures that and refuses a server without it, unless the caller states the other scale.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
+from harness.engines.http_client import EngineClient, Exchange
+from harness.engines.in_flight import InFlight
+from harness.engines.reply import Asked, aborted_before_start, fitting, verified, verified_scores
+from harness.engines.self_test import require_raw_logprobs
+from harness.engines.served_model import ServedModel, served_model
+from harness.engines.sglang_wire import (
+    Loads,
+    ModelInfo,
+    Reply,
+    StreamedReply,
+    UpdateAnswer,
+    generate_body,
+    read_prompt_scores,
+    read_reply,
+    score_body,
+)
+from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.samples.merge import policy_version
+from harness.types import (
+    GenerationDelta,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_logprobs,
+)
+
+_MAX_TOP_LOGPROBS = 20
+_CONTROL_S = 60.0
+_WEIGHTS_S = 600.0
+_HEALTH_S = 5.0
+_ADVICE = (
+    "start SGLang with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or state"
+    " LogprobScale.AFTER_TEMPERATURE and sample at temperature 1"
+)
+_PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
+
+
+class SGLangTokenProvider:
+    """Serves one SGLang worker.
+
+    Args:
+        url: Base address of the worker itself; a router drops fields of the request.
+        vocab_size: Ids are valid in `0..vocab_size-1`; one outside would end the server.
+        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
+        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
+        api_key: Of the server, when it has one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        vocab_size: int,
+        logprob_scale: LogprobScale = LogprobScale.RAW,
+        generation_timeout_s: float = 3600.0,
+        api_key: str = "",
+    ) -> None:
+        self._client = EngineClient(url, "sglang", api_key=api_key)
+        self._vocab_size = vocab_size
+        self._scale = logprob_scale
+        self._generation_timeout_s = generation_timeout_s
+        self._flight = InFlight(self._end_in_engine)
+        self._model: ServedModel | None = None
+        self._version = "default"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Raises `EngineUnavailable` before the provider has been entered."""
+        if self._model is None:
+            raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
+        return Capabilities(
+            engine="sglang",
+            model=self._model.id,
+            vocab_size=self._vocab_size,
+            context_length=self._model.max_model_len,
+            logprob_scale=self._scale,
+            pause_modes=frozenset(PauseMode),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            can_update_weights=True,
+            weights_digest="",
+        )
+
+    @property
+    def weight_version(self) -> str:
+        """As the server reported it at entry, in the last update or in the last `health`."""
+        return self._version
+
+    async def __aenter__(self) -> Self:
+        self._client.open()
+        try:
+            self._model = await served_model(self._client)
+            await self._read_version()
+            if self._scale is LogprobScale.RAW:
+                await require_raw_logprobs(self, advice=_ADVICE)
+        except BaseException:
+            await self._client.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
+        del session_id
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            if not await self._flight.admitted(live):
+                return aborted_before_start(asked)
+            reply = await self._client.call(self._exchange(asked, stream=False), Reply)
+        return verified(asked, read_reply(asked, reply))
+
+    async def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """See `TokenProvider.stream`."""
+        del session_id
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            if not await self._flight.admitted(live):
+                yield aborted_before_start(asked)
+                return
+            async with aclosing(self._streamed(asked)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+        """See `TokenProvider.score`; samples nothing."""
+        params = SamplingParams(max_new_tokens=1)
+        asked = self._asked(uuid4().hex, input_ids, params, start)
+        if start == input_ids.size:
+            return PromptLogprobs(start, as_logprobs(()), self._version)
+        body = score_body(asked.request_id, input_ids, start)
+        exchange = Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
+        scored, version = read_prompt_scores(asked, await self._client.call(exchange, Reply))
+        return verified_scores(asked, scored, version)
+
+    async def abort(self, request_id: str | None) -> int:
+        """See `TokenProvider.abort`; None also ends requests that other processes sent to the server."""
+        told = await self._flight.told_to_end(request_id)
+        if request_id is None:
+            await self._client.post("/abort_request", {"abort_all": True}, deadline_s=_CONTROL_S)
+        elif any(live.sent_at is not None for live in told):
+            await self._end_in_engine(request_id)
+        return len(told)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `TokenProvider.pause`; in ABORT mode it returns once every request has ended."""
+        self._flight.hold()
+        await self._client.post("/pause_generation", {"mode": _PAUSES[mode]}, deadline_s=_CONTROL_S)
+
+    async def resume(self) -> None:
+        """See `TokenProvider.resume`."""
+        await self._client.post("/continue_generation", {}, deadline_s=_CONTROL_S)
+        self._flight.release()
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
+        policy_version(version)
+        if self._flight.is_held:
+            await self._load(path, version)
+            return
+        try:
+            await self.pause(PauseMode.KEEP)
+            await self._load(path, version)
+        finally:
+            await self.resume()
+
+    async def health(self) -> EngineHealth:
+        """See `TokenProvider.health`; paused means paused through this provider, SGLang does not tell."""
+        try:
+            loads = await self._client.get("/v1/loads", Loads, deadline_s=_HEALTH_S)
+            await self._read_version()
+        except EngineError as error:
+            return EngineHealth(
+                ready=False, paused=self._flight.is_held, running=0, waiting=self._flight.waiting, detail=error.message
+            )
+        return EngineHealth(
+            ready=True,
+            paused=self._flight.is_held,
+            running=sum(load.num_running_reqs for load in loads.loads),
+            waiting=sum(load.num_waiting_reqs for load in loads.loads) + self._flight.waiting,
+            detail=f"{self._client.url} version {self._version}",
+        )
+
+    def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
+        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start)
+        return fitting(self.capabilities, asked)
+
+    def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
+        body = generate_body(asked, stream=stream)
+        return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
+
+    async def _streamed(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        exchange = self._exchange(asked, stream=True)
+        streamed = StreamedReply(asked)
+        async with aclosing(self._client.events(exchange)) as events:
+            async for payload in events:
+                delta = streamed.feed(self._client.decode(exchange, payload, Reply))
+                if delta is not None:
+                    yield delta
+        if not streamed.is_finished:
+            raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
+        yield verified(asked, read_reply(asked, streamed.whole()))
+
+    async def _load(self, path: Path, version: str) -> None:
+        body = {"model_path": str(path), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
+        exchange = Exchange("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
+        answer = await self._client.call(exchange, UpdateAnswer)
+        if not answer.success:
+            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {answer.message}")
+        await self._read_version()
+        if self._version != version:
+            raise EngineReplyInvalid(
+                f"{self._client.name} reports weight version {self._version!r} after an update to {version!r}"
+            )
+
+    async def _read_version(self) -> None:
+        self._version = (await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)).weight_version
+
+    async def _end_in_engine(self, request_id: str) -> None:
+        await self._client.post("/abort_request", {"rid": request_id}, deadline_s=_CONTROL_S)

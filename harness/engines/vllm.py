@@ -1,0 +1,347 @@
+"""A vLLM server as a `TokenProvider`: `/inference/v1/generate` where the server has it, else `/v1/completions`.
+
+Which endpoint a server offers, and whether it runs in dev mode (`VLLM_SERVER_DEV_MODE=1`: pause, resume, weights), is
+found at entry, stated in `capabilities` and `health`, and never guessed later.
+
+- `/v1/completions` reports no versions: the label that the server gives before and after a request must be the same,
+  or its reply is refused. A server without dev mode cannot change its weights over HTTP; its label stays `default`.
+- Prompt logprobs do not come with a stream: such a request is sent whole and yields its tokens in one delta.
+- A frozen request (`PauseMode.KEEP`) computes its cache anew on resume, so weights can change in between.
+- vLLM has no transaction around a reload: when one fails, the weights before it are loaded again.
+- Priorities are left alone; their sign differs between engines.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
+from harness.engines.http_client import EngineClient, Exchange
+from harness.engines.in_flight import InFlight
+from harness.engines.reply import Asked, fitting, verified, verified_scores, verified_tokens
+from harness.engines.self_test import require_raw_logprobs
+from harness.engines.served_model import ServedModel, served_model
+from harness.engines.vllm_wire import (
+    CompletionsApi,
+    GenerateApi,
+    PausedAnswer,
+    Piece,
+    TokenApi,
+    WeightInfo,
+    metric_total,
+    read_piece,
+)
+from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.samples.merge import policy_version
+from harness.types import (
+    GenerationDelta,
+    GenerationResult,
+    Json,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_logprobs,
+)
+
+_MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled token that takes one place
+_CONTROL_S = 60.0
+_WEIGHTS_S = 600.0
+_HEALTH_S = 5.0
+_MISSING = frozenset({403, 404, 405})
+_FIRST_LABEL = "default"
+_ADVICE = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
+_PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What the server turned out to have."""
+
+    model: ServedModel
+    api: TokenApi
+    has_dev_mode: bool
+
+    @property
+    def detail(self) -> str:
+        """For `health`."""
+        return f"{self.api.path}, {'dev mode' if self.has_dev_mode else 'no dev mode'}"
+
+
+class VLLMTokenProvider:
+    """Serves one vLLM server.
+
+    Args:
+        url: Base address of the server.
+        vocab_size: Ids are valid in `0..vocab_size-1`.
+        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
+        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
+        api_key: Of the server, when it has one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        vocab_size: int,
+        logprob_scale: LogprobScale = LogprobScale.RAW,
+        generation_timeout_s: float = 3600.0,
+        api_key: str = "",
+    ) -> None:
+        self._client = EngineClient(url, "vllm", api_key=api_key)
+        self._vocab_size = vocab_size
+        self._scale = logprob_scale
+        self._generation_timeout_s = generation_timeout_s
+        self._flight = InFlight(self._end_in_engine)
+        self._entered_offer: _Offer | None = None
+        self._version = _FIRST_LABEL
+        self._weights = ""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Raises `EngineUnavailable` before the provider has been entered."""
+        offer = self._offer
+        return Capabilities(
+            engine="vllm",
+            model=offer.model.id,
+            vocab_size=self._vocab_size,
+            context_length=offer.model.max_model_len,
+            logprob_scale=self._scale,
+            pause_modes=frozenset(PauseMode) if offer.has_dev_mode else frozenset(),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            can_update_weights=offer.has_dev_mode,
+            weights_digest="",
+        )
+
+    @property
+    def weight_version(self) -> str:
+        """As the server reported it at entry, in the last update or in the last `health`."""
+        return self._version
+
+    async def __aenter__(self) -> Self:
+        self._client.open()
+        try:
+            self._entered_offer = await self._find_offer()
+            self._weights = self._offer.model.root
+            self._version = await self._label()
+            if self._scale is LogprobScale.RAW:
+                await require_raw_logprobs(self, advice=_ADVICE)
+        except BaseException:
+            await self._client.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """See `TokenProvider.generate`."""
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            await self._flight.admitted(live)
+            piece, label = await self._whole(asked, session_id)
+        return verified(asked, read_piece(asked, self._offer.api, piece, label))
+
+    async def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """See `TokenProvider.stream`; one delta when prompt logprobs are asked for."""
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            await self._flight.admitted(live)
+            streamed = self._streamed if prompt_logprobs_from is None else self._in_one_delta
+            async with aclosing(streamed(asked, session_id)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+        """See `TokenProvider.score`; vLLM reads the whole input and samples one token, which is thrown away."""
+        params = SamplingParams(max_new_tokens=1, temperature=0.0)
+        asked = self._asked(uuid4().hex, input_ids, params, start)
+        if start == input_ids.size:
+            return PromptLogprobs(start, as_logprobs(()), self._version)
+        piece, label = await self._whole(asked, None)
+        reply = read_piece(asked, self._offer.api, piece, label)
+        if reply.prompt_scored is None:
+            raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")
+        return verified_scores(asked, reply.prompt_scored, reply.version)
+
+    async def abort(self, request_id: str | None) -> int:
+        """See `TokenProvider.abort`; in dev mode None also ends requests that other processes sent."""
+        told = await self._flight.told_to_end(request_id)
+        if request_id is None and self._offer.has_dev_mode:
+            await self._client.post("/abort_requests", {}, deadline_s=_CONTROL_S)
+        elif told:
+            await self._end_in_engine(*(live.request_id for live in told))
+        return len(told)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `TokenProvider.pause`; new requests wait inside vLLM, which can abort them there."""
+        await self._control("pause", f"/pause?mode={_PAUSES[mode]}&clear_cache=true", {})
+
+    async def resume(self) -> None:
+        """See `TokenProvider.resume`."""
+        await self._control("resume", "/resume", {})
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
+        policy_version(version)
+        self._require_dev_mode("updates of weights")
+        if await self._is_paused():
+            await self._load(path, version)
+            return
+        try:
+            await self.pause(PauseMode.KEEP)
+            await self._load(path, version)
+        finally:
+            await self.resume()
+
+    async def health(self) -> EngineHealth:
+        """See `TokenProvider.health`."""
+        try:
+            metrics = await self._client.get_text("/metrics", deadline_s=_HEALTH_S)
+            is_paused = await self._is_paused()
+            self._version = await self._label()
+        except EngineError as error:
+            return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=error.message)
+        return EngineHealth(
+            ready=True,
+            paused=is_paused,
+            running=metric_total(metrics, "vllm:num_requests_running"),
+            waiting=metric_total(metrics, "vllm:num_requests_waiting"),
+            detail=f"{self._client.url} {self._offer.detail}, version {self._version}",
+        )
+
+    @property
+    def _offer(self) -> _Offer:
+        if self._entered_offer is None:
+            raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
+        return self._entered_offer
+
+    async def _find_offer(self) -> _Offer:
+        """An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere."""
+        model = await served_model(self._client)
+        generate = await self._client.ask(Exchange("POST", GenerateApi.path, _CONTROL_S, {}))
+        paused = await self._client.ask(Exchange("GET", "/is_paused", _CONTROL_S))
+        api: TokenApi = CompletionsApi() if generate.status in _MISSING else GenerateApi()
+        return _Offer(model, api, paused.status not in _MISSING)
+
+    def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
+        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start)
+        return fitting(self.capabilities, asked)
+
+    def _exchange(self, asked: Asked, session_id: str | None, *, stream: bool) -> Exchange:
+        headers = {"x-request-id": asked.request_id} | ({"x-session-id": session_id} if session_id else {})
+        body = self._offer.api.body(asked, self._offer.model.id, stream=stream)
+        path = self._offer.api.path
+        return Exchange("POST", path, self._generation_timeout_s, body, headers, asked.request_id)
+
+    async def _whole(self, asked: Asked, session_id: str | None) -> tuple[Piece, str]:
+        """An unstreamed reply, and the weight label around it where the reply itself carries none."""
+        before = await self._label_around()
+        exchange = self._exchange(asked, session_id, stream=False)
+        reply = await self._client.call(exchange, self._offer.api.kind)
+        return self._offer.api.piece(asked, reply), await self._same_label(asked, before)
+
+    async def _streamed(
+        self, asked: Asked, session_id: str | None
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        api, whole = self._offer.api, Piece()
+        before = await self._label_around()
+        exchange = self._exchange(asked, session_id, stream=True)
+        async with aclosing(self._client.events(exchange)) as events:
+            async for payload in events:
+                piece = api.piece(asked, self._client.decode(exchange, payload, api.kind))
+                whole.add(piece)
+                if piece.ids or piece.scored:
+                    yield verified_tokens(asked, piece.ids, piece.scored)
+        if whole.finish_reason is None:
+            raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
+        yield verified(asked, read_piece(asked, api, whole, await self._same_label(asked, before)))
+
+    async def _in_one_delta(
+        self, asked: Asked, session_id: str | None
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        piece, label = await self._whole(asked, session_id)
+        result = verified(asked, read_piece(asked, self._offer.api, piece, label))
+        yield GenerationDelta(result.output_ids, result.logprobs)
+        yield result
+
+    async def _label_around(self) -> str:
+        return self._version if self._offer.api.reports_spans else await self._label()
+
+    async def _same_label(self, asked: Asked, before: str) -> str:
+        after = await self._label_around()
+        if not self._offer.api.reports_spans and before != after:
+            raise EngineReplyInvalid(
+                f"{asked.name}: the weights changed from {before!r} to {after!r} while it"
+                " ran, and /v1/completions does not tell which tokens are whose; start vLLM with --enable-scale-out"
+            )
+        return after
+
+    async def _label(self) -> str:
+        if not self._offer.has_dev_mode:
+            return _FIRST_LABEL
+        return (await self._client.get("/weight_info", WeightInfo, deadline_s=_CONTROL_S)).weight_version
+
+    async def _is_paused(self) -> bool:
+        if not self._offer.has_dev_mode:
+            return False
+        return (await self._client.get("/is_paused", PausedAnswer, deadline_s=_HEALTH_S)).is_paused
+
+    async def _load(self, path: Path, version: str) -> None:
+        try:
+            await self._reload(str(path))
+        except EngineError as error:
+            await self._reload(self._weights)
+            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {error.message}") from error
+        self._weights = str(path)
+        await self._client.post("/reset_prefix_cache", {}, deadline_s=_CONTROL_S)
+        await self._client.post("/update_weight_version", {"new_version": version}, deadline_s=_CONTROL_S)
+        self._version = await self._label()
+        if self._version != version:
+            raise EngineReplyInvalid(
+                f"{self._client.name} reports weight version {self._version!r} after an update to {version!r}"
+            )
+
+    async def _reload(self, weights_path: str) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": weights_path}}
+        await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
+
+    async def _control(self, what: str, path: str, body: Json) -> None:
+        self._require_dev_mode(what)
+        await self._client.post(path, body, deadline_s=_CONTROL_S)
+
+    def _require_dev_mode(self, what: str) -> None:
+        if not self._offer.has_dev_mode:
+            raise EngineRejected(
+                f"{self._client.name} offers no {what}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
+
+    async def _end_in_engine(self, *request_ids: str) -> None:
+        if not self._offer.has_dev_mode and not self._offer.api.reports_spans:
+            raise EngineRejected(
+                f"{self._client.name} offers no abort: start vLLM with --enable-scale-out or VLLM_SERVER_DEV_MODE=1"
+            )
+        path = "/abort_requests" if self._offer.has_dev_mode else "/inference/v1/abort_requests"
+        engine_ids = [self._offer.api.abort_id(request_id) for request_id in request_ids]
+        await self._client.post(path, {"request_ids": engine_ids}, deadline_s=_CONTROL_S)

@@ -1,0 +1,128 @@
+"""An engine server on loopback with a scripted engine inside: what the fakes of SGLang and vLLM have in common.
+
+A `Lie` distorts what a server says about a generation or how it says it; the engine inside stays honest, so the truth
+is known.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from harness.engines.scripted import ScriptedEngine
+from harness.types import Json, SamplingParams
+from tests.engines.lies import STATUSES, Lie
+
+UNFIT_WEIGHTS = Path("/weights/that/do/not/fit")
+"""A checkpoint that no server takes."""
+
+
+class FakeServer:
+    """What both servers have in common: lies, statuses, streams."""
+
+    def __init__(self, engine: ScriptedEngine, *, divides_by_temperature: bool = False) -> None:
+        self.engine = engine
+        self.lie = Lie.NONE
+        self.paths: list[str] = []
+        """What was asked, in order."""
+        self.bodies: list[Json] = []
+        """Bodies of generations."""
+        self.url = ""
+        self._divides = divides_by_temperature
+        self._closing = asyncio.Event()
+
+    def routes(self) -> list[web.RouteDef]:
+        """The routes of the server."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let handlers that hang end."""
+        self._closing.set()
+
+    def app(self) -> web.Application:
+        """The server as an application."""
+        app = web.Application(client_max_size=1 << 26, middlewares=[self._remember])
+        app.add_routes([*self.routes(), web.get("/v1/models", self._models)])
+        return app
+
+    @web.middleware
+    async def _remember(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.paths.append(request.path)
+        return await handler(request)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        capabilities = self.engine.capabilities
+        card = {"id": capabilities.model, "max_model_len": capabilities.context_length, "root": "/weights/first"}
+        return web.json_response({"object": "list", "data": [card, {"id": "adapter", "max_model_len": 1}]})
+
+    async def _refusal(self) -> web.Response | None:
+        if self.lie is Lie.HANG:
+            await self._closing.wait()
+        if status := STATUSES.get(self.lie):
+            return web.json_response({"error": {"message": "so says the server", "code": status}}, status=status)
+        return None
+
+    def _scale(self, params: SamplingParams) -> float:
+        return params.temperature if self._divides and params.temperature else 1.0
+
+    def _content(self, body: Json) -> bytes:
+        """`body` as bytes, spoilt as told."""
+        match self.lie:
+            case Lie.NOT_UTF8:
+                return json.dumps({**body, "text": "?"}).encode().replace(b'"?"', b'"\xff\xfe"')
+            case Lie.NOT_JSON:
+                return b"<html>Bad Gateway</html>"
+            case Lie.WRONG_SHAPE:
+                return b'{"choices": 7, "meta_info": [], "output_ids": "x"}'
+            case Lie.ERROR_EVENT:
+                return json.dumps({"error": {"message": "too busy", "code": 503}}).encode()
+            case _:
+                return json.dumps(body).encode()
+
+    async def _answer(self, request: web.Request, body: Json) -> web.StreamResponse:
+        """A whole answer."""
+        content = self._content(body)
+        if self.lie is Lie.TRUNCATED:
+            return await self._cut(request, content)
+        return web.Response(body=content, content_type="application/json")
+
+    async def _cut(self, request: web.Request, content: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-length": str(len(content))})
+        await response.prepare(request)
+        await response.write(content[: len(content) // 2])
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def _stream(self, request: web.Request, chunks: AsyncIterator[Json]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        async for chunk in chunks:
+            content = self._content(chunk)
+            if self.lie is Lie.TRUNCATED:
+                await response.write(b"data: " + content[: len(content) // 2])
+                return response
+            await response.write(b": a comment\nevent: x\ndata: " + content + b"\r\n\r\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@asynccontextmanager
+async def serving(fake: FakeServer, *, notices_disconnects: bool) -> AsyncIterator[str]:
+    """The base address of `fake`, on loopback."""
+    runner = web.AppRunner(fake.app(), handler_cancellation=notices_disconnects, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        fake.url = f"http://{host}:{port}"
+        yield fake.url
+    finally:
+        fake.close()
+        await fake.engine.resume()
+        await fake.engine.abort(None)
+        await runner.cleanup()

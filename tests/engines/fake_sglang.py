@@ -1,0 +1,200 @@
+"""SGLang on loopback, as the real server was seen: null entries, cumulative streams, a gate that loses aborts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from harness.engines.base import PauseMode
+from harness.engines.scripted import ScriptedEngine
+from harness.types import GenerationDelta, GenerationResult, Json, SamplingParams, as_ids
+from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer
+from tests.engines.lies import Lie, Told
+
+
+class FakeSGLang(FakeServer):
+    """SGLang 0.5.23: `rid`, cumulative or incremental streams, a gate that loses aborts."""
+
+    def __init__(self, engine: ScriptedEngine, *, incremental: bool = False, **options: Any) -> None:
+        super().__init__(engine, **options)
+        self._incremental = incremental
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._held: set[str] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        """See `FakeServer`."""
+        return [
+            web.post("/generate", self._generate),
+            web.post("/abort_request", self._abort),
+            web.post("/pause_generation", self._pause),
+            web.post("/continue_generation", self._continue),
+            web.post("/update_weights_from_disk", self._update),
+            web.get("/model_info", self._model_info),
+            web.get("/v1/loads", self._loads),
+        ]
+
+    def close(self) -> None:
+        """See `FakeServer`."""
+        super().close()
+        self._gate.set()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        await self._pass_gate(body["rid"])
+        if refusal := await self._refusal():
+            return refusal
+        if body["sampling_params"]["max_new_tokens"] == 0:
+            return await self._answer(request, await self._scores(body))
+        if body.get("stream"):
+            return await self._stream(request, self._chunks(body))
+        result = await self.engine.generate(**self._arguments(body))
+        return await self._finished(request, self._told(body, result))
+
+    async def _finished(self, request: web.Request, told: Told) -> web.StreamResponse:
+        if told.status is not None:
+            return web.json_response({"error": {"message": "timed out in the queue"}}, status=told.status)
+        return await self._answer(request, self._body(told))
+
+    async def _pass_gate(self, rid: str) -> None:
+        self._held.add(rid)
+        await self._gate.wait()
+        self._held.discard(rid)
+
+    def _arguments(self, body: Json) -> Json:
+        start = body["logprob_start_len"]
+        return {
+            "input_ids": as_ids(body["input_ids"]),
+            "params": self._params(body),
+            "request_id": body["rid"],
+            "prompt_logprobs_from": None if start < 0 else start + 1,
+        }
+
+    def _params(self, body: Json) -> SamplingParams:
+        sampling = body["sampling_params"]
+        return SamplingParams(
+            max_new_tokens=sampling["max_new_tokens"],
+            temperature=sampling["temperature"],
+            stop=tuple(sampling.get("stop", ())),
+            stop_token_ids=tuple(sampling.get("stop_token_ids", ())),
+            top_logprobs=body.get("top_logprobs_num", 0),
+        )
+
+    def _told(self, body: Json, result: GenerationResult) -> Told:
+        told = Told.truth(result, self.engine.weight_version, self._scale(self._params(body)))
+        told.distorted(self.lie)
+        start = body["logprob_start_len"]
+        if start >= 0 and self.lie is not Lie.PROMPT_MISSING:
+            told.prompt_named.insert(0, body["input_ids"][start])
+        return told
+
+    async def _scores(self, body: Json) -> Json:
+        start = body["logprob_start_len"] + 1
+        ids = as_ids(body["input_ids"])
+        scored = await self.engine.score(ids, start=start)
+        result = GenerationResult(
+            body["rid"], ids, as_ids([]), scored.logprobs[:0], "length", (), prompt_logprobs=scored
+        )
+        return self._body(self._told(body, result))
+
+    async def _chunks(self, body: Json) -> AsyncIterator[Json]:
+        said: list[Told] = []
+        sent = 0
+        async for piece in self.engine.stream(**self._arguments(body)):
+            if isinstance(piece, GenerationResult):
+                chunk = self._body(self._told(body, piece), sent if self._incremental else 0)
+                yield chunk
+            elif self.lie is Lie.NONE:
+                told = self._partial(body, piece, said[-1] if said else None)
+                said.append(told)
+                yield self._body(told, sent if self._incremental else 0)
+                sent = told.count
+
+    def _partial(self, body: Json, delta: GenerationDelta, before: Told | None) -> Told:
+        ids = (before.ids if before else []) + delta.output_ids.tolist()
+        logprobs = (before.logprobs if before else []) + delta.logprobs.tolist()
+        size = len(body["input_ids"])
+        return Told(body["rid"], ids, list(ids), logprobs, len(ids), size, "", None, [], self.engine.weight_version)
+
+    def _body(self, told: Told, sent: int = 0) -> Json:
+        """The reply; the first `sent` tokens are left out of its lists."""
+        entries = [[logprob, token, None] for logprob, token in zip(told.logprobs, told.named, strict=True)]
+        prompt = [
+            [logprob, token, None]
+            for logprob, token in zip([None, *told.prompt_logprobs], told.prompt_named, strict=False)
+        ]
+        meta = {
+            "id": told.rid,
+            "finish_reason": _sglang_finish(told),
+            "prompt_tokens": told.prompt_count,
+            "completion_tokens": told.count,
+            "cached_tokens": 3,
+            "weight_version": told.version,
+            "output_token_logprobs": entries[sent:],
+            "input_token_logprobs": prompt,
+            "e2e_latency": 0.5,
+            "output_top_logprobs": _sglang_top(told)[sent:],
+        }
+        if told.finish:
+            meta["weight_versions"] = told.spans
+        if self.lie is Lie.MISSING_LOGPROBS:
+            del meta["output_token_logprobs"]
+        return {"text": "", "output_ids": told.ids[sent:], "meta_info": meta}
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body.get("abort_all"):
+            await self.engine.abort(None)
+        elif body["rid"] not in self._held:
+            await self.engine.abort(body["rid"])
+        return web.Response()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self._gate.clear()
+        if (await request.json()).get("mode", "abort") == "abort":
+            await self.engine.abort(None)
+        else:
+            await self.engine.pause(PauseMode.KEEP)
+        return web.json_response({"status": "ok"})
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        self._gate.set()
+        await self.engine.resume()
+        return web.json_response({"status": "ok"})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body["model_path"] == str(UNFIT_WEIGHTS):
+            return web.json_response({"success": False, "message": "shapes differ"}, status=400)
+        await self.engine.update_weights(Path(body["model_path"]), body["weight_version"])
+        return web.json_response({"success": True, "message": "done", "num_paused_requests": 0})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "/weights/first", "weight_version": self.engine.weight_version})
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        health = await self.engine.health()
+        load = {"dp_rank": 0, "num_running_reqs": health.running, "num_waiting_reqs": len(self._held)}
+        return web.json_response({"version": "0.5.23", "loads": [load]})
+
+
+def _sglang_finish(told: Told) -> Json | None:
+    match told.finish:
+        case "":
+            return None
+        case "abort":
+            return {"type": "abort", "message": "Aborted", "status_code": told.status, "err_type": None}
+        case "length":
+            return {"type": "length", "length": told.count}
+        case _:
+            return {"type": told.finish, "matched": told.matched}
+
+
+def _sglang_top(told: Told) -> list[list[list[Any]]]:
+    if told.top is None:
+        return []
+    rows = zip(told.top.ids.tolist(), told.top.logprobs.tolist(), strict=True)
+    return [[[logprob, token, None] for token, logprob in zip(ids, values, strict=True)] for ids, values in rows]

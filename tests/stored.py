@@ -26,6 +26,7 @@ class StoredTurn:
     logprobs: list[float]
     reply: dict[str, Any]
     delivered: bool
+    seed: int | None
 
     @property
     def tokens(self) -> list[int]:
@@ -73,6 +74,7 @@ def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
         logprobs,
         json.loads(row["reply"]),
         bool(row["delivered"]),
+        json.loads(row["sampling"])["used"]["seed"],
     )
 
 

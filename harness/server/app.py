@@ -103,7 +103,7 @@ class SessionServer:
     # Sessions
 
     async def _create(self, request: Request) -> Response:
-        config = parse_session_config(await self._body(request))
+        config = parse_session_config(await self._body(request), self.settings.matchings)
         await self.gatekeeper.enter(Work.CREATE)
         session = await self._keep_new(self.sessions.create(config))
         self._metrics.session_created()

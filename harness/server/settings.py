@@ -22,6 +22,8 @@ class ServerSettings:
     max_body_bytes: int = 64 * 1024 * 1024
     model: str | None = None
     """Model name in answers; None takes the engine's."""
+    matchings: tuple[str, ...] = ()
+    """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
 
     def check(self) -> None:
         """Raises `ScenarioError` when the server would be open to the network without a token."""

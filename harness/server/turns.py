@@ -81,9 +81,10 @@ class TurnService:
         return ServedTurn(turn, completion(turn, result, self.model, token_text))
 
     async def _admit(self, session: Session, chat: ChatRequest, digest: str) -> Admission:
-        point = session.attach(chain_keys(chat.messages, chat.tools))
+        point = session.attach(chain_keys(chat.messages, chat.tools, session.normal_form))
+        diverged = session.divergence(point, chat.messages)
         point, context_ids = await self._encode(session, point, chat)
-        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, digest)
+        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, digest, diverged)
         admission = session.admit(point, request, self.engine.capabilities.context_length, self.clock())
         self.metrics.turn_started()
         return admission

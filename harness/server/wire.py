@@ -1,5 +1,6 @@
 """The body of `POST /sessions`, checked field by field."""
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -9,6 +10,7 @@ from harness.errors import MalformedRequest
 from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.session import AfterIncomplete, SessionConfig
+from harness.tokens.matching import Matching
 from harness.types import SamplingWishes
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -37,13 +39,18 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     sampling: _Sampling = msgspec.field(default_factory=_Sampling)
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: Selection = Selection.LAST
+    matching: tuple[str, ...] = ()
 
 
 _decoder = msgspec.json.Decoder(_CreateSession)
 
 
-def parse_session_config(body: bytes) -> SessionConfig:
-    """The configuration in `body`; an empty body means the defaults. Raises `MalformedRequest` naming the field."""
+def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) -> SessionConfig:
+    """The configuration in `body`; an empty body means the defaults.
+
+    `custom_matchings` are the `package.module:function` paths that the operator allows: a path in a request names code.
+    Raises `MalformedRequest` naming the field.
+    """
     try:
         wire = _decoder.decode(body or b"{}")
     except msgspec.ValidationError as error:
@@ -60,4 +67,13 @@ def parse_session_config(body: bytes) -> SessionConfig:
         sampling=SamplingWishes(max_new_tokens=sampling.pop("max_tokens"), **sampling),
         after_incomplete=wire.after_incomplete,
         selection=wire.selection,
+        matching=_offered(wire.matching, custom_matchings),
     )
+
+
+def _offered(matching: tuple[str, ...], custom: Collection[str]) -> tuple[str, ...]:
+    offered = [*Matching, *custom]
+    for name in matching:
+        if name not in offered:
+            raise MalformedRequest(f"matching: expected some of {', '.join(offered)}; got {name!r}", param="matching")
+    return matching

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import HarnessError
+from harness.sessions.divergence import Divergence
 from harness.sessions.lifecycle import STATUS_OF_FINISH
 from harness.sessions.token_log import TokenPath
 from harness.tokens.matching import ChainKey
@@ -41,6 +42,8 @@ class TurnRequest:
     asked: SamplingWishes
     digest: str
     """blake2b-128 of the request body."""
+    divergence: Divergence | None = None
+    """Why this request starts a branch, when an earlier one went on from the same place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def completed_turn(admission: Admission, result: GenerationResult, reply: Reply,
         version_spans=result.version_spans,
         segments=(Segment(result.request_id, 0, result.output_ids.size, result.finish_reason),),
         reply=reply.message,
-        notes={**reply.notes, "cached_tokens": result.cached_tokens},
+        notes={**reply.notes, "cached_tokens": result.cached_tokens, **_branch_note(admission)},
     )
 
 
@@ -137,6 +140,11 @@ def _blank_turn(admission: Admission, now: float) -> Turn:
 
 def _used(params: SamplingParams) -> Json:
     return {parameter.name: getattr(params, parameter.name) for parameter in fields(params)}
+
+
+def _branch_note(admission: Admission) -> Json:
+    diverged = admission.request.divergence
+    return {} if diverged is None else {"diverged": diverged.to_json()}
 
 
 def _error_note(error: HarnessError) -> Json:

@@ -17,12 +17,13 @@ from typing import Any, Self
 from harness.errors import BranchEnded, SessionClosing, TurnRefused
 from harness.samples.merge import Selection, build_samples
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling
+from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import Ledger, account
 from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance
 from harness.sessions.outcome import Admission, TurnRequest
 from harness.sessions.tree import AttachPoint, TurnTree
-from harness.tokens.matching import ChainKey
-from harness.types import Sample, SamplingWishes, TokenIds, Turn, TurnStatus
+from harness.tokens.matching import ChainKey, normal_form
+from harness.types import Message, Sample, SamplingWishes, TokenIds, Turn, TurnStatus
 
 
 class AfterIncomplete(StrEnum):
@@ -44,6 +45,8 @@ class SessionConfig:
     """Replaces what the agent asks for."""
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: Selection = Selection.LAST
+    matching: tuple[str, ...] = ()
+    """What may differ in a history that is sent back (`tokens.matching.normal_form`)."""
 
 
 class Session:
@@ -57,7 +60,9 @@ class Session:
         self.phase = Phase.OPEN
         self.refusals: Counter[str] = Counter()
         """Terminal answers by error code; they tell why an agent stopped."""
-        self._tree = TurnTree()
+        self.normal_form = normal_form(config.matching)
+        """What of a message counts when histories are compared."""
+        self._tree = TurnTree(self.normal_form)
         self._generated = 0
         self._in_flight: dict[int, Admission] = {}
         self._admitted = 0
@@ -87,6 +92,16 @@ class Session:
     def parent_turn(self, point: AttachPoint) -> Turn | None:
         """The turn that a request at `point` extends."""
         return None if point.parent is None else self._tree.turn(point.parent)
+
+    def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
+        """What keeps a request with `messages` at `point` from going on where an earlier one went; None if nothing."""
+        earlier = self._tree.latest_child(point.parent)
+        if earlier is None:
+            return None
+        recorded, sent = earlier.messages_delta, messages[point.matched :]
+        if len(sent) > len(recorded):
+            recorded = (*recorded, earlier.reply)
+        return find_divergence(recorded, sent, point.matched, self.normal_form)
 
     def admit(self, point: AttachPoint, request: TurnRequest, context_length: int, now: float) -> Admission:
         """Start a turn on an engine whose context holds `context_length` tokens.

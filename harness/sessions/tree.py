@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from harness.sessions.token_log import TokenPath
-from harness.tokens.matching import ChainKey, next_key
+from harness.tokens.matching import STRICT, ChainKey, NormalForm, next_key
 from harness.types import Turn, TurnStatus
 
 
@@ -30,10 +30,12 @@ class AttachPoint:
 class TurnTree:
     """Turns of a session by index, with their paths."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: NormalForm = STRICT) -> None:
+        self._form = form
         self._turns: dict[int, Turn] = {}
         self._paths: dict[int, TokenPath] = {}
         self._by_key: dict[ChainKey, int] = {}
+        self._latest_children: dict[int | None, int] = {}
 
     @property
     def turns(self) -> list[Turn]:
@@ -65,8 +67,14 @@ class TurnTree:
         self._turns[turn.index] = turn
         self._paths[turn.index] = path
         if turn.status is not TurnStatus.FAILED:
-            key = next_key(turn.key, turn.reply)
+            key = next_key(turn.key, turn.reply, self._form)
             self._by_key[key] = max(turn.index, self._by_key.get(key, -1))
+            self._latest_children[turn.parent] = max(turn.index, self._latest_children.get(turn.parent, -1))
+
+    def latest_child(self, index: int | None) -> Turn | None:
+        """The turn admitted last of those that extend `index` (None: of the roots) and did not fail."""
+        child = self._latest_children.get(index)
+        return None if child is None else self._turns[child]
 
     def snapshot(self) -> Self:
         """A tree of its own with the turns of now."""

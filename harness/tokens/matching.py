@@ -2,38 +2,143 @@
 
 `chain_keys` gives for each prefix of a conversation a digest that depends on every message (and the tools) in it, so
 the deepest stored turn that a request extends is found by looking up digests, not by comparing messages. Two messages
-have the same key exactly when they are the same after the dialect's normalisation; differences a client makes by
-itself (None against an empty text, unknown extra fields) are gone by then.
+are the same exactly when their normal forms are equal. Differences that every client makes (None against an empty text,
+unknown extra fields) never count; what else does not is the session's choice: `normal_form`.
+
+On a match the stored tokens stay, whatever spelling the client sent: only the decision is made here.
 """
 
-from collections.abc import Sequence
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
+from harness.errors import MalformedRequest
 from harness.types import Json, Message
 
 ChainKey = bytes
 """blake2b-128 over a conversation prefix."""
 
+NormalForm = Callable[[Message], Json]
+"""What of a message counts when histories are compared; must be JSON."""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-def chain_keys(messages: Sequence[Message], tools: Sequence[Json]) -> list[ChainKey]:
+class Matching(StrEnum):
+    """What may differ between a stored message and the one a client sends back."""
+
+    STRICT = "strict"
+    """Nothing."""
+    LOOSE_TOOL_CALLS = "loose_tool_calls"
+    """The spelling of tool arguments: equal JSON is equal, types told apart (`1`, `1.0`, `true`)."""
+    IGNORE_REASONING = "ignore_reasoning"
+    """`reasoning_content`, which many clients drop."""
+
+
+def normal_form(matching: Sequence[str]) -> NormalForm:
+    """The normal form for a combination of `Matching` values and `package.module:function` paths, applied in order.
+
+    A function takes a message and returns what of it counts, as JSON. Raises `MalformedRequest` when a name is neither.
+    """
+    steps = [_step(name) for name in matching]
+
+    def apply(message: Message) -> Json:
+        form = {name: value for name, value in message.items() if value not in (None, "", [])}
+        for step in steps:
+            form = step(form)
+        return form
+
+    return apply
+
+
+STRICT = normal_form(())
+
+
+def chain_keys(messages: Sequence[Message], tools: Sequence[Json], form: NormalForm = STRICT) -> list[ChainKey]:
     """Digests of all prefixes: element i covers the tools and the first i messages; length is `len(messages) + 1`."""
     keys = [_digest(b"", tools)]
     for message in messages:
-        keys.append(next_key(keys[-1], message))
+        keys.append(next_key(keys[-1], message, form))
     return keys
 
 
-def next_key(key: ChainKey, message: Message) -> ChainKey:
+def next_key(key: ChainKey, message: Message, form: NormalForm = STRICT) -> ChainKey:
     """The digest of the prefix `key` stands for with `message` appended."""
-    return _digest(key, _normal_form(message))
+    return _digest(key, form(message))
 
 
-def _normal_form(message: Message) -> Json:
-    return {name: value for name, value in message.items() if value not in (None, "", [])}
+def _step(name: str) -> NormalForm:
+    if name in _STEPS:
+        return _STEPS[Matching(name)]
+    module, separator, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function) if separator else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MalformedRequest(f"matching: cannot load {name!r}: {error}", param="matching") from error
+    if not callable(found):
+        known = ", ".join(Matching)
+        raise MalformedRequest(
+            f"matching: expected one of {known}, or package.module:function; got {name!r}", param="matching"
+        )
+    return _checked(name, found)
+
+
+def _checked(name: str, function: Callable[[Message], Any]) -> NormalForm:
+    """`function`, with whatever it does wrong told as an error of the session's matching."""
+
+    def apply(message: Message) -> Json:
+        try:
+            form = function(message)
+            _encoder.encode(form)
+        except Exception as error:
+            raise MalformedRequest(f"matching: {name} failed on a message: {error!r}", param="matching") from error
+        return form if isinstance(form, dict) else {"form": form}
+
+    return apply
+
+
+def _loosen_tool_calls(message: Message) -> Json:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_loosen(call) for call in calls]} if calls else dict(message)
+
+
+def _loosen(call: Mapping[str, Any]) -> Json:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _argument_value(function["arguments"])}}
+
+
+def _argument_value(text: str) -> object:
+    """The value of JSON arguments, the text itself when it is not plain JSON (repeated keys, NaN)."""
+    try:
+        return json.loads(text or "{}", object_pairs_hook=_unique_keys, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> Json:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is repeated")
+    return dict(pairs)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _drop_reasoning(message: Message) -> Json:
+    return {name: value for name, value in message.items() if name != "reasoning_content"}
+
+
+_STEPS: Mapping[Matching, NormalForm] = {
+    Matching.STRICT: dict,
+    Matching.LOOSE_TOOL_CALLS: _loosen_tool_calls,
+    Matching.IGNORE_REASONING: _drop_reasoning,
+}
 
 
 def _digest(key: bytes, value: object) -> ChainKey:

@@ -1,0 +1,77 @@
+"""Why a request started a branch: the first message that is not what was recorded.
+
+Said in the record of the turn, so that whoever looks at a session sees what its client rewrote. Explains only; whether
+two messages are the same is `tokens.matching`'s decision.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import msgspec
+
+from harness.tokens.matching import NormalForm
+from harness.types import Json, Message
+
+_SHOWN = 80  # characters of a value
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first difference between a recorded conversation and the one a client sent."""
+
+    message: int
+    """Index in the request's messages."""
+    field: str
+    """Name of the message's field; `message` when one side ends here."""
+    recorded: str
+    """The recorded value, shortened around the difference; empty when there is none."""
+    sent: str
+
+    def to_json(self) -> Json:
+        """The form in a turn's notes."""
+        return {"message": self.message, "field": self.field, "recorded": self.recorded, "sent": self.sent}
+
+
+def find_divergence(
+    recorded: Sequence[Message], sent: Sequence[Message], first: int, form: NormalForm
+) -> Divergence | None:
+    """Where `sent` leaves `recorded`; `first` is the index of their first message in the request.
+
+    None when they are the same as far as both go and `sent` is the longer one, or as long.
+    """
+    for index, (ours, theirs) in enumerate(zip_longest(recorded, sent), start=first):
+        if ours is None:
+            return None
+        if theirs is None:
+            return Divergence(index, "message", _shortened(_text(form(ours)), 0), "")
+        found = _compare(form(ours), form(theirs), index)
+        if found is not None:
+            return found
+    return None
+
+
+def _compare(ours: Json, theirs: Json, index: int) -> Divergence | None:
+    for name in _in_order([*ours, *theirs]):
+        if ours.get(name) != theirs.get(name):
+            left, right = _text(ours.get(name)), _text(theirs.get(name))
+            same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), 0)
+            return Divergence(index, name, _shortened(left, same), _shortened(right, same))
+    return None
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
+
+
+def _shortened(text: str, difference: int) -> str:
+    """At most `_SHOWN` characters of `text`, those around `difference`."""
+    start = max(0, min(difference - _SHOWN // 4, len(text) - _SHOWN))
+    shown = text[start : start + _SHOWN]
+    return ("…" if start else "") + shown + ("…" if start + _SHOWN < len(text) else "")

@@ -28,6 +28,9 @@ class Environment(Protocol):
     finished: str
     """The word for an ending that comes from this side."""
 
+    reply_role: str
+    """`tool`: a tool call is answered with its result; `user`: with a message, as any other answer."""
+
     def examples(self) -> list[dict[str, Any]]:
         """Messages that stand before the first one: how such a dialogue goes."""
 
@@ -45,6 +48,7 @@ class GameEnvironment:
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
         self.game = runpy.run_path(path)["Game"](options)
+        self.reply_role = getattr(self.game, "reply_role", "tool")
 
     def examples(self) -> list[dict[str, Any]]:
         return self.game.examples() if hasattr(self.game, "examples") else []
@@ -60,6 +64,7 @@ class FixedMessages:
     """User messages that do not depend on the answers."""
 
     finished = "no_more_messages"
+    reply_role = "tool"
 
     def __init__(self, messages: list[str]) -> None:
         self.messages = iter(messages)
@@ -111,7 +116,7 @@ def converse(dialogue: Dialogue, environment: Environment, instruction: str, max
         reply = environment.reply(answer_text(answer))
         if reply is None:
             return environment.finished
-        messages = reply_messages(answer, reply)
+        messages = reply_messages(answer, reply, environment.reply_role)
     return "max_turns"
 
 
@@ -131,9 +136,9 @@ def answer_text(answer: ChatCompletionMessage) -> str:
     return answer.content or ""
 
 
-def reply_messages(answer: ChatCompletionMessage, reply: str) -> list[dict[str, Any]]:
-    """`reply` as the result of the first tool call, as a user message when there is none."""
-    if not answer.tool_calls:
+def reply_messages(answer: ChatCompletionMessage, reply: str, role: str) -> list[dict[str, Any]]:
+    """`reply` as the result of the first tool call; as a user message when there is none, or `role` says so."""
+    if not answer.tool_calls or role == "user":
         return [{"role": "user", "content": reply}]
     first, *others = answer.tool_calls
     return [tool_message(first.id, reply), *(tool_message(call.id, "error: one call per turn") for call in others)]

@@ -6,12 +6,12 @@ is known.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from harness.engines.scripted import ScriptedEngine
 from harness.types import Json, SamplingParams
@@ -98,16 +98,18 @@ class FakeServer:
         request.transport.close()
         return response
 
-    async def _stream(self, request: web.Request, chunks: AsyncIterator[Json]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, chunks: AsyncGenerator[Json]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        async for chunk in chunks:
-            content = self._content(chunk)
-            if self.lie is Lie.TRUNCATED:
-                await response.write(b"data: " + content[: len(content) // 2])
-                return response
-            await response.write(b": a comment\nevent: x\ndata: " + content + b"\r\n\r\n")
-        await response.write(b"data: [DONE]\n\n")
+        with suppress(ClientConnectionResetError):  # the reader has gone; what it wanted goes on until it is aborted
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    content = self._content(chunk)
+                    if self.lie is Lie.TRUNCATED:
+                        await response.write(b"data: " + content[: len(content) // 2])
+                        return response
+                    await response.write(b": a comment\nevent: x\ndata: " + content + b"\r\n\r\n")
+            await response.write(b"data: [DONE]\n\n")
         return response
 
 

@@ -1,7 +1,7 @@
 """SGLang on loopback, as the real server was seen: null entries, cumulative streams, a gate that loses aborts."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class FakeSGLang(FakeServer):
         )
         return self._body(self._told(body, result))
 
-    async def _chunks(self, body: Json) -> AsyncIterator[Json]:
+    async def _chunks(self, body: Json) -> AsyncGenerator[Json]:
         said: list[Told] = []
         sent = 0
         async for piece in self.engine.stream(**self._arguments(body)):

@@ -1,6 +1,6 @@
 """vLLM on loopback, as the real server was seen: two token endpoints, prefixed ids, control verbs in dev mode."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class FakeVLLM(FakeServer):
             told.prompt_logprobs = scored.logprobs.tolist()
         return told.distorted(self.lie)
 
-    async def _chunks(self, wire: Any, request: web.Request) -> AsyncIterator[Json]:
+    async def _chunks(self, wire: Any, request: web.Request) -> AsyncGenerator[Json]:
         sent = 0
         async for piece in self.engine.stream(**wire.arguments(request)):
             if isinstance(piece, GenerationResult):

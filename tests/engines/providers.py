@@ -39,7 +39,10 @@ class Bench:
     honours_seed: bool
     weights: tuple[Path, Path] | None
     """Two checkpoints to change between; the second one is loaded first."""
-    slow_tokens: int = 1000
+    reports_spans: bool = True
+    """Whether a generation can carry more than one version."""
+    refuses_unfit_weights: bool = True
+    slow_tokens: int = 400
     """A budget that takes a second or more."""
     steadiness: float = 0.0
     """Between two runs of the same greedy request, in nats."""
@@ -76,16 +79,16 @@ def make_fake(kind: str, engine: ScriptedEngine, **options: bool) -> FakeServer:
 FAKE_KINDS = ("sglang", "sglang-incremental", "vllm", "vllm-completions")
 
 
-def _toy_bench(provider: TokenProvider) -> Bench:
+def _toy_bench(provider: TokenProvider, **facts: bool) -> Bench:
     ids = as_ids(toy_tokenizer().encode_plain("Say something, please."))
     paths = (Path("/weights/a"), Path("/weights/b"))
-    return Bench(provider, ids, toy_tokenizer(), tolerance=1e-6, honours_seed=True, weights=paths)
+    return Bench(provider, ids, toy_tokenizer(), tolerance=1e-6, honours_seed=True, weights=paths, **facts)
 
 
 @asynccontextmanager
 async def _scripted() -> AsyncIterator[Bench]:
     async with scripted_engine() as engine:
-        yield _toy_bench(engine)
+        yield _toy_bench(engine, refuses_unfit_weights=False)
 
 
 def _fake(kind: str) -> Opening:
@@ -93,7 +96,7 @@ def _fake(kind: str) -> Opening:
     async def opening() -> AsyncIterator[Bench]:
         fake = make_fake(kind, scripted_engine())
         async with serving(fake, notices_disconnects=kind.startswith("vllm")), fake_provider(fake) as provider:
-            yield _toy_bench(provider)
+            yield _toy_bench(provider, reports_spans=kind != "vllm-completions")
 
     return opening
 
@@ -113,7 +116,6 @@ def _real(url: str, provider_class: type[SGLangTokenProvider] | type[VLLMTokenPr
                 tolerance=0.25,
                 honours_seed=provider_class is VLLMTokenProvider,
                 weights=(Path(paths[0]), Path(paths[1])) if paths[0] and paths[1] else None,
-                slow_tokens=400,
                 steadiness=0.1,
             )
 

@@ -1,37 +1,39 @@
 """From the name of an engine, as it stands on a command line or in a scenario, to its provider.
 
-`local` and `scripted` run in this process. `NAME=URL[,URL]` names servers; a name this version has no provider for is
-refused here, before anything starts.
+`local` and `scripted` run in this process. `sglang=URL[,URL]` and `vllm=URL[,URL]` name servers; several of them are a
+pool. A name this version has no provider for is refused here, before anything starts.
 """
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from harness.engines.base import TokenProvider
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import ScenarioError
 from harness.tokens.tokenizer import Tokenizer
 
-ENGINES = ("local", "scripted")
+ENGINES = ("local", "scripted", "sglang=URL[,URL]", "vllm=URL[,URL]")
 
 
 def open_engine(
     name: str, *, model_dir: Path | None = None, tokenizer: Tokenizer | None = None, script: Path | None = None
 ) -> TokenProvider:
-    """The provider called `name`; enter it to start it.
+    """The provider called `name`; enter it to start or to reach it.
 
-    `local` needs `model_dir`, `scripted` needs `tokenizer` and plays `script` when there is one. Raises
+    `local` needs `model_dir`, every other one needs `tokenizer`; `scripted` plays `script` when there is one. Raises
     `ScenarioError` when the name is unknown or what it needs is missing.
     """
-    match name:
-        case "local":
+    kind, has_urls, urls = name.partition("=")
+    match kind:
+        case "local" if not has_urls:
             return _local(model_dir)
-        case "scripted":
-            if tokenizer is None:
-                raise ScenarioError("the scripted engine needs a tokenizer; pass --tokenizer DIR or --model")
-            return ScriptedEngine(tokenizer, None if script is None else Script.load(script))
+        case "scripted" if not has_urls:
+            script_or_none = None if script is None else Script.load(script)
+            return ScriptedEngine(_required(tokenizer, kind), script_or_none)
+        case "sglang" | "vllm":
+            return _servers(kind, _urls(kind, urls), _required(tokenizer, kind).vocab_size)
         case _:
-            kind = name.partition("=")[0]
-            raise ScenarioError(f"no engine {kind!r} in this version; expected one of {', '.join(ENGINES)}")
+            raise ScenarioError(f"no engine {name!r} in this version; expected one of {', '.join(ENGINES)}")
 
 
 def _local(model_dir: Path | None) -> TokenProvider:
@@ -40,3 +42,30 @@ def _local(model_dir: Path | None) -> TokenProvider:
     from harness.engines.huggingface import HuggingFaceTokenProvider  # torch and transformers: seconds to import
 
     return HuggingFaceTokenProvider(model_dir)
+
+
+def _servers(kind: str, urls: list[str], vocab_size: int) -> TokenProvider:
+    # aiohttp takes a third of a second to import, which `--help` and the engines in this process need not pay.
+    from harness.engines.pool import EnginePool
+    from harness.engines.sglang import SGLangTokenProvider
+    from harness.engines.vllm import VLLMTokenProvider
+
+    provider = SGLangTokenProvider if kind == "sglang" else VLLMTokenProvider
+    workers: list[TokenProvider] = [provider(url, vocab_size=vocab_size) for url in urls]
+    return workers[0] if len(workers) == 1 else EnginePool(workers)
+
+
+def _urls(kind: str, text: str) -> list[str]:
+    urls = [url.strip() for url in text.split(",") if url.strip()]
+    for url in urls:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise ScenarioError(f"{kind}: expected an address such as http://127.0.0.1:30000, got {url!r}")
+    if not urls:
+        raise ScenarioError(f"{kind} needs the address of a server: {kind}=http://127.0.0.1:30000")
+    return urls
+
+
+def _required(tokenizer: Tokenizer | None, kind: str) -> Tokenizer:
+    if tokenizer is None:
+        raise ScenarioError(f"the {kind} engine needs a tokenizer; pass --tokenizer DIR or --model")
+    return tokenizer

@@ -27,6 +27,7 @@ class FakeServer:
     def __init__(self, engine: ScriptedEngine, *, divides_by_temperature: bool = False) -> None:
         self.engine = engine
         self.lie = Lie.NONE
+        self.serves_models = True
         self.paths: list[str] = []
         """What was asked, in order."""
         self.bodies: list[Json] = []
@@ -57,7 +58,8 @@ class FakeServer:
     async def _models(self, request: web.Request) -> web.Response:
         capabilities = self.engine.capabilities
         card = {"id": capabilities.model, "max_model_len": capabilities.context_length, "root": "/weights/first"}
-        return web.json_response({"object": "list", "data": [card, {"id": "adapter", "max_model_len": 1}]})
+        cards = [card, {"id": "adapter", "max_model_len": 1}] if self.serves_models else []
+        return web.json_response({"object": "list", "data": cards})
 
     async def _refusal(self) -> web.Response | None:
         if self.lie is Lie.HANG:

@@ -17,9 +17,12 @@ from tests.engines.lies import Lie, Told
 class FakeSGLang(FakeServer):
     """SGLang 0.5.23: `rid`, cumulative or incremental streams, a gate that loses aborts."""
 
-    def __init__(self, engine: ScriptedEngine, *, incremental: bool = False, **options: Any) -> None:
+    def __init__(
+        self, engine: ScriptedEngine, *, incremental: bool = False, repeats_last_id: bool = False, **options: Any
+    ) -> None:
         super().__init__(engine, **options)
         self._incremental = incremental
+        self._repeats_last_id = repeats_last_id
         self._gate = asyncio.Event()
         self._gate.set()
         self._held: set[str] = set()
@@ -105,8 +108,9 @@ class FakeSGLang(FakeServer):
         sent = 0
         async for piece in self.engine.stream(**self._arguments(body)):
             if isinstance(piece, GenerationResult):
-                chunk = self._body(self._told(body, piece), sent if self._incremental else 0)
-                yield chunk
+                told = self._told(body, piece)
+                repeated = 1 if self._repeats_last_id and sent else 0
+                yield self._body(told, sent - repeated if self._incremental else 0)
             elif self.lie is Lie.NONE:
                 told = self._partial(body, piece, said[-1] if said else None)
                 said.append(told)

@@ -6,13 +6,14 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakes import toy_tokenizer
 
 from harness.engines.base import LogprobScale, TokenProvider
+from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
@@ -101,6 +102,16 @@ def _fake(kind: str) -> Opening:
     return opening
 
 
+@asynccontextmanager
+async def _pool() -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        fakes = [make_fake(kind, scripted_engine()) for kind in ("sglang", "vllm")]
+        for fake in fakes:
+            await stack.enter_async_context(serving(fake, notices_disconnects=isinstance(fake, FakeVLLM)))
+        pool = EnginePool([fake_provider(fake) for fake in fakes])
+        yield _toy_bench(await stack.enter_async_context(pool))
+
+
 def _real(url: str, provider_class: type[SGLangTokenProvider] | type[VLLMTokenProvider]) -> Opening:
     @asynccontextmanager
     async def opening() -> AsyncIterator[Bench]:
@@ -124,7 +135,7 @@ def _real(url: str, provider_class: type[SGLangTokenProvider] | type[VLLMTokenPr
 
 def openings() -> dict[str, Opening]:
     """Every provider that can be opened here, by name."""
-    found: dict[str, Opening] = {"scripted": _scripted} | {kind: _fake(kind) for kind in FAKE_KINDS}
+    found: dict[str, Opening] = {"scripted": _scripted, "pool": _pool} | {kind: _fake(kind) for kind in FAKE_KINDS}
     if url := os.environ.get("HARNESS_SGLANG_URL"):
         found["real-sglang"] = _real(url, SGLangTokenProvider)
     if url := os.environ.get("HARNESS_VLLM_URL"):

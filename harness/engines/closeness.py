@@ -1,0 +1,126 @@
+"""How close the logprobs of two engines are for the same continuation, as a report a person can read.
+
+Two engines that serve the same weights agree up to numerics: the same greedy tokens with nearly the same logprobs,
+until two candidates are so close that rounding decides. From that token on they answer different questions, so nothing
+after it is compared; there the two are close when each has the other's choice among its best.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.types import GenerationResult
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one engine said at a position, and what it thought of the other one's token."""
+
+    token_id: int
+    logprob: float
+    rank_of_other: int | None
+    """Rank of the other engine's token among this one's alternatives, from 1; None when it is not among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A position at which the engines are not close."""
+
+    position: int
+    a: Choice
+    b: Choice
+
+    @property
+    def size(self) -> float:
+        """In nats."""
+        return abs(self.a.logprob - self.b.logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosenessReport:
+    """The comparison of two generations."""
+
+    compared: int
+    """Positions, the first with different tokens included."""
+    differences: tuple[Difference, ...]
+    """Those that are not close, in order."""
+    largest: float
+    """Largest difference of the logprobs of equal tokens, in nats."""
+    mean: float
+    """Mean of the same."""
+    diverged_at: int | None
+    """Position of the first different tokens; None when the outputs are equal as far as both go."""
+
+    @property
+    def is_close(self) -> bool:
+        """No position differs by more than was allowed, and none was left uncompared for want of tokens."""
+        return self.compared > 0 and not self.differences
+
+    def render(self, token_text: Callable[[int], str] = str) -> str:
+        """The report as lines of text; `token_text` shows a token id."""
+        diverged = "" if self.diverged_at is None else f", other tokens from {self.diverged_at} on"
+        summary = (
+            f"{'close' if self.is_close else 'NOT close'}: {self.compared} positions compared{diverged};"
+            f" largest difference {self.largest:.4f}, mean {self.mean:.4f}"
+        )
+        lines = [_line(difference, token_text) for difference in self.differences[:_SHOWN]]
+        hidden = len(self.differences) - len(lines)
+        return "\n".join([summary, *lines, *([f"  and {hidden} more"] if hidden else [])])
+
+
+def check_logprobs_close(a: GenerationResult, b: GenerationResult, *, atol: float, top_k: int) -> ClosenessReport:
+    """Compare two generations after the same input, both with at least `top_k` alternatives per token.
+
+    Equal tokens are close when their logprobs differ by at most `atol` nats. At the first different tokens each one
+    must be among the `top_k` best of the other engine. Raises `ValueError` when the two cannot be compared.
+    """
+    if a.input_ids.tolist() != b.input_ids.tolist():
+        raise ValueError("expected two continuations of one input, got two inputs")
+    for side in (a, b):
+        if side.top_logprobs is None or (side.output_ids.size and side.top_logprobs.ids.shape[1] < top_k):
+            raise ValueError(f"expected {top_k} alternatives per token; ask for them with SamplingParams.top_logprobs")
+    length = min(a.output_ids.size, b.output_ids.size)
+    diverged_at = next((i for i in range(length) if a.output_ids[i] != b.output_ids[i]), None)
+    equal = length if diverged_at is None else diverged_at
+    sizes = abs(a.logprobs[:equal] - b.logprobs[:equal])
+    far = [_difference(a, b, i, top_k) for i in range(equal) if sizes[i] > atol]
+    if diverged_at is not None:
+        far += _unlikely(_difference(a, b, diverged_at, top_k))
+    return ClosenessReport(
+        compared=equal + (diverged_at is not None),
+        differences=tuple(far),
+        largest=float(sizes.max(initial=0.0)),
+        mean=float(sizes.mean()) if equal else 0.0,
+        diverged_at=diverged_at,
+    )
+
+
+def _difference(a: GenerationResult, b: GenerationResult, position: int, top_k: int) -> Difference:
+    return Difference(position, _choice(a, b, position, top_k), _choice(b, a, position, top_k))
+
+
+def _choice(own: GenerationResult, other: GenerationResult, position: int, top_k: int) -> Choice:
+    assert own.top_logprobs is not None
+    best = own.top_logprobs.ids[position][:top_k].tolist()
+    wanted = int(other.output_ids[position])
+    rank = best.index(wanted) + 1 if wanted in best else None
+    return Choice(int(own.output_ids[position]), float(own.logprobs[position]), rank)
+
+
+def _unlikely(difference: Difference) -> list[Difference]:
+    """The difference, when one engine does not have the other's token among its best."""
+    return [difference] if None in (difference.a.rank_of_other, difference.b.rank_of_other) else []
+
+
+def _line(difference: Difference, token_text: Callable[[int], str]) -> str:
+    a, b = difference.a, difference.b
+    return (
+        f"  position {difference.position}: a {token_text(a.token_id)!r} ({a.token_id}) {a.logprob:.4f},"
+        f" b {token_text(b.token_id)!r} ({b.token_id}) {b.logprob:.4f}, difference {difference.size:.4f};"
+        f" b's token ranks {_rank(a)} for a, a's token ranks {_rank(b)} for b"
+    )
+
+
+def _rank(choice: Choice) -> str:
+    return "outside the best" if choice.rank_of_other is None else str(choice.rank_of_other)

@@ -170,9 +170,13 @@ class SessionServer:
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
-        await self.gatekeeper.enter(Work.TURN)
         session = self._session_of(request)
-        served = await self._turns.serve_chat(session, body)
+        try:
+            await self.gatekeeper.enter(Work.TURN)
+            served = await self._turns.serve_chat(session, body)
+        except HarnessError as error:
+            session.refuse(error)
+            raise
         if await request.is_disconnected():
             return json_response(served.body)
         return _delivering(json_response(served.body), self._mark_delivered, session, served.turn.index)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
 from harness.engines.base import TokenProvider
-from harness.errors import EngineError, HarnessError, MalformedRequest, StoreError, TurnAborted, TurnRefused
+from harness.errors import EngineError, HarnessError, MalformedRequest, StoreError, TurnAborted
 from harness.sessions.outcome import Admission, Reply, TurnRequest, completed_turn, failed_turn, lost_turn
 from harness.sessions.session import AfterIncomplete, Session
 from harness.sessions.tree import AttachPoint
@@ -160,11 +160,9 @@ class TurnService:
         """Raises `TurnAborted` for an aborted turn unless the session wants to see incomplete ones (I2)."""
         if turn.finish_reason != FinishReason.ABORT or session.config.after_incomplete is AfterIncomplete.SERVE:
             return
-        refusal: TurnRefused = TurnAborted(
+        raise TurnAborted(
             f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"
         )
-        session.refuse(refusal)
-        raise refusal
 
     def _check_offered(self, chat: ChatRequest) -> None:
         most = self.engine.capabilities.max_top_logprobs

@@ -7,14 +7,13 @@ or nothing. No method waits, so a single-threaded shell needs no lock; another t
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from harness.errors import BranchEnded, SessionClosing, TurnRefused
+from harness.errors import BranchEnded, HarnessError, SessionClosing
 from harness.samples.merge import Selection, build_samples
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling
 from harness.sessions.divergence import Divergence, find_divergence
@@ -59,7 +58,7 @@ class Session:
         self.created_at = created_at
         self.phase = Phase.OPEN
         self.refusals: Counter[str] = Counter()
-        """Terminal answers by error code; they tell why an agent stopped."""
+        """Model calls that were answered with an error, by its code; they tell why an agent stopped."""
         self.normal_form = normal_form(config.matching)
         """What of a message counts when histories are compared."""
         self._tree = TurnTree(self.normal_form)
@@ -83,10 +82,9 @@ class Session:
 
         Raises `TurnRefused` when the session is not open or the branch may not be extended.
         """
-        with self._counting_refusals():
-            self._require_open()
-            point = self._tree.attach(keys)
-            self._require_extendable(point.parent)
+        self._require_open()
+        point = self._tree.attach(keys)
+        self._require_extendable(point.parent)
         return point
 
     def parent_turn(self, point: AttachPoint) -> Turn | None:
@@ -106,14 +104,13 @@ class Session:
     def admit(self, point: AttachPoint, request: TurnRequest, context_length: int, now: float) -> Admission:
         """Start a turn on an engine whose context holds `context_length` tokens.
 
-        Raises `TurnRefused` or `PromptTooLong` and changes nothing but the count of refusals.
+        Raises `TurnRefused` or `PromptTooLong` and changes nothing.
         """
         before = self._tree.path(point.parent)
         ordinal = self._asked[point.key]
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
-        with self._counting_refusals():
-            self._require_open()
-            params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
+        self._require_open()
+        params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
         path = before.extended(request.context_ids)
         admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now)
         self._in_flight[admission.index] = admission
@@ -136,9 +133,9 @@ class Session:
         self._tree.replace(turn)
         return turn
 
-    def refuse(self, refusal: TurnRefused) -> None:
-        """Count a terminal answer that was decided outside of `attach` and `admit`."""
-        self.refusals[refusal.code] += 1
+    def refuse(self, error: HarnessError) -> None:
+        """Count a model call that was answered with `error`."""
+        self.refusals[error.code] += 1
 
     def drain(self) -> bool:
         """Accept no further turn, for good; False when that was so before."""
@@ -188,14 +185,6 @@ class Session:
     def _count(self, index: int, key: ChainKey, ordinal: int) -> None:
         self._admitted = max(self._admitted, index + 1)
         self._asked[key] = max(self._asked[key], ordinal + 1)
-
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except TurnRefused as refusal:
-            self.refuse(refusal)
-            raise
 
     def _command(self, command: Command) -> bool:
         before, self.phase = self.phase, advance(self.phase, command)

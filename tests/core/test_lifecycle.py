@@ -63,7 +63,7 @@ def test_a_session_that_is_not_open_admits_nothing_and_stays_as_it_is(phase):
     with pytest.raises(SessionClosing):
         admit(session, [user("b")])
 
-    assert (session.turns, session.turns_in_flight, session.refusals) == ([first], [], {"session_closed": 1})
+    assert (session.turns, session.turns_in_flight) == ([first], [])
 
 
 def test_a_drain_between_attach_and_admit_is_seen():

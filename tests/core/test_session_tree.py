@@ -170,7 +170,7 @@ def test_a_branch_that_ended_incomplete_is_not_extended(reason):
     with pytest.raises(BranchEnded):
         admit(session, [user("a"), assistant("1"), user("b")])
 
-    assert (session.refusals, admit(session, [user("a")]).parent) == ({"branch_ended": 1}, None)
+    assert admit(session, [user("a")]).parent is None
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
@@ -183,14 +183,14 @@ def test_serve_extends_an_incomplete_branch(reason):
 
 
 def test_a_prompt_that_is_too_long_changes_nothing():
-    """Neither the tree nor the count of turns nor what is in flight, and it is no refusal of the session."""
+    """Neither the tree nor the count of turns nor what is in flight."""
     session = new_session()
     first = take_turn(session, [user("a")], "1")
 
     with pytest.raises(PromptTooLong):
         admit(session, [user("a"), assistant("1"), user("x" * 100)], context_length=50)
 
-    assert (session.turns, session.turns_in_flight, session.refusals) == ([first], [], {})
+    assert (session.turns, session.turns_in_flight) == ([first], [])
     assert admit(session, [user("a"), assistant("1"), user("b")]).index == 1
 
 

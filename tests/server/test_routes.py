@@ -240,7 +240,7 @@ REFUSED = {
 
 
 async def test_what_is_refused_changes_nothing():
-    """Malformed requests of every kind: 400 in the OpenAI form, and the record is the same before and after."""
+    """Malformed requests of every kind: 400 in the OpenAI form; they are counted, and nothing else has changed."""
     async with serving(*says("hello")) as client:
         session = await client.create()
         message = await client.say(session, HI)
@@ -252,7 +252,8 @@ async def test_what_is_refused_changes_nothing():
     assert [answer.status_code for answer in answers] == [400] * len(REFUSED)
     assert all(set(answer.json()["error"]) == {"message", "type", "param", "code"} for answer in answers)
     assert all(answer.headers["x-should-retry"] == "false" for answer in answers)
-    assert after | {"turns": None} == before | {"turns": None}
+    assert sum(after["refusals"].values()) == len(REFUSED)
+    assert after | {"turns": None, "refusals": None} == before | {"turns": None, "refusals": None}
     assert [turn | {"delivered": True} for turn in after["turns"]] == [
         turn | {"delivered": True} for turn in before["turns"]
     ]

@@ -208,7 +208,7 @@ async def test_a_prompt_that_is_too_long_is_the_clients_error():
         record = await client.record(session)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert (record["turns"], record["refusals"]) == ([], {})
+    assert (record["turns"], record["refusals"]) == ([], {"context_length_exceeded": 1})
 
 
 async def test_overrides_of_the_owner_reach_the_engine():

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from stored import StoredSession, ledger_of, read_file
+from stored import ledger_of, read_file
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
 from harness.server.app import SessionServer
@@ -70,14 +71,25 @@ FIELDS = st.fixed_dictionaries(
 EXPECTED = {200, 400, 404, 502, 503}
 
 
+@dataclass
+class History:
+    """Messages that a client may send, and the answer they continue."""
+
+    messages: list[dict]
+    has_tools: bool
+    continues: tuple | None = None
+
+
 class Known:
     """What this test knows of a session, from the answers it got."""
 
     def __init__(self, session_id: str, *, serves_incomplete: bool) -> None:
         self.session_id = session_id
         self.serves_incomplete = serves_incomplete
-        self.histories: list[list[dict]] = [[user("begin")]]
+        self.histories = [History([user("begin")], has_tools=False), History([user("begin")], has_tools=True)]
         self.answers: Counter[tuple] = Counter()
+        self.extensions: set[tuple[tuple, tuple]] = set()
+        """Pairs of answers, of which the second continued the first."""
         self.is_closed = False
 
 
@@ -136,11 +148,12 @@ class ServerMachine(RuleBasedStateMachine):
             self.sessions.append(Known(answer.json()["session_id"], serves_incomplete=after_incomplete == "serve"))
 
     @precondition(lambda self: self.sessions)
-    @rule(which=NUMBER, origin=NUMBER, word=WORDS, fields=FIELDS, has_tools=st.booleans())
-    def take_turn(self, which: int, origin: int, word: str, fields: dict, *, has_tools: bool) -> None:
-        """The next turn of any history; the same history twice is a re-sample."""
+    @rule(which=NUMBER, turns=st.lists(st.tuples(NUMBER, WORDS, FIELDS), min_size=1, max_size=6))
+    def take_turns(self, which: int, turns: list[tuple[int, str, dict]]) -> None:
+        """One after the other, the next turn of any history; the same history twice is a re-sample."""
         known = self.known(which)
-        self.run(self.ask(known, known.histories[origin % len(known.histories)], word, fields, has_tools=has_tools))
+        for origin, word, fields in turns:
+            self.run(self.ask(known, known.histories[origin % len(known.histories)], word, fields))
 
     @precondition(lambda self: self.sessions)
     @rule(which=NUMBER, origins=st.lists(NUMBER, min_size=2, max_size=4), word=WORDS)
@@ -149,7 +162,7 @@ class ServerMachine(RuleBasedStateMachine):
         histories = [known.histories[origin % len(known.histories)] for origin in origins]
 
         async def ask_all() -> None:
-            await asyncio.gather(*(self.ask(known, history, word, {}, has_tools=False) for history in histories))
+            await asyncio.gather(*(self.ask(known, history, word, {}) for history in histories))
 
         self.run(ask_all())
 
@@ -159,9 +172,10 @@ class ServerMachine(RuleBasedStateMachine):
         """A client that changes what was said before."""
         known = self.known(which)
         history = known.histories[origin % len(known.histories)]
-        place = position % len(history)
-        changed = [*history[:place], history[place] | {"content": f"rewritten {word}"}, *history[place + 1 :]]
-        self.run(self.ask(known, changed, word, {}, has_tools=False))
+        place = position % len(history.messages)
+        changed = history.messages[place] | {"content": f"rewritten {word}"}
+        messages = [*history.messages[:place], changed, *history.messages[place + 1 :]]
+        self.run(self.ask(known, History(messages, history.has_tools), word, {}))
 
     @precondition(lambda self: self.sessions)
     @rule(which=NUMBER)
@@ -169,13 +183,17 @@ class ServerMachine(RuleBasedStateMachine):
         answer = self.run(self.http.post(self.url(self.known(which)), content=b'{"messages": 3}'))
         assert answer.status_code in (400, 404, 503)
 
-    @rule(verb=st.sampled_from(["drain", "resume", "resume", "pause"]))
-    def turn_the_gate(self, verb: str) -> None:
-        report = self.run(self.http.post(f"/sessions/{verb}")).json()
-        self.gate = report["state"]
-        if verb == "drain":
-            for known in self.sessions:
-                known.is_closed = True
+    @precondition(lambda self: self.gate == "open")
+    @rule(verb=st.sampled_from(["pause", "pause", "pause", "drain"]))
+    def shut_the_gate(self, verb: str) -> None:
+        self.gate = self.run(self.http.post(f"/sessions/{verb}")).json()["state"]
+        for known in self.sessions:
+            known.is_closed |= verb == "drain"
+
+    @precondition(lambda self: self.gate != "open")
+    @rule()
+    def open_the_gate(self) -> None:
+        self.gate = self.run(self.http.post("/sessions/resume")).json()["state"]
 
     @precondition(lambda self: self.sessions)
     @rule(which=NUMBER)
@@ -189,12 +207,11 @@ class ServerMachine(RuleBasedStateMachine):
         """The server is dropped as it stands; another one takes up the file."""
         self.run(self.start())
 
-    async def ask(self, known: Known, history: list[dict], word: str, fields: dict, *, has_tools: bool) -> None:
-        tools = {"tools": [tool("add")]} if has_tools else {}
-        if not has_tools:
+    async def ask(self, known: Known, history: History, word: str, fields: dict) -> None:
+        tools: dict = {"tools": [tool("add")]} if history.has_tools else {}
+        if not history.has_tools:
             fields = {name: value for name, value in fields.items() if name != "tool_choice"}
-        request = body(history, logprobs=True, **fields, **tools)
-        answer = await self.http.post(self.url(known), content=request)
+        answer = await self.http.post(self.url(known), content=body(history.messages, logprobs=True, **fields, **tools))
         assert answer.status_code in EXPECTED, answer.text
         assert answer.status_code != 200 or (self.gate != "paused" and not known.is_closed)
         if answer.status_code == 404:
@@ -202,15 +219,17 @@ class ServerMachine(RuleBasedStateMachine):
         if answer.status_code == 200:
             self.remember(known, history, word, answer.json())
 
-    def remember(self, known: Known, history: list[dict], word: str, answer: dict) -> None:
+    def remember(self, known: Known, history: History, word: str, answer: dict) -> None:
         choice = answer["choices"][0]
         assert choice["finish_reason"] != "abort" or known.serves_incomplete
-        message = choice["message"]
-        results = [
-            {"role": "tool", "tool_call_id": call["id"], "content": word} for call in message.get("tool_calls") or []
-        ]
-        known.histories.append([*history, message, *results, user(word)])
-        known.answers[answer_key(answer)] += 1
+        message, key = choice["message"], answer_key(answer)
+        calls = message.get("tool_calls") or []
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": word} for call in calls]
+        messages = [*history.messages, message, *results, user(word)]
+        known.histories.append(History(messages, history.has_tools, key))
+        known.answers[key] += 1
+        if history.continues is not None:
+            known.extensions.add((history.continues, key))
 
     @staticmethod
     def url(known: Known) -> str:
@@ -218,16 +237,21 @@ class ServerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_file_is_right(self) -> None:
-        """Parents exist and prompts extend them (I1, by `read_file`); every answer is there; nothing reopened."""
+        """Parents exist, prompts extend them (I1, by `read_file`); every answer is there, below the one it continues;
+        no two model calls share a seed; what was drained or deleted is so for good.
+        """
         if not self.exits:
             return
         file = read_file(self.path)
         for known in self.sessions:
             session = file[known.session_id]
-            assert known.answers <= Counter(stored_key(turn) for turn in session.turns.values())
-            assert session.phase == "open" or known.is_closed
-            assert session.phase != "open" or not known.is_closed
-            self.resamples_have_seeds_of_their_own(session)
+            stored = {index: stored_key(turn) for index, turn in session.turns.items()}
+            pairs = {(stored.get(turn.parent), stored[index]) for index, turn in session.turns.items()}
+            seeds = [turn.seed for turn in session.turns.values() if turn.seed is not None]
+            assert known.answers <= Counter(stored.values())
+            assert known.extensions <= pairs
+            assert len(set(seeds)) == len(seeds)
+            assert (session.phase == "open") == (not known.is_closed)
 
     @invariant()
     def the_ledger_is_right(self) -> None:
@@ -240,10 +264,6 @@ class ServerMachine(RuleBasedStateMachine):
             if record["phase"] != "unknown":
                 assert record["ledger"] == ledger_of(file[known.session_id])
                 assert record["turns_in_flight"] == 0
-
-    def resamples_have_seeds_of_their_own(self, session: StoredSession) -> None:
-        seeds = Counter(turn.seed for turn in session.turns.values() if turn.seed is not None)
-        assert not seeds or max(seeds.values()) == 1
 
 
 def answer_key(answer: dict) -> tuple:

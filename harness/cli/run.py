@@ -73,14 +73,14 @@ def run(
 
 def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) -> "RunReport":
     """The report of the run; whatever stops it, the user is told how to go on."""
-    import asyncio
+    import uvloop
 
     from harness.errors import HarnessError
     from harness.telemetry.logging import configure_logging
 
     configure_logging("error")
     try:
-        report = asyncio.run(_run_suite(opened, concurrency, is_resumed=is_resumed))
+        report = uvloop.run(_run_suite(opened, concurrency, is_resumed=is_resumed))
     except HarnessError:
         _say_how_to_resume(opened)
         raise

@@ -1,11 +1,16 @@
 """`harness serve`: a session server of its own."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import options, output
 from harness.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from harness.server.serving import RunningServer
 
 _Engine = Annotated[
     str,
@@ -44,6 +49,15 @@ _AdminToken = Annotated[
         envvar="HARNESS_ADMIN_TOKEN", help="Needed to create and read sessions, when set.", show_default=False
     ),
 ]
+_Matchings = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HARNESS_MATCHING",
+        metavar="MODULE:FUNCTION",
+        help="Lets sessions choose this function to match replayed histories; may be repeated.",
+        show_default=False,
+    ),
+]
 
 
 def serve(
@@ -57,12 +71,14 @@ def serve(
     store: _Store = "memory",
     pause_timeout: _PauseTimeout = 600.0,
     admin_token: _AdminToken = None,
+    matching: _Matchings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Serve sessions until Ctrl+C.
 
     Example: `harness serve --model smollm2-135m-instruct --store sessions.db`
     """
-    import asyncio
+    import uvloop
 
     from harness.engines.connect import open_engine
     from harness.server.serving import serve_forever
@@ -73,14 +89,30 @@ def serve(
     from harness.tokens.tokenizer import Tokenizer
 
     configure_logging()
-    settings = ServerSettings(host=host, port=port, admin_token=admin_token, pause_timeout_s=pause_timeout)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        admin_token=admin_token,
+        pause_timeout_s=pause_timeout,
+        matchings=tuple(matching or ()),
+    )
     settings.check()
     model_dir = _model_dir(model)
     tokens_dir = _tokenizer_dir(tokenizer, model_dir)
     loaded = Tokenizer.load(tokens_dir)
     provider = open_engine(engine, model_dir=model_dir, tokenizer=loaded, script=script)
     template = ChatTemplate.load(tokens_dir, loaded)
-    asyncio.run(serve_forever(provider, template, open_store(store), settings))
+    announce = _print_url if as_json else _say_url
+    uvloop.run(serve_forever(provider, template, open_store(store), settings, announce))
+
+
+def _print_url(running: "RunningServer") -> None:
+    output.print_json({"url": running.url, "sessions_restored": running.restored})
+    sys.stdout.flush()
+
+
+def _say_url(running: "RunningServer") -> None:
+    output.say(f"serving sessions at {running.url}; Ctrl+C stops")
 
 
 def _model_dir(model: str | None) -> Path | None:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -62,14 +62,19 @@ async def serve_in_process(
 
 
 async def serve_forever(
-    engine: TokenProvider, template: ChatTemplate, store: SessionStore, settings: ServerSettings
+    engine: TokenProvider,
+    template: ChatTemplate,
+    store: SessionStore,
+    settings: ServerSettings,
+    started: Callable[[RunningServer], None],
 ) -> None:
-    """A session server until SIGINT or SIGTERM."""
+    """A session server until SIGINT or SIGTERM; calls `started` as soon as it answers."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
-    async with serve_in_process(engine, template, store, settings):
+    async with serve_in_process(engine, template, store, settings) as running:
+        started(running)
         await stop.wait()
 
 

@@ -18,6 +18,7 @@ run: setup model  ## a scenario, end to end, on a real model
 test: setup-dev model lint types layers pytest  ## everything that runs without a GPU
 
 bench: setup-dev  ## figures of the session server, as ratios to a bare one
+	$(PY) bench/startup.py
 	$(PY) bench/session_server.py $(ARGS)
 
 setup: $(VENV)/.installed-run

@@ -58,17 +58,15 @@ async def _session_server(directory: Path) -> AsyncIterator[str]:
     from harness.engines.scripted import Script, ScriptedEngine, Step
     from harness.server.serving import serve_in_process
     from harness.store.connect import open_store
-    from harness.tokens.chat_template import ChatTemplate
-    from harness.tokens.tokenizer import Tokenizer
+    from harness.tokens.opening import open_chat_tokenizer
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     sys.path.insert(0, str(ROOT / "tests"))
     from toy_model import write_toy_model
 
-    tokenizer = Tokenizer.load(write_toy_model(directory / "toy"))
-    engine = ScriptedEngine(tokenizer, Script((Step(text=ANSWER),)))
-    template = ChatTemplate.load(directory / "toy", tokenizer)
-    async with serve_in_process(engine, template, open_store(directory / "bench.db")) as running:
+    chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((Step(text=ANSWER),)))
+    async with serve_in_process(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
         yield running.url
 
 

@@ -249,13 +249,13 @@ class Sample:
 
 def as_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TokenIds:
     """`ids` as a read-only int32 array."""
-    array = np.asarray(ids, dtype=np.int32)
+    array = np.asarray(ids, dtype=np.int32).view()
     array.flags.writeable = False
     return array
 
 
 def as_logprobs(values: Sequence[float] | npt.NDArray[np.floating[Any]]) -> Logprobs:
     """`values` as a read-only float32 array."""
-    array = np.asarray(values, dtype=np.float32)
+    array = np.asarray(values, dtype=np.float32).view()
     array.flags.writeable = False
     return array

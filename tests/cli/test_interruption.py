@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -228,7 +229,7 @@ def test_a_full_disk_is_said_and_the_directory_stays_readable(tmp_path: Path, sm
 
 def test_output_that_nobody_reads_is_no_error(tmp_path: Path):
     """`harness scenario schema | head -1` does not end in a traceback."""
-    command = f"{sys.executable} -m harness scenario schema | head -c 1"
+    command = f"{shlex.quote(sys.executable)} -m harness scenario schema | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path)
 
     assert done.stderr == ""

@@ -16,7 +16,7 @@ from toy_model import write_toy_model
 from harness.engines.scripted import scripted_logprobs
 from harness.sessions.outcome import Reply, completed_turn, failed_turn
 from harness.sessions.session import Admission, Session, SessionConfig, TurnRequest
-from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.matching import chain_keys
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -39,11 +39,11 @@ NO_ERROR_NOTES: Json = {"cached_tokens": 0}
 
 
 @cache
-def toy_template() -> ChatTemplate:
+def toy_template() -> ChatTemplateTokenizer:
     """The harness's own template on the toy tokenizer: bytes as tokens, `<|im_end|>` is id 2."""
     with TemporaryDirectory() as directory:
         folder = write_toy_model(Path(directory))
-        return ChatTemplate.load(folder, Tokenizer.load(folder))
+        return ChatTemplateTokenizer.load(folder)
 
 
 def toy_tokenizer() -> Tokenizer:

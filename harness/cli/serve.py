@@ -85,8 +85,7 @@ def serve(
     from harness.server.settings import ServerSettings
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
-    from harness.tokens.chat_template import ChatTemplate
-    from harness.tokens.tokenizer import Tokenizer
+    from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
     settings = ServerSettings(
@@ -99,11 +98,10 @@ def serve(
     settings.check()
     model_dir = _model_dir(model)
     tokens_dir = _tokenizer_dir(tokenizer, model_dir)
-    loaded = Tokenizer.load(tokens_dir)
-    provider = open_engine(engine, model_dir=model_dir, tokenizer=loaded, script=script)
-    template = ChatTemplate.load(tokens_dir, loaded)
+    chat_tokenizer = open_chat_tokenizer(tokens_dir)
+    provider = open_engine(engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script)
     announce = _print_url if as_json else _say_url
-    uvloop.run(serve_forever(provider, template, open_store(store), settings, announce))
+    uvloop.run(serve_forever(provider, chat_tokenizer, open_store(store), settings, announce))
 
 
 def _print_url(running: "RunningServer") -> None:

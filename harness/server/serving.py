@@ -17,7 +17,7 @@ from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.chat_tokenizer import ChatTokenizer
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ class RunningServer:
 
 @asynccontextmanager
 async def serve_in_process(
-    engine: TokenProvider, template: ChatTemplate, store: SessionStore, settings: ServerSettings | None = None
+    engine: TokenProvider, chat_tokenizer: ChatTokenizer, store: SessionStore, settings: ServerSettings | None = None
 ) -> AsyncIterator[RunningServer]:
     """A session server in the running loop, for the time of the block.
 
@@ -52,7 +52,7 @@ async def serve_in_process(
         await stack.enter_async_context(store)
         await stack.enter_async_context(engine)
         metrics = ServerMetrics()
-        turns = TurnService(engine, template, store, metrics, settings.model or engine.capabilities.model)
+        turns = TurnService(engine, chat_tokenizer, store, metrics, settings.model or engine.capabilities.model)
         server = SessionServer(turns, store, metrics, settings)
         restored = await server.restore()
         await stack.enter_async_context(_uvicorn(server, listener))
@@ -63,7 +63,7 @@ async def serve_in_process(
 
 async def serve_forever(
     engine: TokenProvider,
-    template: ChatTemplate,
+    chat_tokenizer: ChatTokenizer,
     store: SessionStore,
     settings: ServerSettings,
     started: Callable[[RunningServer], None],
@@ -73,7 +73,7 @@ async def serve_forever(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
-    async with serve_in_process(engine, template, store, settings) as running:
+    async with serve_in_process(engine, chat_tokenizer, store, settings) as running:
         started(running)
         await stop.wait()
 

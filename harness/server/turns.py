@@ -6,7 +6,6 @@ and the store between them. An answer leaves only after the store has made its t
 
 import asyncio
 import itertools
-import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -22,12 +21,12 @@ from harness.sessions.session import AfterIncomplete, Session
 from harness.sessions.tree import AttachPoint
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
 from harness.tokens.matching import chain_keys
-from harness.tokens.parsing import output_text, parse_output
 from harness.types import FinishReason, GenerationResult, Json, TokenIds, Turn, as_ids
 
 _LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
+_TAIL = 256  # ids at the end of a prompt: enough to see what the generation prompt began
 
 
 class Clock(Protocol):
@@ -55,7 +54,7 @@ class TurnService:
     """Serves model calls of sessions."""
 
     engine: TokenProvider
-    template: ChatTemplate
+    chat_tokenizer: ChatTokenizer
     store: SessionStore
     metrics: ServerMetrics
     model: str
@@ -77,7 +76,7 @@ class TurnService:
         await self._keep(session, turn)
         self._require_servable(session, turn)
         self.metrics.turn_served(self.clock() - began - turn.seconds)
-        token_text = self.template.tokenizer.token_text if chat.wants_logprobs else None
+        token_text = self.chat_tokenizer.tokenizer.token_text if chat.wants_logprobs else None
         return ServedTurn(turn, completion(turn, result, self.model, token_text))
 
     async def _admit(self, session: Session, chat: ChatRequest, digest: str) -> Admission:
@@ -100,17 +99,22 @@ class TurnService:
         parent = session.parent_turn(point)
         prefix_ids = self._prefix_ids(chat)
         if parent is not None:
-            ids = self.template.extend_ids(parent.reply, _last_id(parent), chat.messages[point.matched :], chat.tools)
+            previous = _sampled_turn(parent, chat)
+            ids = self.chat_tokenizer.extend_ids(previous, chat.messages[point.matched :], chat.tools)
             if ids is not None:
                 return point, as_ids(ids + prefix_ids)
-        ids = self.template.render_ids(chat.messages, chat.tools)
+        ids = self.chat_tokenizer.render_ids(chat.messages, chat.tools)
         return AttachPoint(None, 0, point.key), as_ids(ids + prefix_ids)
 
     def _prefix_ids(self, chat: ChatRequest) -> list[int]:
-        """A tool's name is the agent's text: it cannot put a special token into the prompt."""
-        tokenizer = self.template.tokenizer
-        ours, named = _forced_prefix(chat)
+        """A tool's name is the agent's text: it cannot put a marker into the prompt."""
+        tokenizer = self.chat_tokenizer.tokenizer
+        ours, named = self._forced_beginning(chat)
         return (tokenizer.encode(ours) if ours else []) + (tokenizer.encode_plain(named) if named else [])
+
+    def _forced_beginning(self, chat: ChatRequest) -> tuple[str, str]:
+        """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
+        return self.chat_tokenizer.call_beginning(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else ("", "")
 
     async def _sample(
         self, session: Session, admission: Admission, chat: ChatRequest
@@ -149,8 +153,9 @@ class TurnService:
     def _reply(self, admission: Admission, chat: ChatRequest, result: GenerationResult) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
         stop = result.matched_stop if isinstance(result.matched_stop, str) else None
-        text = "".join(_forced_prefix(chat)) + output_text(self.template.tokenizer, result.output_ids.tolist(), stop)
-        parsed = parse_output(text, with_tools=bool(chat.tools) and chat.tool_mode is not ToolMode.NONE)
+        context_ids = admission.request.context_ids[-_TAIL:].tolist()
+        output = SampledOutput(result.output_ids.tolist(), context_ids, "".join(self._forced_beginning(chat)), stop)
+        parsed = self.chat_tokenizer.parse(output, chat.tools if chat.tool_mode is not ToolMode.NONE else ())
         message = reply_message(parsed, _call_id_prefix(admission))
         finish = "tool_calls" if parsed.tool_calls and result.finish_reason is FinishReason.STOP else None
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
@@ -172,23 +177,11 @@ class TurnService:
             )
 
 
-def _last_id(turn: Turn) -> int | None:
-    return int(turn.output_ids[-1]) if turn.output_ids.size else None
+def _sampled_turn(turn: Turn, chat: ChatRequest) -> SampledTurn:
+    opens_with_system = chat.messages[0]["role"] in ("system", "developer")
+    return SampledTurn(turn.reply, turn.output_ids.tolist(), turn.context_ids[-_TAIL:].tolist(), opens_with_system)
 
 
 def _call_id_prefix(admission: Admission) -> str:
     """Call ids are part of the conversation: unique in a session, and the same in every run (I10)."""
     return f"call_{admission.key.hex()[:12]}{admission.ordinal}_"
-
-
-def _forced_prefix(chat: ChatRequest) -> tuple[str, str]:
-    """How an answer that must be a tool call begins: our words, and those that name a tool of the agent.
-
-    They are part of the prompt: exact, never sampled, never trained.
-    """
-    if chat.tool_mode is not ToolMode.REQUIRED:
-        return "", ""
-    begin = '<tool_call>\n{"name": "'
-    if chat.tool_name is None:
-        return begin, ""
-    return begin, json.dumps(chat.tool_name, ensure_ascii=False)[1:] + ', "arguments": '

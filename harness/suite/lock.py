@@ -15,7 +15,7 @@ import harness
 from harness.engines.base import Capabilities
 from harness.errors import RunError
 from harness.suite.config import differences
-from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import Json
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -27,14 +27,14 @@ def versions() -> Json:
     return {"harness": harness.__version__, "python": platform.python_version(), **packages}
 
 
-def engine_identity(capabilities: Capabilities, model_dir: Path, template: ChatTemplate) -> Json:
+def engine_identity(capabilities: Capabilities, model_dir: Path, chat_tokenizer: ChatTokenizer) -> Json:
     """What must be the same for two engines to sample the same tokens from the same messages."""
     return {
         "engine": capabilities.engine,
         "model": capabilities.model,
         "weights_digest": capabilities.weights_digest,
         "tokenizer_digest": hashlib.sha256((model_dir / "tokenizer.json").read_bytes()).hexdigest(),
-        "template_digest": hashlib.sha256(template.source.encode()).hexdigest(),
+        "template_digest": chat_tokenizer.describe().template_digest,
     }
 
 

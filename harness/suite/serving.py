@@ -15,8 +15,7 @@ from harness.server.serving import serve_in_process
 from harness.store.connect import open_store
 from harness.suite.folder import ScenarioFolder
 from harness.suite.lock import engine_identity
-from harness.tokens.chat_template import ChatTemplate
-from harness.tokens.tokenizer import Tokenizer
+from harness.tokens.opening import open_chat_tokenizer
 from harness.types import Json
 
 
@@ -72,11 +71,10 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     """
     say(f"starting the {choice.name} engine with {choice.model}")
     model_dir = await asyncio.to_thread(model_folder, choice)
-    tokenizer = Tokenizer.load(model_dir)
-    template = ChatTemplate.load(model_dir, tokenizer)
-    engine = open_engine(choice.name, model_dir=model_dir, tokenizer=tokenizer, script=choice.script)
-    async with serve_in_process(engine, template, open_store(database)) as server:
-        identity = engine_identity(engine.capabilities, model_dir, template)
+    chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
+    engine = open_engine(choice.name, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=choice.script)
+    async with serve_in_process(engine, chat_tokenizer, open_store(database)) as server:
+        identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
         yield Services(server.url, engine.capabilities.model, identity)
 
 

@@ -1,265 +1,147 @@
-"""Messages to prompt ids through a chat template, one turn at a time.
+"""Any model family with a Jinja chat template: conversations to ids, one turn at a time.
 
 Invariant (I1): what was sampled is never tokenized again. `render_ids` encodes a conversation that starts a branch;
-`extend_ids` returns only what the template puts between a sampled output and the next one: the rest of the close
-marker, the new messages, the generation prompt. It is found with the prefix trick: a dummy conversation is rendered
-with and without the new messages, and the difference is the delimiter.
-
-Messages cannot forge turn markers: a special token that occurs inside a message's text is encoded as ordinary
-characters. Does not parse outputs and does not know sessions.
+`extend_ids` returns only what the template puts between a sampled output and the next one, from a cached suffix where
+that is as good as the prefix trick (`tokens.delimiter`), else with the trick. Messages cannot forge markers
+(`tokens.markers`). Does not know sessions.
 """
 
-import datetime as dt
-import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Self
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
-
-from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.tokenizer import Tokenizer, read_json
+from harness.tokens.cached_suffix import build_suffixes, fillable_texts
+from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
+from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_tools
+from harness.tokens.divergence import find_divergence
+from harness.tokens.jinja_template import JinjaTemplate
+from harness.tokens.markers import GuardedMessages
+from harness.tokens.message_form import MessageForm
+from harness.tokens.parsing import ParsedOutput, call_beginning, output_text, parse_output
+from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
-_DUMMY_USER: Message = {"role": "user", "content": "question"}
-_SENTINEL = "\N{BLACK HEART SUIT}answer\N{BLACK HEART SUIT}"
-_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
-_TEMPLATE_FAULTS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What a template can raise over messages that it was not written for: it is a program, of somebody else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Where a template rewrites what it rendered before."""
-
-    conversation: str
-    """The roles that show it, as in `user assistant user`."""
-    position: int
-    """Index of the first differing token."""
-    before: str
-    after: str
-
-
-class ChatTemplate:
+class ChatTemplateTokenizer:
     """A chat template bound to its tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, source: str, variables: Mapping[str, Any] | None = None) -> None:
-        self.tokenizer = tokenizer
-        self.source = source
-        self._variables = dict(variables or {})
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise TokenizerError(f"the chat template does not compile: {error}") from error
-        self._close_text = self._find_close_text()
-        self._specials = re.compile("|".join(re.escape(text) for text in tokenizer.special_tokens) or r"(?!)")
+    def __init__(self, tokenizer: Tokenizer, template: JinjaTemplate) -> None:
+        """Raises `TokenizerError` when the template cannot render a question and its answer."""
+        self.template = template
+        self.tokenizer = tokenizer.guarding(_markers_in(template, tokenizer))
+        self.form = MessageForm.of(template)
+        self._trick = PrefixTrick(template)
+        self._suffixes = build_suffixes(self.tokenizer, self._dummy_text, self._dummy_ids)
 
     @classmethod
-    def load(cls, directory: Path, tokenizer: Tokenizer, *, template_file: Path | None = None) -> Self:
-        """The template of a HuggingFace folder (`chat_template.jinja` or the one in `tokenizer_config.json`).
+    def load(cls, directory: Path, *, template_file: Path | None = None) -> Self:
+        """The tokenizer and template of a HuggingFace folder; `template_file` replaces its template.
 
-        Raises `TokenizerError` when there is none or it does not compile.
+        Raises `TokenizerError` when one of them is missing or unusable.
         """
-        config = read_json(directory / "tokenizer_config.json")
-        special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-        source = _template_source(directory, config, template_file)
-        return cls(tokenizer, source, {name: text for name, text in special.items() if text is not None})
+        return cls(Tokenizer.load(directory), JinjaTemplate.load(directory, template_file))
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
         """Ids of the whole prompt for the assistant's next turn.
 
         Raises `MalformedRequest` when the template refuses the messages.
         """
-        guard = _Guard(self._specials, messages, tools)
-        return self._encode(self._render(guard.messages, guard.tools, generation_prompt=True), guard)
+        guard = self._guard(messages, tools)
+        return guard.encode(self.template.render(guard.messages, guard.tools))
 
-    def extend_ids(
-        self, reply: Message, last_id: int | None, messages: Sequence[Message], tools: Sequence[Json]
+    def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
+        """Ids between the output of `previous` and the assistant's next turn, after `messages`; None to branch."""
+        ended_by = self._end_marker(previous.output_ids)
+        transition = Transition(
+            previous.opens_with_system,
+            len(previous.reply.get("tool_calls") or ()),
+            tuple(message["role"] for message in messages),
+            bool(tools),
+        )
+        suffix, texts = self._suffixes.get(transition), fillable_texts(messages)
+        if suffix is not None and texts is not None:
+            return suffix.encode(texts, self.tokenizer, has_ended=ended_by is not None)
+        return self._by_trick(previous.opens_with_system, previous.reply, messages, tools, ended_by)
+
+    def call_beginning(self, name: str | None) -> tuple[str, str]:
+        """How an answer that must be a call (of `name`) begins."""
+        return call_beginning(name)
+
+    def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
+        """Content and tool calls of an output."""
+        text = output.forced + output_text(self.tokenizer, output.ids, output.stop)
+        return parse_output(text, with_tools=bool(tools))
+
+    def describe(self) -> FamilyDescription:
+        """What was found out when the template was loaded."""
+        return FamilyDescription(
+            template_digest=self.template.digest,
+            delimiters={str(transition): self._source(transition) for transition in _DESCRIBED},
+            call_syntax="hermes",
+            divergence=find_divergence(self.template, self.form, self.tokenizer),
+            shows_tools=self.form.shows_tools,
+            shows_calls=self.form.shows_calls,
+        )
+
+    def _guard(self, messages: Sequence[Message], tools: Sequence[Json]) -> GuardedMessages:
+        return GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
+
+    def _by_trick(
+        self,
+        opens_with_system: bool,
+        reply: Message,
+        messages: Sequence[Message],
+        tools: Sequence[Json],
+        ended_by: str | None,
     ) -> list[int] | None:
-        """Ids between the sampled output of `reply` and the assistant's next turn, after `messages`.
+        guard = self._guard(messages, tools)
+        [answer] = self.form.apply([{**reply, "content": ""}])
+        text = self._trick.find(opens_with_system, answer, guard.messages, guard.tools)
+        return None if text is None else guard.encode(self._without_end_marker(text, ended_by))
 
-        `last_id` is the last sampled id, None for an empty output. An output that did not end itself (cut by length,
-        by an abort, by a stop string) is closed first with the template's own close marker. None when the template is
-        not append-only here; the caller then renders a new branch. Raises `MalformedRequest` when the template refuses
-        the messages.
-        """
-        guard = _Guard(self._specials, messages, tools)
-        dummy = [_DUMMY_USER, _dummy_reply(reply)]
-        before = self._render(dummy, guard.tools, generation_prompt=False)
-        after = self._render([*dummy, *guard.messages], guard.tools, generation_prompt=True)
-        if not after.startswith(before):
+    def _end_marker(self, output_ids: Sequence[int]) -> str | None:
+        """The marker with which the output ended itself, None when it did not."""
+        if not output_ids or output_ids[-1] not in self.tokenizer.eos_ids:
             return None
-        return self._encode(self._unsampled_close(last_id) + after[len(before) :], guard)
+        return self.tokenizer.token_text(output_ids[-1])
 
-    def find_divergence(self) -> Divergence | None:
-        """The first conversation of a small set in which this template is not append-only, None if there is none."""
-        for messages in _PROBES:
-            for length in range(1, len(messages)):
-                found = self._compare(messages[:length], messages)
-                if found is not None:
-                    return found
-        return None
+    def _without_end_marker(self, text: str, ended_by: str | None) -> str:
+        """`text` without the marker that an answer which has ended has already; whichever of them it was."""
+        if ended_by is None:
+            return text
+        ends = [ended_by, *(self.tokenizer.token_text(token_id) for token_id in self.tokenizer.eos_ids)]
+        return text.removeprefix(next((end for end in ends if text.startswith(end)), ""))
 
-    def _compare(self, shorter: Sequence[Message], longer: Sequence[Message]) -> Divergence | None:
-        if shorter[-1]["role"] != "assistant":
-            return None
-        before = self.tokenizer.encode(self._render(shorter, (), generation_prompt=False))
-        after = self.tokenizer.encode(self._render(longer, (), generation_prompt=False))
-        same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
-        if same == len(before) <= len(after):
-            return None
-        roles = " ".join(str(message["role"]) for message in longer)
-        texts = [self.tokenizer.token_text(ids[same]) if same < len(ids) else "(end)" for ids in (before, after)]
-        return Divergence(roles, same, *texts)
+    def _dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
+        [answer] = self.form.apply([dummy_answer(transition.calls)])
+        return self._trick.find(transition.opens_with_system, answer, self.form.apply(messages), tools)
 
-    def _find_close_text(self) -> str:
-        """What the template writes after an assistant message, such as `<|im_end|>` and a newline."""
-        try:
-            text = self._render([_DUMMY_USER, {"role": "assistant", "content": _SENTINEL}], (), generation_prompt=False)
-        except MalformedRequest as error:
-            raise TokenizerError(f"the chat template fails on a question and its answer: {error}") from error
-        if _SENTINEL not in text:
-            raise TokenizerError("the chat template does not render the content of assistant messages")
-        return text[text.rindex(_SENTINEL) + len(_SENTINEL) :]
+    def _dummy_ids(
+        self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]
+    ) -> list[int] | None:
+        return self._by_trick(
+            transition.opens_with_system, dummy_answer(transition.calls), messages, tools, ended_by=None
+        )
 
-    def _unsampled_close(self, last_id: int | None) -> str:
-        if last_id is None or last_id not in self.tokenizer.eos_ids:
-            return self._close_text
-        return self._close_text.removeprefix(self.tokenizer.token_text(last_id))
-
-    def _render(self, messages: Sequence[Message], tools: Sequence[Json], *, generation_prompt: bool) -> str:
-        try:
-            return self._template.render(
-                messages=list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=generation_prompt,
-                **self._variables,
-            )
-        except _TEMPLATE_FAULTS as error:
-            raise MalformedRequest(f"the chat template refuses these messages: {error}", param="messages") from error
-
-    def _encode(self, text: str, guard: "_Guard") -> list[int]:
-        if not guard.found:
-            return self.tokenizer.encode(text)
-        ids: list[int] = []
-        position = 0
-        for special in self._specials.finditer(text):
-            ids += self.tokenizer.encode_plain(guard.restore(text[position : special.start()]))
-            ids += self.tokenizer.encode(special.group())
-            position = special.end()
-        return ids + self.tokenizer.encode_plain(guard.restore(text[position:]))
+    def _source(self, transition: Transition) -> DelimiterSource:
+        if transition in self._suffixes:
+            return DelimiterSource.CACHED_SUFFIX
+        messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
+        found = self._dummy_text(transition, messages, dummy_tools() if transition.has_tools else ())
+        return DelimiterSource.FULL_RENDER if found is None else DelimiterSource.PREFIX_TRICK
 
 
-class _Guard:
-    """Swaps special tokens written out inside messages for placeholders; what is left are the template's own."""
-
-    def __init__(self, specials: re.Pattern[str], messages: Sequence[Message], tools: Sequence[Json]) -> None:
-        self.messages, self.tools = messages, tools
-        texts = list(_strings([messages, tools]))
-        self.found = sorted({match for text in texts for match in specials.findall(text)}, key=len, reverse=True)
-        if not self.found:
-            return
-        used = set("".join(texts))
-        free = (chr(code) for codes in _PRIVATE_USE for code in codes if chr(code) not in used)
-        self._placeholders = dict(zip(self.found, free, strict=False))
-        if len(self._placeholders) < len(self.found):
-            raise MalformedRequest("messages: they use every private character there is", param="messages")
-        self.messages, self.tools = self._hide(messages), self._hide(tools)
-
-    def restore(self, text: str) -> str:
-        """`text` with the placeholders turned back into what the message said."""
-        for special, placeholder in self._placeholders.items():
-            text = text.replace(placeholder, special)
-        return text
-
-    def _hide(self, value: Any) -> Any:
-        if isinstance(value, str):
-            for special, placeholder in self._placeholders.items():
-                value = value.replace(special, placeholder)
-            return value
-        if isinstance(value, Mapping):
-            return {self._hide(key): self._hide(item) for key, item in value.items()}
-        return [self._hide(item) for item in value] if isinstance(value, Sequence) else value
+def _markers_in(template: JinjaTemplate, tokenizer: Tokenizer) -> set[str]:
+    """Added tokens that the template is built from; white space is nobody's marker."""
+    return {text for text in tokenizer.added_tokens if text.strip() and text in template.source}
 
 
-def _strings(value: Any) -> "list[str]":
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for pair in value.items() for item in pair for text in _strings(item)]
-    return [text for item in value for text in _strings(item)] if isinstance(value, Sequence) else []
-
-
-def _dummy_reply(reply: Message) -> Message:
-    """An assistant message with the tool calls of `reply`, which some templates look up for the tool results."""
-    calls = reply.get("tool_calls")
-    return {"role": "assistant", "content": "", "tool_calls": calls} if calls else {"role": "assistant", "content": "x"}
-
-
-def _template_source(directory: Path, config: Json, template_file: Path | None) -> str:
-    path = template_file or directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    declared = config.get("chat_template")
-    if template_file is not None or not isinstance(declared, str):
-        raise TokenizerError(f"expected a chat template in {path}, found none; pass one or use an instruct model")
-    return declared
-
-
-def _token_text(token: Any) -> str | None:
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
-
-
-def _environment() -> jinja2.Environment:
-    """Jinja as chat templates expect it (the conventions of `transformers.utils.chat_template_utils`)."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _template_date
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise jinja2.TemplateError(reason)
-
-
-def _template_date(pattern: str) -> str:
-    """A fixed day: a prompt that changes with the calendar cannot be reproduced (I10)."""
-    return dt.date(2025, 1, 1).strftime(pattern)
-
-
-_PROBES: tuple[tuple[Message, ...], ...] = (
-    (
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "two"},
-        {"role": "user", "content": "three"},
-        {"role": "assistant", "content": "four"},
-        {"role": "user", "content": "five"},
-    ),
-    (
-        {"role": "system", "content": "rules"},
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "<think>\nsecret\n</think>\n\ntwo"},
-        {"role": "user", "content": "three"},
-    ),
+_DESCRIBED = (
+    Transition(opens_with_system=False, calls=0, roles=("user",), has_tools=False),
+    Transition(opens_with_system=True, calls=0, roles=("user",), has_tools=False),
+    Transition(opens_with_system=True, calls=0, roles=("user",), has_tools=True),
+    Transition(opens_with_system=False, calls=1, roles=("tool",), has_tools=True),
+    Transition(opens_with_system=False, calls=2, roles=("tool", "tool"), has_tools=True),
+    Transition(opens_with_system=False, calls=0, roles=("system", "user"), has_tools=False),
+    Transition(opens_with_system=False, calls=0, roles=("developer", "user"), has_tools=False),
 )

@@ -41,6 +41,12 @@ def output_text(tokenizer: Tokenizer, output_ids: Sequence[int], stop: str | Non
     return text[: text.index(stop)] if stop and stop in text else text
 
 
+def call_beginning(name: str | None) -> tuple[str, str]:
+    """How an answer that must be a call (of `name`) begins: our words, and those with the tool's name."""
+    begin = f'{_OPEN}\n{{"name": "'
+    return (begin, "") if name is None else (begin, json.dumps(name, ensure_ascii=False)[1:] + ', "arguments": ')
+
+
 def parse_output(text: str, *, with_tools: bool = True) -> ParsedOutput:
     """Content and tool calls of `text`; without tools on offer everything is content."""
     if not with_tools:

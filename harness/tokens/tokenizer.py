@@ -1,16 +1,18 @@
 """A tokenizer, loaded from `tokenizer.json` itself.
 
 `AutoTokenizer` is not used: for some families it builds a tokenizer that gives other ids than the file says, without
-a word. Text written by people or tools is encoded with `encode_plain`, which never yields a special token, so a
-message cannot forge a turn marker. Does not know chat templates.
+a word. Text written by people or tools is encoded with `encode_plain`, which never yields a marker, so a message cannot
+forge a turn. Markers are the special tokens, and those further added tokens that a chat template is built from
+(`guarding`), such as Qwen's `<tool_response>`, which is not declared special. Does not know templates.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from harness.errors import TokenizerError
@@ -21,10 +23,11 @@ _LONG_TEXT = 10_000  # characters, a few milliseconds
 class Tokenizer:
     """Text to ids and back, without adding or dropping anything by itself."""
 
-    def __init__(self, raw: RawTokenizer, *, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, raw: RawTokenizer, *, eos_ids: frozenset[int], further_markers: Collection[str] = frozenset()
+    ) -> None:
         self._raw = raw
-        self._plain = RawTokenizer.from_str(raw.to_str())
-        self._plain.encode_special_tokens = True
+        self._further_markers = frozenset(further_markers)
         self.eos_ids = eos_ids
         """Ids that end the model's turn."""
 
@@ -43,12 +46,16 @@ class Tokenizer:
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
         return cls(raw, eos_ids=_eos_ids(directory, raw))
 
+    def guarding(self, added_tokens: Collection[str]) -> Self:
+        """This tokenizer, to which those of `added_tokens` that it has are markers as well."""
+        return type(self)(self._raw, eos_ids=self.eos_ids, further_markers=self.added_tokens & set(added_tokens))
+
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, in which special tokens written out are special tokens."""
+        """Ids of `text`, in which markers written out are markers."""
         return _encode(self._raw, text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of `text`, in which special tokens written out are ordinary characters."""
+        """Ids of `text`, in which markers written out are ordinary characters."""
         return _encode(self._plain, text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -59,16 +66,33 @@ class Tokenizer:
         """How one id looks in the vocabulary, for messages; `<id>` when it is not in it."""
         return self._raw.id_to_token(token_id) or f"<{token_id}>"
 
+    def marker_id(self, text: str) -> int | None:
+        """The id of an added token, special or not; None when `text` is not one."""
+        return self._raw.token_to_id(text) if text in self.added_tokens else None
+
     @cached_property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return int(self._raw.get_vocab_size(with_added_tokens=True))
 
     @cached_property
-    def special_tokens(self) -> tuple[str, ...]:
-        """Texts of the special tokens, longest first."""
-        specials = (token.content for token in self._raw.get_added_tokens_decoder().values() if token.special)
-        return tuple(sorted(specials, key=len, reverse=True))
+    def markers(self) -> tuple[str, ...]:
+        """Texts of the markers, longest first."""
+        specials = {token.content for token in self._raw.get_added_tokens_decoder().values() if token.special}
+        return tuple(sorted(specials | self._further_markers, key=len, reverse=True))
+
+    @cached_property
+    def added_tokens(self) -> frozenset[str]:
+        """Texts that are one id wherever they stand, special or not."""
+        return frozenset(token.content for token in self._raw.get_added_tokens_decoder().values())
+
+    @cached_property
+    def _plain(self) -> RawTokenizer:
+        """A tokenizer that reads every marker as characters; the library only lets special tokens be read so."""
+        plain = RawTokenizer.from_str(self._raw.to_str())
+        plain.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in self._further_markers])
+        plain.encode_special_tokens = True
+        return plain
 
 
 def _encode(raw: RawTokenizer, text: str) -> list[int]:

@@ -4,13 +4,15 @@ from importlib import resources
 from itertools import pairwise
 
 import pytest
-from fakes import assistant, toy_template, toy_tokenizer, user
+from fakes import EOS, assistant, toy_template, toy_tokenizer, user
 from hypothesis import example, given
 from hypothesis import strategies as st
 from toy_model import write_toy_model
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.chat_tokenizer import SampledTurn
+from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.tokenizer import Tokenizer
 
 START, END = 1, 2
@@ -47,9 +49,14 @@ TOOLS = st.lists(
 )
 
 
-def rendered(messages, tools, *, template: ChatTemplate) -> str:
+def rendered(messages, tools, *, template: ChatTemplateTokenizer) -> str:
     """The template's own text, without any of our encoding."""
-    return template._render(messages, tools, generation_prompt=True)
+    return template.template.render(messages, tools)
+
+
+def answered(reply, last_id: int | None = EOS) -> SampledTurn:
+    """A turn whose output ended with `last_id`."""
+    return SampledTurn(reply, [] if last_id is None else [last_id], [])
 
 
 def marker_count(messages, tools) -> int:
@@ -86,14 +93,14 @@ def test_special_tokens_are_where_the_template_put_them(messages, tools):
 def test_an_extension_says_what_the_template_says_after_the_answer(messages, reply, new, tools):
     """An answered prompt and the extension together are the prompt of the longer conversation."""
     template = toy_template()
-    answered = template._render([*messages, reply], tools, generation_prompt=False)
+    so_far = template.template.render([*messages, reply], tools, generation_prompt=False)
     whole = rendered([*messages, reply, *new], tools, template=template)
 
-    extension = template.extend_ids(reply, END, new, tools)
+    extension = template.extend_ids(answered(reply), new, tools)
 
-    assert answered.endswith("<|im_end|>\n")
+    assert so_far.endswith("<|im_end|>\n")
     assert extension is not None
-    assert template.tokenizer.decode(extension) == "\n" + whole[len(answered) :]
+    assert template.tokenizer.decode(extension) == "\n" + whole[len(so_far) :]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +108,7 @@ def test_an_extension_says_what_the_template_says_after_the_answer(messages, rep
 )
 def test_an_answer_that_did_not_end_itself_is_closed_first(last_id, closing):
     """Cut by length, by an abort, by a stop string, or with another id than the template's: the marker is prompt."""
-    ids = toy_template().extend_ids(assistant("x"), last_id, [user("b")], [])
+    ids = toy_template().extend_ids(answered(assistant("x"), last_id), [user("b")], [])
 
     assert toy_tokenizer().decode(ids) == f"{closing}<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
 
@@ -127,24 +134,24 @@ def test_tools_cannot_forge_markers():
 def test_a_template_that_rewrites_history_is_no_extension():
     """Where a template changes what it rendered before, the caller is told to start a new branch."""
     source = "{% for m in messages %}{% if loop.last %}LAST {% endif %}{{ m.content }}\n{% endfor %}"
-    template = ChatTemplate(toy_tokenizer(), source)
+    template = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
 
-    assert template.extend_ids(assistant("x"), None, [user("b")], []) is None
-    assert template.find_divergence() is not None
+    assert template.extend_ids(answered(assistant("x"), None), [user("b")], []) is None
+    assert template.describe().divergence is not None
 
 
 def test_our_template_is_append_only():
     """The probes find no conversation in which it rewrites what it rendered."""
-    assert toy_template().find_divergence() is None
+    assert toy_template().describe().divergence is None
 
 
 def test_a_template_that_refuses_messages_names_the_field():
     """What a template raises is the client's error, not ours."""
-    template = ChatTemplate(
-        toy_tokenizer(),
+    source = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-        "{{ m.content }}{% endfor %}",
+        "{{ m.content }}{% endfor %}"
     )
+    template = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
 
     with pytest.raises(MalformedRequest, match="no tools") as caught:
         template.render_ids([{"role": "tool", "content": "x"}], [])
@@ -156,7 +163,7 @@ def test_a_template_that_refuses_messages_names_the_field():
 def test_an_unusable_template_is_refused_when_it_is_loaded(source):
     """Before the first request, with a sentence."""
     with pytest.raises(TokenizerError):
-        ChatTemplate(toy_tokenizer(), source)
+        ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}', "\xff"])
@@ -176,12 +183,12 @@ def test_a_folder_without_template_or_tokenizer_is_a_clear_error(tmp_path):
     write_toy_model(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(TokenizerError, match="chat template"):
-        ChatTemplate.load(tmp_path, toy_tokenizer())
+        ChatTemplateTokenizer.load(tmp_path)
 
 
 @pytest.fixture(name="real_template", scope="module")
-def _real_template(model_dir) -> ChatTemplate:
-    return ChatTemplate.load(model_dir, Tokenizer.load(model_dir))
+def _real_template(model_dir) -> ChatTemplateTokenizer:
+    return ChatTemplateTokenizer.load(model_dir)
 
 
 @pytest.mark.model
@@ -212,7 +219,7 @@ def test_the_real_template_is_ours_and_append_only(real_template):
     """The model's folder carries the template that renders tools."""
     ours = resources.files("harness.tokens").joinpath("templates/chatml_hermes.jinja").read_text(encoding="utf-8")
 
-    assert (real_template.source, real_template.find_divergence()) == (ours, None)
+    assert (real_template.template.source, real_template.describe().divergence) == (ours, None)
 
 
 @pytest.mark.model
@@ -223,7 +230,7 @@ def test_extensions_of_the_real_tokenizer_keep_what_was_sampled(real_template):
     prompts = [ids]
     for _ in range(3):
         sampled = prompts[-1] + odd
-        prompts.append(sampled + real_template.extend_ids(assistant("hello"), odd[-1], [user("b")], []))
+        prompts.append(sampled + real_template.extend_ids(answered(assistant("hello"), odd[-1]), [user("b")], []))
 
     for before, after in pairwise(prompts):
         assert after[: len(before) + len(odd)] == before + odd

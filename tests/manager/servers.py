@@ -11,8 +11,7 @@ from harness.engines.scripted import Script, ScriptedEngine, Step
 from harness.server.serving import RunningServer, serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.chat_template import ChatTemplate
-from harness.tokens.tokenizer import Tokenizer
+from harness.tokens.opening import open_chat_tokenizer
 from tests.toy_model import write_toy_model
 
 
@@ -21,11 +20,9 @@ async def scripted_server(
     directory: Path, *steps: Step, settings: ServerSettings | None = None
 ) -> AsyncIterator[RunningServer]:
     """A session server whose model says `steps`, with the toy tokenizer in `directory`."""
-    model = write_toy_model(directory)
-    tokenizer = Tokenizer.load(model)
-    template = ChatTemplate.load(model, tokenizer)
-    engine = ScriptedEngine(tokenizer, Script(steps) if steps else None)
-    async with serve_in_process(engine, template, MemoryStore(), settings) as server:
+    chat_tokenizer = open_chat_tokenizer(write_toy_model(directory))
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps) if steps else None)
+    async with serve_in_process(engine, chat_tokenizer, MemoryStore(), settings) as server:
         yield server
 
 

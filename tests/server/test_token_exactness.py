@@ -13,7 +13,7 @@ from harness.server.turns import TurnService
 from harness.sessions.session import AfterIncomplete, Session
 from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.tokens.chat_template import ChatTemplate
+from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason
 
@@ -33,7 +33,7 @@ TURNS = st.lists(
 )
 
 
-async def converse(template: ChatTemplate, turns, *, has_tools: bool) -> Session:
+async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -> Session:
     """A client that sends back what it got, and new messages of any role after it."""
     steps = [
         Step(tokens=tuple(said), finish=finish) if isinstance(said, list) else Step(text=said, finish=finish)
@@ -57,7 +57,7 @@ def readable(text: str, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(tokenizer.encode_plain(text))
 
 
-def check(session: Session, template: ChatTemplate) -> None:
+def check(session: Session, template: ChatTemplateTokenizer) -> None:
     """One branch; each prompt begins with all tokens before it; markers are the template's or the engine's own."""
     tokenizer = template.tokenizer
     start, end = (tokenizer.encode(text)[0] for text in ("<|im_start|>", "<|im_end|>"))
@@ -90,8 +90,8 @@ def test_any_conversation_is_one_branch_of_exact_prompts(turns, has_tools):
 
 
 @pytest.fixture(name="real_template", scope="module")
-def _real_template(model_dir) -> ChatTemplate:
-    return ChatTemplate.load(model_dir, Tokenizer.load(model_dir))
+def _real_template(model_dir) -> ChatTemplateTokenizer:
+    return ChatTemplateTokenizer.load(model_dir)
 
 
 @pytest.mark.model

@@ -1,0 +1,159 @@
+"""Delimiters kept from one turn to the next: ids where the template is fixed, holes where the messages' texts go.
+
+A suffix is cut once per `Transition` and kept only if it gives the ids of the prefix trick on texts that break things;
+texts go in as they are, trimmed or quoted, whichever the template does. One that does something else keeps the trick.
+Texts are encoded as ordinary characters, so a marker inside one of them is harmless without further care.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from harness.tokens.delimiter import Transition, dummy_messages, dummy_tools
+from harness.tokens.markers import marker_pattern
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json, Message
+
+TrickIds = Callable[[Transition, Sequence[Message], Sequence[Json]], list[int] | None]
+"""The delimiter as the prefix trick gives it, for an answer that did not end itself."""
+
+TrickText = Callable[[Transition, Sequence[Message], Sequence[Json]], str | None]
+"""The same as text."""
+
+_PLAIN_KEYS = frozenset({"role", "content", "tool_call_id"})
+TextForm = Callable[[str], str]
+"""What a template does to the text of a message."""
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+_TEXT_FORMS: tuple[TextForm, ...] = (_as_it_is, str.strip, _quoted)
+_MOST_MARKERS = 40  # some tokenizers have a thousand reserved ones
+_SHAPES = ((0, ("user",)), (1, ("tool",)), (2, ("tool", "tool")))
+
+
+class _Fixed(NamedTuple):
+    """A stretch of the delimiter that is always the same."""
+
+    ids: tuple[int, ...]
+
+    def encode(self, contents: Sequence[str], tokenizer: Tokenizer) -> Sequence[int]:
+        del contents, tokenizer
+        return self.ids
+
+
+class _Open(NamedTuple):
+    """A stretch between two markers; a number is a hole for the text of that message."""
+
+    pieces: tuple[str | int, ...]
+
+    def encode(self, contents: Sequence[str], tokenizer: Tokenizer) -> Sequence[int]:
+        filled = (piece if isinstance(piece, str) else contents[piece] for piece in self.pieces)
+        return tokenizer.encode_plain("".join(filled))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedSuffix:
+    """The delimiter of one transition."""
+
+    runs: tuple[_Fixed | _Open, ...]
+    begins_with_end_marker: bool
+    """The first run is the marker with which an answer ends."""
+    form: TextForm = _as_it_is
+
+    def encode(self, contents: Sequence[str], tokenizer: Tokenizer, *, has_ended: bool) -> list[int]:
+        """Ids with `contents` in the holes; an answer that `has_ended` itself needs no end marker."""
+        runs = self.runs[1:] if has_ended and self.begins_with_end_marker else self.runs
+        texts = [self.form(content) for content in contents]
+        return [token_id for run in runs for token_id in run.encode(texts, tokenizer)]
+
+
+def build_suffixes(tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> dict[Transition, CachedSuffix]:
+    """The suffixes of common transitions that are as good as the prefix trick."""
+    found: dict[Transition, CachedSuffix] = {}
+    for (calls, roles), has_system, has_tools in product(_SHAPES, (False, True), (False, True)):
+        transition = Transition(has_system, calls, roles, has_tools)
+        text = text_of(transition, dummy_messages(roles, _slots(len(roles))), dummy_tools() if has_tools else ())
+        right = (
+            suffix for suffix in _cuts(text, len(roles), tokenizer) if _is_right(suffix, transition, tokenizer, ids_of)
+        )
+        if (suffix := next(right, None)) is not None:
+            found[transition] = suffix
+    return found
+
+
+def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
+    """What goes into the holes of a suffix; None when a message says more than its text."""
+    if any(message.keys() - _PLAIN_KEYS or not isinstance(message["content"], str) for message in messages):
+        return None
+    return [message["content"] for message in messages]
+
+
+def _cuts(text: str | None, slots: int, tokenizer: Tokenizer) -> Iterator[CachedSuffix]:
+    """`text` in runs, once per form in which each slot is in it once."""
+    for form in _TEXT_FORMS:
+        marks = [form(slot) for slot in _slots(slots)]
+        if text is None or any(text.count(mark) != 1 for mark in marks):
+            continue
+        stretches = list(_stretches(text, tokenizer))
+        runs = tuple(_run(stretch, marks, tokenizer) for stretch in stretches)
+        yield CachedSuffix(runs, tokenizer.marker_id(stretches[0]) in tokenizer.eos_ids, form)
+
+
+def _run(stretch: str, marks: Sequence[str], tokenizer: Tokenizer) -> _Fixed | _Open:
+    pieces = re.split("|".join(f"({re.escape(mark)})" for mark in marks), stretch)
+    if len(pieces) == 1:
+        return _Fixed(tuple(tokenizer.encode(stretch)))
+    return _Open(tuple(marks.index(piece) if piece in marks else piece for piece in pieces if piece))
+
+
+def _stretches(text: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """Markers, and what stands between them."""
+    position = 0
+    for marker in marker_pattern(tokenizer.markers).finditer(text):
+        yield from filter(None, (text[position : marker.start()], marker.group()))
+        position = marker.end()
+    if position < len(text):
+        yield text[position:]
+
+
+def _is_right(suffix: CachedSuffix, transition: Transition, tokenizer: Tokenizer, ids_of: TrickIds) -> bool:
+    """Whether `suffix` gives the ids of the prefix trick, with other tools and other call ids."""
+    for text in _hard_texts(tokenizer):
+        texts = [text, f"{text}and{text}"][: len(transition.roles)]
+        messages = dummy_messages(transition.roles, texts, call_ids="other")
+        expected = ids_of(transition, messages, dummy_tools("seek") if transition.has_tools else ())
+        if suffix.encode(texts, tokenizer, has_ended=False) != expected:
+            return False
+    return True
+
+
+def _hard_texts(tokenizer: Tokenizer) -> list[str]:
+    """Texts that a template may change or an encoder may join with what stands around them."""
+    markers = "".join(tokenizer.markers[:_MOST_MARKERS]) + "<tool_response>x</tool_response>"
+    return [
+        "",
+        "word",
+        " lead",
+        "trail ",
+        "\n\nlines\n",
+        "\t",
+        "  ",
+        "日本語 \N{FAMILY}",
+        '"a" \\ {"b": [1]}',
+        "'1",
+        markers,
+    ]
+
+
+def _slots(count: int) -> list[str]:
+    return [f"⟦{i}⟧" for i in range(count)]

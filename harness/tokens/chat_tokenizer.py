@@ -1,0 +1,115 @@
+"""The seam between a model family and everything else: how it writes conversations as ids and reads outputs.
+
+Two implementations: `ChatTemplateTokenizer` for any Jinja template, `RenderersTokenizer` for the families that the
+`renderers` package knows. `tokens.opening.open_chat_tokenizer` picks one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from harness.tokens.parsing import ParsedOutput
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json, Message
+
+
+class DelimiterSource(StrEnum):
+    """Where the ids between two answers come from."""
+
+    RENDERER = "renderer"
+    """`bridge_to_next_turn` of a renderer of the `renderers` package."""
+    CACHED_SUFFIX = "cached suffix"
+    """Ids kept from the first use of the template; only the messages' texts are encoded."""
+    PREFIX_TRICK = "prefix trick"
+    """The template renders a dummy conversation with the new messages."""
+    FULL_RENDER = "full render"
+    """Nowhere: the template rewrites what was before. The session branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a template rewrites what it rendered before."""
+
+    conversation: str
+    """The roles that show it, as in `user assistant user`."""
+    position: int
+    """Index of the first differing token."""
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyDescription:
+    """What was found out about a model family when its folder was opened."""
+
+    template_digest: str
+    """SHA-256 of the chat template."""
+    delimiters: Mapping[str, DelimiterSource]
+    """By transition, as in `answer -> user`."""
+    call_syntax: str
+    """How the model writes tool calls."""
+    renderer: str | None = None
+    divergence: Divergence | None = None
+    """The first conversation in which the template is not append-only; what was sampled is kept all the same."""
+    shows_tools: bool = True
+    """The template tells the model which tools there are."""
+    shows_calls: bool = True
+    """The template renders the tool calls of earlier turns."""
+    notes: Sequence[str] = field(default=())
+
+
+class SampledTurn(NamedTuple):
+    """The turn that a prompt goes on from."""
+
+    reply: Message
+    output_ids: Sequence[int]
+    context_ids: Sequence[int]
+    """The end of the prompt that the output was sampled from; a bounded tail is enough."""
+    opens_with_system: bool = False
+    """The conversation begins with a system message."""
+
+
+class SampledOutput(NamedTuple):
+    """What there is to read."""
+
+    ids: Sequence[int]
+    context_ids: Sequence[int] = ()
+    """The end of the prompt, which may have begun the reasoning."""
+    forced: str = ""
+    """Text of the prompt that belongs to the answer: the beginning of a call that was asked for."""
+    stop: str | None = None
+    """The stop string that ended the output."""
+
+
+class ChatTokenizer(Protocol):
+    """Messages to prompt ids, output ids to messages; what was sampled is never encoded again (I1)."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer below, guarding the markers of the family."""
+
+    def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
+        """Ids of the whole prompt for the assistant's next turn.
+
+        Raises `MalformedRequest` when the family cannot express the messages.
+        """
+
+    def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
+        """Ids between the output of `previous` and the assistant's next turn, after `messages`.
+
+        An output that did not end itself (cut by length, by an abort, by a stop string) is closed first with the
+        family's own marker. None when the family rewrites here what was before; the caller then renders a new branch.
+        """
+
+    def call_beginning(self, name: str | None) -> tuple[str, str]:
+        """How an answer that must be a call (of `name`) begins: the family's words, and those with the tool's name.
+
+        Raises `MalformedRequest` when the family's calls have no known beginning.
+        """
+
+    def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
+        """Content, reasoning and tool calls of an output; without `tools` nothing is a call. Never raises."""
+
+    def describe(self) -> FamilyDescription:
+        """What was found out when the family was opened; for logs, records and documentation."""

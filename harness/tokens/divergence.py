@@ -1,0 +1,81 @@
+"""Whether a template is append-only: does a longer conversation begin with what a shorter one rendered?
+
+Checked when a model folder is opened. A template that drops earlier reasoning, moves a hint or rewrites turns is named
+with the first token that differs; sessions keep what was sampled whatever it says.
+"""
+
+from collections.abc import Sequence
+
+from harness.tokens.chat_tokenizer import Divergence
+from harness.tokens.jinja_template import JinjaTemplate
+from harness.tokens.message_form import MessageForm
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Message
+
+
+def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Tokenizer) -> Divergence | None:
+    """The first conversation of a small set in which `template` rewrites what it rendered, None if there is none.
+
+    Conversations that the template refuses prove nothing.
+    """
+    for messages in _PROBES:
+        formed = form.apply(messages)
+        for answer in (i for i, message in enumerate(formed) if message["role"] == "assistant"):
+            found = _compare(template, tokenizer, formed, answer)
+            if found is not None:
+                return found
+    return None
+
+
+def _compare(
+    template: JinjaTemplate, tokenizer: Tokenizer, messages: Sequence[Message], answer: int
+) -> Divergence | None:
+    """How the conversation departs from the prompt of one of its answers, or from the conversation up to it."""
+    longer = template.try_render(messages, generation_prompt=False)
+    prompt = template.try_render(messages[:answer])
+    answered = template.try_render(messages[: answer + 1], generation_prompt=False)
+    for shorter in (prompt, answered):
+        position = None if longer is None or shorter is None else _first_difference(tokenizer, shorter, longer)
+        if position is not None:
+            return Divergence(" ".join(str(message["role"]) for message in messages), *position)
+    return None
+
+
+def _first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:
+    """Position and both tokens where `longer` stops to begin with `shorter`."""
+    before, after = tokenizer.encode(shorter), tokenizer.encode(longer)
+    same = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
+    if same == len(before):
+        return None
+    texts = [tokenizer.token_text(ids[same]) if same < len(ids) else "(end)" for ids in (before, after)]
+    return same, texts[0], texts[1]
+
+
+_PROBES: tuple[tuple[Message, ...], ...] = (
+    (
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+        {"role": "assistant", "content": "four"},
+        {"role": "user", "content": "five"},
+    ),
+    (
+        {"role": "system", "content": "rules"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "<think>\nsecret\n</think>\n\ntwo"},
+        {"role": "user", "content": "three"},
+    ),
+    (
+        {"role": "user", "content": "one"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_0_0", "type": "function", "function": {"name": "find", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "call_0_0", "content": "two"},
+        {"role": "assistant", "content": "three"},
+        {"role": "user", "content": "four"},
+    ),
+)

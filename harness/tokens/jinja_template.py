@@ -1,0 +1,122 @@
+"""The chat template of a model folder: a Jinja program that turns messages into text.
+
+Runs sandboxed, under the conventions of `transformers`, and gives the same text on every day of the year. What it
+raises over messages it was not written for is the client's error. Knows no tokens.
+"""
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+from harness.errors import MalformedRequest, TokenizerError
+from harness.tokens.tokenizer import read_json
+from harness.types import Json, Message
+
+_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template can raise over messages that it was not written for: it is a program, of somebody else."""
+
+
+class JinjaTemplate:
+    """A compiled chat template."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+        """Raises `TokenizerError` when `source` does not compile."""
+        self.source = source
+        self._variables = dict(variables or {})
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise TokenizerError(f"the chat template does not compile: {error}") from error
+
+    @classmethod
+    def load(cls, directory: Path, template_file: Path | None = None) -> Self:
+        """The template of a HuggingFace folder (`chat_template.jinja` or the one in `tokenizer_config.json`).
+
+        Raises `TokenizerError` when there is none or it does not compile.
+        """
+        config = read_json(directory / "tokenizer_config.json")
+        special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        source = _source(directory, config, template_file)
+        return cls(source, {name: text for name, text in special.items() if text is not None})
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the source."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, generation_prompt: bool = True) -> str:
+        """The text of a conversation. Raises `MalformedRequest` when the template refuses the messages."""
+        try:
+            return self._template.render(
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=generation_prompt,
+                **self._variables,
+            )
+        except _FAULTS as error:
+            raise MalformedRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+
+    def try_render(
+        self, messages: Sequence[Message], tools: Sequence[Json] = (), *, generation_prompt: bool = True
+    ) -> str | None:
+        """The text of a conversation, None when the template refuses it."""
+        try:
+            return self.render(messages, tools, generation_prompt=generation_prompt)
+        except MalformedRequest:
+            return None
+
+
+def _source(directory: Path, config: Json, template_file: Path | None) -> str:
+    path = template_file or directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    declared = config.get("chat_template")
+    if isinstance(declared, list):  # several, by name: `default`, `tool_use`, `rag`
+        declared = next((entry.get("template") for entry in declared if entry.get("name") == "default"), None)
+    if template_file is not None or not isinstance(declared, str):
+        raise TokenizerError(f"expected a chat template in {path}, found none; pass one or use an instruct model")
+    return declared
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _environment() -> jinja2.Environment:
+    """Jinja as chat templates expect it (the conventions of `transformers.utils.chat_template_utils`)."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _template_date
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise jinja2.TemplateError(reason)
+
+
+def _template_date(pattern: str) -> str:
+    """A fixed day: a prompt that changes with the calendar cannot be reproduced (I10)."""
+    return dt.date(2025, 1, 1).strftime(pattern)

@@ -1,0 +1,97 @@
+"""Messages that cannot forge markers, whatever a template or a renderer does with their text.
+
+A marker written out inside a message is swapped for a private character before the message is rendered. The markers in
+the rendered text are then the template's own; what the private characters stand for is encoded as ordinary characters.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.errors import MalformedRequest
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json, Message
+
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_WORDS_OF_THE_MODEL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Markers that stay markers in a replayed assistant message: they structure it and do not end it."""
+
+
+def marker_pattern(markers: Sequence[str]) -> re.Pattern[str]:
+    """Matches any of `markers`; nothing when there are none."""
+    return re.compile("|".join(re.escape(text) for text in markers) or r"(?!)")
+
+
+class GuardedMessages:
+    """Messages and tools without markers, and the encoder for what is rendered from them."""
+
+    def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json]) -> None:
+        """Raises `MalformedRequest` when no private character is left to stand for a marker."""
+        self.messages, self.tools = messages, tools
+        self._tokenizer = tokenizer
+        self._pattern = marker_pattern(tokenizer.markers)
+        texts = list(_strings([messages, tools]))
+        found = {match for text in texts for match in self._pattern.findall(text)}
+        self._placeholders = _placeholders(found, texts) if found else {}
+        if found:
+            self.messages = [self._hide_in_message(message) for message in messages]
+            self.tools = _hide(tools, self._placeholders)
+
+    @property
+    def has_markers(self) -> bool:
+        """Some message or tool contains a marker."""
+        return bool(self._placeholders)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, which was rendered from these messages."""
+        if not self._placeholders:
+            return self._tokenizer.encode(text)
+        ids: list[int] = []
+        position = 0
+        for marker in self._pattern.finditer(text):
+            ids += self._encode_plain(text[position : marker.start()])
+            ids += self._tokenizer.encode(marker.group())
+            position = marker.end()
+        return ids + self._encode_plain(text[position:])
+
+    def _encode_plain(self, text: str) -> list[int]:
+        for marker, placeholder in self._placeholders.items():
+            text = text.replace(placeholder, marker)
+        return self._tokenizer.encode_plain(text)
+
+    def _hide_in_message(self, message: Message) -> Message:
+        own = _WORDS_OF_THE_MODEL if message.get("role") == "assistant" else frozenset[str]()
+        hidden = {marker: character for marker, character in self._placeholders.items() if marker not in own}
+        guarded: Message = _hide(message, hidden)
+        return guarded
+
+
+def _placeholders(found: Collection[str], texts: Sequence[str]) -> dict[str, str]:
+    """A private character that is in no text for each marker, longest marker first."""
+    used = set("".join(texts))
+    free = (chr(code) for codes in _PRIVATE_USE for code in codes if chr(code) not in used)
+    placeholders = dict(zip(sorted(found, key=len, reverse=True), free, strict=False))
+    if len(placeholders) < len(found):
+        raise MalformedRequest("messages: they use every private character there is", param="messages")
+    return placeholders
+
+
+def _hide(value: Any, placeholders: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for marker, placeholder in placeholders.items():
+            value = value.replace(marker, placeholder)
+        return value
+    if isinstance(value, Mapping):
+        return {_hide(key, placeholders): _hide(item, placeholders) for key, item in value.items()}
+    return [_hide(item, placeholders) for item in value] if isinstance(value, Sequence) else value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from _strings(pair)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _strings(item)

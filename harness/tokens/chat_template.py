@@ -31,6 +31,7 @@ class ChatTemplateTokenizer:
         self.tokenizer = tokenizer.guarding(_markers_in(template, tokenizer))
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
+        self._end_ids = self._find_end_ids()
         self._suffixes = build_suffixes(self.tokenizer, self._dummy_text, self._dummy_ids)
 
     @classmethod
@@ -51,7 +52,7 @@ class ChatTemplateTokenizer:
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         """Ids between the output of `previous` and the assistant's next turn, after `messages`; None to branch."""
-        ended_by = self._end_marker(previous.output_ids)
+        has_ended = self._has_ended(previous.output_ids)
         transition = Transition(
             previous.opens_with_system,
             len(previous.reply.get("tool_calls") or ()),
@@ -60,8 +61,8 @@ class ChatTemplateTokenizer:
         )
         suffix, texts = self._suffixes.get(transition), fillable_texts(messages)
         if suffix is not None and texts is not None:
-            return suffix.encode(texts, self.tokenizer, has_ended=ended_by is not None)
-        return self._by_trick(previous.opens_with_system, previous.reply, messages, tools, ended_by)
+            return suffix.encode(texts, self.tokenizer, has_ended=has_ended)
+        return self._by_trick(previous.opens_with_system, previous.reply, messages, tools, has_ended)
 
     def call_beginning(self, name: str | None) -> tuple[str, str]:
         """How an answer that must be a call (of `name`) begins."""
@@ -92,24 +93,28 @@ class ChatTemplateTokenizer:
         reply: Message,
         messages: Sequence[Message],
         tools: Sequence[Json],
-        ended_by: str | None,
+        has_ended: bool,
     ) -> list[int] | None:
         guard = self._guard(messages, tools)
         [answer] = self.form.apply([{**reply, "content": ""}])
         text = self._trick.find(opens_with_system, answer, guard.messages, guard.tools)
-        return None if text is None else guard.encode(self._without_end_marker(text, ended_by))
-
-    def _end_marker(self, output_ids: Sequence[int]) -> str | None:
-        """The marker with which the output ended itself, None when it did not."""
-        if not output_ids or output_ids[-1] not in self.tokenizer.eos_ids:
+        if text is None:
             return None
-        return self.tokenizer.token_text(output_ids[-1])
+        return guard.encode(self._without_end_marker(text) if has_ended else text)
 
-    def _without_end_marker(self, text: str, ended_by: str | None) -> str:
+    def _has_ended(self, output_ids: Sequence[int]) -> bool:
+        """The output ended itself, with a marker that the template ends answers with."""
+        return bool(output_ids) and output_ids[-1] in self._end_ids
+
+    def _find_end_ids(self) -> frozenset[int]:
+        """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
+        texts = {token_id: self.tokenizer.token_text(token_id) for token_id in self.tokenizer.eos_ids}
+        written = self.template.source + self._trick.close_text
+        return frozenset(token_id for token_id, text in texts.items() if text in written)
+
+    def _without_end_marker(self, text: str) -> str:
         """`text` without the marker that an answer which has ended has already; whichever of them it was."""
-        if ended_by is None:
-            return text
-        ends = [ended_by, *(self.tokenizer.token_text(token_id) for token_id in self.tokenizer.eos_ids)]
+        ends = [self.tokenizer.token_text(token_id) for token_id in self._end_ids]
         return text.removeprefix(next((end for end in ends if text.startswith(end)), ""))
 
     def _dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
@@ -120,7 +125,7 @@ class ChatTemplateTokenizer:
         self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]
     ) -> list[int] | None:
         return self._by_trick(
-            transition.opens_with_system, dummy_answer(transition.calls), messages, tools, ended_by=None
+            transition.opens_with_system, dummy_answer(transition.calls), messages, tools, has_ended=False
         )
 
     def _source(self, transition: Transition) -> DelimiterSource:

@@ -155,6 +155,9 @@ class EngineClient:
             raise EngineUnavailable(f"{self.name} is not connected; use the provider inside `async with`")
         data = None if exchange.body is None else msgspec.json.encode(exchange.body)
         headers = {"content-type": "application/json", **exchange.headers}
+        if not exchange.request_id:
+            # uvicorn hangs up after an unhandled error; the next control call must not ride on that connection.
+            headers["connection"] = "close"
         async with self._transport(exchange):
             response = await self._http.request(exchange.method, self.url + exchange.path, data=data, headers=headers)
         try:

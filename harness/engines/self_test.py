@@ -15,8 +15,8 @@ from harness.errors import EngineReplyInvalid
 from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
 
 _TEMPERATURE = 0.7
-_TOKENS = 8
-_TOLERANCE = 0.1  # nats, in the mean: decoding and scoring in bfloat16 differ by less, a temperature by more
+_TOKENS = 16
+_TOLERANCE = 0.25  # nats, in the mean: in bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6
 _ENOUGH_DOUBT = 0.5  # nats: of tokens the model was sure about, both scales say nearly 0
 _PROMPT_IDS = 4
 _PROMPTS = 4

@@ -8,6 +8,8 @@ Choices that the protocol leaves open:
 - A request that arrives during a pause waits here, because SGLang loses an abort of a request that it holds itself.
 - `health` never asks `/health`: that generates a token, so a paused engine fails it after 20 s.
 - `seed` only has an effect on a server with `--enable-deterministic-inference`.
+- With `ignore_eos` SGLang looks at no stop id at all, so the two together are refused.
+- The context counts as long as the longest input it accepts, plus one: `/server_info` says a few tokens less.
 
 Logprobs of sampled tokens are raw only when the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`. Entering the
 provider measures that and refuses a server without it, unless the caller states the other scale.
@@ -20,6 +22,8 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
+import msgspec
+
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
 from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.in_flight import InFlight
@@ -30,6 +34,7 @@ from harness.engines.sglang_wire import (
     Loads,
     ModelInfo,
     Reply,
+    ServerInfo,
     StreamedReply,
     UpdateAnswer,
     generate_body,
@@ -112,7 +117,7 @@ class SGLangTokenProvider:
     async def __aenter__(self) -> Self:
         self._client.open()
         try:
-            self._model = await served_model(self._client)
+            self._model = await self._find_model()
             await self._read_version()
             if self._scale is LogprobScale.RAW:
                 await require_raw_logprobs(self, advice=_ADVICE)
@@ -223,7 +228,16 @@ class SGLangTokenProvider:
             detail=f"{self._client.url} version {self._version}",
         )
 
+    async def _find_model(self) -> ServedModel:
+        model = await served_model(self._client)
+        info = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
+        return msgspec.structs.replace(model, max_model_len=min(model.max_model_len, info.max_req_input_len + 1))
+
     def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
+        if params.ignore_eos and params.stop_token_ids:
+            raise EngineRejected(
+                f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
+            )
         asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start)
         return fitting(self.capabilities, asked)
 

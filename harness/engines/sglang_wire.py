@@ -60,6 +60,13 @@ class ModelInfo(msgspec.Struct):
     weight_version: str = "default"
 
 
+class ServerInfo(msgspec.Struct):
+    """`/server_info`."""
+
+    max_req_input_len: int
+    """Longest input that is accepted; a few tokens less than the context."""
+
+
 class Load(msgspec.Struct):
     """Load of one data-parallel rank."""
 

@@ -13,10 +13,9 @@ found at entry, stated in `capabilities` and `health`, and never guessed later.
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 from uuid import uuid4
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
@@ -25,22 +24,20 @@ from harness.engines.in_flight import InFlight
 from harness.engines.reply import Asked, fitting, verified, verified_scores, verified_tokens
 from harness.engines.self_test import require_raw_logprobs
 from harness.engines.served_model import ServedModel, served_model
+from harness.engines.vllm_control import FIRST_LABEL, MISSING, VLLMControl
 from harness.engines.vllm_wire import (
     CompletionsApi,
     GenerateApi,
-    PausedAnswer,
     Piece,
     TokenApi,
-    WeightInfo,
     metric_total,
     read_piece,
 )
-from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.samples.merge import policy_version
 from harness.types import (
     GenerationDelta,
     GenerationResult,
-    Json,
     PromptLogprobs,
     SamplingParams,
     TokenIds,
@@ -48,27 +45,16 @@ from harness.types import (
 )
 
 _MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled token that takes one place
-_CONTROL_S = 60.0
-_WEIGHTS_S = 600.0
+_PROBE_S = 60.0
 _HEALTH_S = 5.0
-_MISSING = frozenset({403, 404, 405})
-_FIRST_LABEL = "default"
 _ADVICE = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
-_PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
+class _Offer(NamedTuple):
     """What the server turned out to have."""
 
     model: ServedModel
     api: TokenApi
-    has_dev_mode: bool
-
-    @property
-    def detail(self) -> str:
-        """For `health`."""
-        return f"{self.api.path}, {'dev mode' if self.has_dev_mode else 'no dev mode'}"
 
 
 class VLLMTokenProvider:
@@ -96,9 +82,9 @@ class VLLMTokenProvider:
         self._scale = logprob_scale
         self._generation_timeout_s = generation_timeout_s
         self._flight = InFlight(self._end_in_engine)
+        self._control = VLLMControl(self._client)
         self._entered_offer: _Offer | None = None
-        self._version = _FIRST_LABEL
-        self._weights = ""
+        self._version = FIRST_LABEL
 
     @property
     def capabilities(self) -> Capabilities:
@@ -110,9 +96,9 @@ class VLLMTokenProvider:
             vocab_size=self._vocab_size,
             context_length=offer.model.max_model_len,
             logprob_scale=self._scale,
-            pause_modes=frozenset(PauseMode) if offer.has_dev_mode else frozenset(),
+            pause_modes=frozenset(PauseMode) if self._control.has_dev_mode else frozenset(),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
-            can_update_weights=offer.has_dev_mode,
+            can_update_weights=self._control.has_dev_mode,
             weights_digest="",
         )
 
@@ -125,8 +111,8 @@ class VLLMTokenProvider:
         self._client.open()
         try:
             self._entered_offer = await self._find_offer()
-            self._weights = self._offer.model.root
-            self._version = await self._label()
+            await self._control.connect(weights=self._offer.model.root)
+            self._version = await self._control.label()
             if self._scale is LogprobScale.RAW:
                 await require_raw_logprobs(self, advice=_ADVICE)
         except BaseException:
@@ -188,25 +174,25 @@ class VLLMTokenProvider:
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`; in dev mode None also ends requests that other processes sent."""
         told = await self._flight.told_to_end(request_id)
-        if request_id is None and self._offer.has_dev_mode:
-            await self._client.post("/abort_requests", {}, deadline_s=_CONTROL_S)
+        if request_id is None and self._control.has_dev_mode:
+            await self._control.abort_all()
         elif told:
             await self._end_in_engine(*(live.request_id for live in told))
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:
         """See `TokenProvider.pause`; new requests wait inside vLLM, which can abort them there."""
-        await self._control("pause", f"/pause?mode={_PAUSES[mode]}&clear_cache=true", {})
+        await self._control.pause(mode)
 
     async def resume(self) -> None:
         """See `TokenProvider.resume`."""
-        await self._control("resume", "/resume", {})
+        await self._control.resume()
 
     async def update_weights(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
         policy_version(version)
-        self._require_dev_mode("updates of weights")
-        if await self._is_paused():
+        self._control.require_dev_mode("updates of weights")
+        if await self._control.is_paused():
             await self._load(path, version)
             return
         try:
@@ -219,16 +205,17 @@ class VLLMTokenProvider:
         """See `TokenProvider.health`."""
         try:
             metrics = await self._client.get_text("/metrics", deadline_s=_HEALTH_S)
-            is_paused = await self._is_paused()
-            self._version = await self._label()
+            is_paused = await self._control.is_paused()
+            self._version = await self._control.label()
         except EngineError as error:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=error.message)
+        mode = "dev mode" if self._control.has_dev_mode else "no dev mode"
         return EngineHealth(
             ready=True,
             paused=is_paused,
             running=metric_total(metrics, "vllm:num_requests_running"),
             waiting=metric_total(metrics, "vllm:num_requests_waiting"),
-            detail=f"{self._client.url} {self._offer.detail}, version {self._version}",
+            detail=f"{self._client.url} {self._offer.api.path}, {mode}, version {self._version}",
         )
 
     @property
@@ -240,10 +227,8 @@ class VLLMTokenProvider:
     async def _find_offer(self) -> _Offer:
         """An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere."""
         model = await served_model(self._client)
-        generate = await self._client.ask(Exchange("POST", GenerateApi.path, _CONTROL_S, {}))
-        paused = await self._client.ask(Exchange("GET", "/is_paused", _CONTROL_S))
-        api: TokenApi = CompletionsApi() if generate.status in _MISSING else GenerateApi()
-        return _Offer(model, api, paused.status not in _MISSING)
+        answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
+        return _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
 
     def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
         asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start)
@@ -287,7 +272,7 @@ class VLLMTokenProvider:
         yield result
 
     async def _label_around(self) -> str:
-        return self._version if self._offer.api.reports_spans else await self._label()
+        return self._version if self._offer.api.reports_spans else await self._control.label()
 
     async def _same_label(self, asked: Asked, before: str) -> str:
         after = await self._label_around()
@@ -298,50 +283,11 @@ class VLLMTokenProvider:
             )
         return after
 
-    async def _label(self) -> str:
-        if not self._offer.has_dev_mode:
-            return _FIRST_LABEL
-        return (await self._client.get("/weight_info", WeightInfo, deadline_s=_CONTROL_S)).weight_version
-
-    async def _is_paused(self) -> bool:
-        if not self._offer.has_dev_mode:
-            return False
-        return (await self._client.get("/is_paused", PausedAnswer, deadline_s=_HEALTH_S)).is_paused
-
     async def _load(self, path: Path, version: str) -> None:
-        try:
-            await self._reload(str(path))
-        except EngineError as error:
-            await self._reload(self._weights)
-            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {error.message}") from error
-        self._weights = str(path)
-        await self._client.post("/reset_prefix_cache", {}, deadline_s=_CONTROL_S)
-        await self._client.post("/update_weight_version", {"new_version": version}, deadline_s=_CONTROL_S)
-        self._version = await self._label()
-        if self._version != version:
-            raise EngineReplyInvalid(
-                f"{self._client.name} reports weight version {self._version!r} after an update to {version!r}"
-            )
-
-    async def _reload(self, weights_path: str) -> None:
-        body = {"method": "reload_weights", "kwargs": {"weights_path": weights_path}}
-        await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
-
-    async def _control(self, what: str, path: str, body: Json) -> None:
-        self._require_dev_mode(what)
-        await self._client.post(path, body, deadline_s=_CONTROL_S)
-
-    def _require_dev_mode(self, what: str) -> None:
-        if not self._offer.has_dev_mode:
-            raise EngineRejected(
-                f"{self._client.name} offers no {what}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
-            )
+        await self._control.load(path, version)
+        self._version = version
 
     async def _end_in_engine(self, *request_ids: str) -> None:
-        if not self._offer.has_dev_mode and not self._offer.api.reports_spans:
-            raise EngineRejected(
-                f"{self._client.name} offers no abort: start vLLM with --enable-scale-out or VLLM_SERVER_DEV_MODE=1"
-            )
-        path = "/abort_requests" if self._offer.has_dev_mode else "/inference/v1/abort_requests"
-        engine_ids = [self._offer.api.abort_id(request_id) for request_id in request_ids]
-        await self._client.post(path, {"request_ids": engine_ids}, deadline_s=_CONTROL_S)
+        api = self._offer.api
+        names = [api.abort_id(request_id) for request_id in request_ids]
+        await self._control.abort(names, has_scale_out=api.reports_spans)

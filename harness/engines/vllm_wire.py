@@ -10,116 +10,22 @@ read as none. A row of alternatives starts with the sampled token, so one more t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
-
-import msgspec
+from typing import Any, Protocol
 
 from harness.engines.http_errors import error_in_event
 from harness.engines.reply import Asked, EngineReply, ScoredToken, refuse
+from harness.engines.vllm_messages import (
+    CompletionChunk,
+    GenerateChunk,
+    NamedLogprobs,
+    PromptEntries,
+    PromptEntry,
+    Usage,
+)
 from harness.types import Json, SamplingParams, TokenIds, VersionSpan
-
-TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 _NO_NUMBER = -9999.0
 _NAME_PREFIX = "token_id:"
-
-
-class Usage(msgspec.Struct):
-    """Counts of a request; `prompt_tokens_details` only from servers with `--enable-prompt-tokens-details`."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    prompt_tokens_details: dict[str, Any] | None = None
-
-
-class PromptEntry(msgspec.Struct):
-    """The logprob of one input token."""
-
-    logprob: float | None = None
-
-
-PromptEntries = list[dict[TokenId, PromptEntry] | None]
-"""Entry i is for input token i; the first is null."""
-
-
-class Alternative(msgspec.Struct):
-    """One token and its logprob."""
-
-    token_id: TokenId
-    logprob: float | None = None
-
-
-class Sampled(msgspec.Struct):
-    """A sampled token, its logprob and its alternatives."""
-
-    token_id: TokenId
-    logprob: float | None = None
-    top_logprobs: list[Alternative] = []
-
-
-class SampledList(msgspec.Struct):
-    """Logprobs of `/inference/v1/generate`."""
-
-    content: list[Sampled] | None = None
-
-
-class NamedLogprobs(msgspec.Struct):
-    """Logprobs of `/v1/completions`."""
-
-    tokens: list[str] = []
-    token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float | None] | None] | None = None
-
-
-class GenerateChoice(msgspec.Struct):
-    """The output of `/inference/v1/generate`."""
-
-    token_ids: list[TokenId] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    logprobs: SampledList | None = None
-    weight_versions: list[VersionSpan] | None = None
-
-
-class CompletionChoice(msgspec.Struct):
-    """The output of `/v1/completions`."""
-
-    token_ids: list[TokenId] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    logprobs: NamedLogprobs | None = None
-    prompt_logprobs: PromptEntries | None = None
-
-
-class GenerateChunk(msgspec.Struct):
-    """A reply of `/inference/v1/generate`, or a chunk of a streamed one."""
-
-    request_id: str = ""
-    choices: list[GenerateChoice] = []
-    usage: Usage | None = None
-    prompt_logprobs: PromptEntries | None = None
-    error: Any = None
-
-
-class CompletionChunk(msgspec.Struct):
-    """A reply of `/v1/completions`, or a chunk of a streamed one."""
-
-    id: str = ""
-    choices: list[CompletionChoice] = []
-    usage: Usage | None = None
-    error: Any = None
-
-
-class WeightInfo(msgspec.Struct):
-    """`/weight_info`."""
-
-    weight_version: str
-
-
-class PausedAnswer(msgspec.Struct):
-    """`/is_paused`."""
-
-    is_paused: bool
 
 
 @dataclass(slots=True)

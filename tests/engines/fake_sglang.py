@@ -36,6 +36,7 @@ class FakeSGLang(FakeServer):
             web.post("/continue_generation", self._continue),
             web.post("/update_weights_from_disk", self._update),
             web.get("/model_info", self._model_info),
+            web.get("/server_info", self._server_info),
             web.get("/v1/loads", self._loads),
         ]
 
@@ -50,6 +51,8 @@ class FakeSGLang(FakeServer):
         await self._pass_gate(body["rid"])
         if refusal := await self._refusal():
             return refusal
+        if len(body["input_ids"]) > self.engine.capabilities.context_length - 6:
+            return web.json_response({"error": {"message": "the input is too long"}}, status=400)
         if body["sampling_params"]["max_new_tokens"] == 0:
             return await self._answer(request, await self._scores(body))
         if body.get("stream"):
@@ -178,6 +181,10 @@ class FakeSGLang(FakeServer):
 
     async def _model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": "/weights/first", "weight_version": self.engine.weight_version})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        longest = self.engine.capabilities.context_length - 6
+        return web.json_response({"version": "0.5.23", "max_req_input_len": longest})
 
     async def _loads(self, request: web.Request) -> web.Response:
         health = await self.engine.health()

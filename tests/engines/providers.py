@@ -8,9 +8,11 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from fakes import toy_tokenizer
+from toy_model import write_toy_model
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.engines.pool import EnginePool
@@ -23,6 +25,14 @@ from harness.types import TokenIds, as_ids
 from tests.engines.fake_server import FakeServer, serving
 from tests.engines.fake_sglang import FakeSGLang
 from tests.engines.fake_vllm import FakeVLLM
+
+
+@cache
+def toy_tokenizer() -> Tokenizer:
+    """Bytes as tokens."""
+    with TemporaryDirectory() as directory:
+        return Tokenizer.load(write_toy_model(Path(directory)))
+
 
 LOREM = "The quick brown fox jumps over the lazy dog. " * 40
 SLOWLY = Step(text=LOREM, token_delay_s=0.004)
@@ -45,6 +55,8 @@ class Bench:
     refuses_unfit_weights: bool = True
     slow_tokens: int = 400
     """A budget that takes a second or more."""
+    step_s: float = 0.2
+    """Longer than the engine takes for one token."""
     steadiness: float = 0.0
     """Between two runs of the same greedy request, in nats."""
 
@@ -126,7 +138,10 @@ def _real(url: str, provider_class: type[SGLangTokenProvider] | type[VLLMTokenPr
                 tokenizer,
                 tolerance=0.25,
                 honours_seed=provider_class is VLLMTokenProvider,
+                reports_spans="/v1/completions" not in (await provider.health()).detail,
                 weights=(Path(paths[0]), Path(paths[1])) if paths[0] and paths[1] else None,
+                slow_tokens=120,
+                step_s=2.0,
                 steadiness=0.1,
             )
 

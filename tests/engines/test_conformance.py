@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from time import monotonic
 from uuid import uuid4
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from harness.engines.base import LogprobScale, PauseMode
+from harness.engines.base import EngineHealth, LogprobScale, PauseMode
 from harness.engines.self_test import measure_scale
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import (
@@ -84,11 +85,22 @@ async def running(bench: Bench) -> AsyncIterator[Running]:
         await asyncio.gather(generation.task, return_exceptions=True)
 
 
-async def becomes_idle(bench: Bench, *, within_s: float = 8.0) -> None:
-    """The engine works on nothing any more."""
-    async with asyncio.timeout(within_s):
-        while (await bench.provider.health()).running:
+async def becomes_idle(bench: Bench) -> None:
+    """The engine works on nothing any more, and goes on doing so; figures of a server may lag behind by a token."""
+    async with asyncio.timeout(10 + bench.step_s):
+        idle_since = None
+        while idle_since is None or monotonic() < idle_since + bench.step_s:
+            is_idle = not (await bench.provider.health()).running
+            idle_since = (idle_since or monotonic()) if is_idle else None
             await asyncio.sleep(0.02)
+
+
+async def becomes_busy(bench: Bench) -> EngineHealth:
+    """The health of the engine once it counts what runs."""
+    async with asyncio.timeout(10):
+        while not (health := await bench.provider.health()).running:
+            await asyncio.sleep(0.02)
+    return health
 
 
 async def soon(result: Awaitable[GenerationResult]) -> GenerationResult:
@@ -151,13 +163,14 @@ async def test_a_stream_and_a_whole_generation_agree(bench: Bench):
 
 
 async def test_alternatives_come_best_first(bench: Bench):
-    """A greedy token is the first of its alternatives, with the logprob that the result gives it."""
+    """A greedy token has the logprob of the best alternative."""
     result = await generate(bench, replace(GREEDY, top_logprobs=3))
 
     assert result.top_logprobs is not None
     assert result.top_logprobs.ids.shape == result.top_logprobs.logprobs.shape == (8, 3)
     assert (np.diff(result.top_logprobs.logprobs, axis=1) <= 0).all()
-    assert result.top_logprobs.ids[:, 0].tolist() == result.output_ids.tolist()
+    rows = zip(result.output_ids, result.top_logprobs.ids, strict=True)
+    assert all(token in row for token, row in rows), "two tokens may share the first place, in bfloat16 they often do"
     np.testing.assert_allclose(result.top_logprobs.logprobs[:, 0], result.logprobs, atol=1e-5)
 
 
@@ -202,8 +215,9 @@ async def test_a_seed_reproduces_a_generation(bench: Bench):
 
 async def test_a_stop_id_ends_the_output_and_stays_in_it(bench: Bench):
     """The stop id is the last id, and is named."""
-    free = (await generate(bench)).output_ids.tolist()
-    stopped = await generate(bench, replace(GREEDY, stop_token_ids=(free[2],)))
+    params = replace(GREEDY, ignore_eos=False)
+    free = (await generate(bench, params)).output_ids.tolist()
+    stopped = await generate(bench, replace(params, stop_token_ids=(free[2],)))
 
     assert stopped.output_ids.tolist() == free[: free.index(free[2]) + 1]
     assert (stopped.finish_reason, stopped.matched_stop) == (FinishReason.STOP, free[2])
@@ -353,9 +367,9 @@ async def test_a_pause_that_keeps_freezes_and_goes_on(bench: Bench):
     async with running(bench) as live:
         await bench.provider.pause(PauseMode.KEEP)
         try:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(bench.step_s)
             frozen = live.sampled
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(bench.step_s)
             assert (live.sampled, live.task.done()) == (frozen, False)
         finally:
             await bench.provider.resume()
@@ -442,9 +456,8 @@ async def test_health_answers_whatever_the_engine_does(bench: Bench):
     """Idle, busy or paused, an engine that works is ready."""
     assert (await bench.provider.health()).ready
     async with running(bench):
-        busy = await asyncio.wait_for(bench.provider.health(), 5)
-        assert (busy.ready, busy.paused) == (True, False)
-        assert busy.running >= 1
+        busy = await becomes_busy(bench)
+        assert (busy.ready, busy.paused, busy.running) == (True, False, 1)
 
 
 async def logprobs_of(bench: Bench, ids: TokenIds) -> np.ndarray:

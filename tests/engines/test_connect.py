@@ -1,13 +1,13 @@
 """Engines are named on one line; what cannot work is refused before anything starts."""
 
 import pytest
-from fakes import toy_tokenizer
 
 from harness.engines.connect import open_engine
 from harness.engines.pool import EnginePool
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
 from harness.errors import EngineUnavailable, ScenarioError
+from tests.engines.providers import toy_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,15 @@ async def test_defaults_of_the_server_change_nothing(kind: str):
     assert "priority" not in body
 
 
+async def test_sglang_is_not_asked_to_ignore_a_stop_id():
+    """With `ignore_eos` it would go on after it without a word."""
+    fake = make_fake("sglang", scripted_engine())
+    async with serving(fake, notices_disconnects=False), fake_provider(fake, **UNSCALED) as provider:
+        params = SamplingParams(max_new_tokens=3, ignore_eos=True, stop_token_ids=(7,))
+        with pytest.raises(EngineRejected, match="ask for one of them"):
+            await provider.generate(PROMPT, params, request_id=uuid4().hex)
+
+
 @pytest.mark.parametrize("kind", ["sglang", "sglang-incremental"])
 async def test_sglang_is_never_asked_for_its_health_route(kind: str):
     """`/health` generates a token, so it would declare a paused server dead."""
@@ -133,11 +142,11 @@ async def test_vllm_loads_the_old_weights_again_when_new_ones_do_not_fit():
 
 async def test_the_self_test_works_on_every_provider():
     """It needs nothing but the seam."""
-    async with scripted_engine(Step(text="Hello there.")) as engine:
+    async with scripted_engine(Step(text="Hello there, this is long enough.")) as engine:
         await require_raw_logprobs(engine, advice="")
         measured = await measure_scale(engine)
 
-    assert (measured.tokens, measured.mean_difference) == (8, 0.0)
+    assert (measured.tokens, measured.mean_difference) == (16, 0.0)
 
 
 async def test_a_server_without_a_model_is_refused():

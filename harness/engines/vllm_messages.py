@@ -1,0 +1,95 @@
+"""The JSON of vLLM's two token endpoints, as far as this project reads it."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from harness.types import VersionSpan
+
+TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
+class Usage(msgspec.Struct):
+    """Counts of a request; `prompt_tokens_details` only from servers with `--enable-prompt-tokens-details`."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] | None = None
+
+
+class PromptEntry(msgspec.Struct):
+    """The logprob of one input token."""
+
+    logprob: float | None = None
+
+
+PromptEntries = list[dict[TokenId, PromptEntry] | None]
+"""Entry i is for input token i; the first is null."""
+
+
+class Alternative(msgspec.Struct):
+    """One token and its logprob."""
+
+    token_id: TokenId
+    logprob: float | None = None
+
+
+class Sampled(msgspec.Struct):
+    """A sampled token, its logprob and its alternatives."""
+
+    token_id: TokenId
+    logprob: float | None = None
+    top_logprobs: list[Alternative] = []
+
+
+class SampledList(msgspec.Struct):
+    """Logprobs of `/inference/v1/generate`."""
+
+    content: list[Sampled] | None = None
+
+
+class NamedLogprobs(msgspec.Struct):
+    """Logprobs of `/v1/completions`."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+class GenerateChoice(msgspec.Struct):
+    """The output of `/inference/v1/generate`."""
+
+    token_ids: list[TokenId] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: SampledList | None = None
+    weight_versions: list[VersionSpan] | None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    """The output of `/v1/completions`."""
+
+    token_ids: list[TokenId] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: NamedLogprobs | None = None
+    prompt_logprobs: PromptEntries | None = None
+
+
+class GenerateChunk(msgspec.Struct):
+    """A reply of `/inference/v1/generate`, or a chunk of a streamed one."""
+
+    request_id: str = ""
+    choices: list[GenerateChoice] = []
+    usage: Usage | None = None
+    prompt_logprobs: PromptEntries | None = None
+    error: Any = None
+
+
+class CompletionChunk(msgspec.Struct):
+    """A reply of `/v1/completions`, or a chunk of a streamed one."""
+
+    id: str = ""
+    choices: list[CompletionChoice] = []
+    usage: Usage | None = None
+    error: Any = None

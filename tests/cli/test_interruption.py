@@ -2,8 +2,8 @@
 
 import json
 import os
-import shutil
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess

@@ -143,6 +143,8 @@ def parse_request(body: bytes) -> ChatRequest:
 def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
     """The assistant message for a parsed output; tool call ids are `call_id_prefix` and a number."""
     message: Json = {"role": "assistant", "content": parsed.content or (None if parsed.tool_calls else "")}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
         message["tool_calls"] = [
             {

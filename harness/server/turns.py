@@ -97,24 +97,18 @@ class TurnService:
 
     def _encode_now(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
         parent = session.parent_turn(point)
-        prefix_ids = self._prefix_ids(chat)
+        forced_ids = self._forced_ids(chat)
         if parent is not None:
             previous = _sampled_turn(parent, chat)
             ids = self.chat_tokenizer.extend_ids(previous, chat.messages[point.matched :], chat.tools)
             if ids is not None:
-                return point, as_ids(ids + prefix_ids)
+                return point, as_ids(ids + forced_ids)
         ids = self.chat_tokenizer.render_ids(chat.messages, chat.tools)
-        return AttachPoint(None, 0, point.key), as_ids(ids + prefix_ids)
+        return AttachPoint(None, 0, point.key), as_ids(ids + forced_ids)
 
-    def _prefix_ids(self, chat: ChatRequest) -> list[int]:
-        """A tool's name is the agent's text: it cannot put a marker into the prompt."""
-        tokenizer = self.chat_tokenizer.tokenizer
-        ours, named = self._forced_beginning(chat)
-        return (tokenizer.encode(ours) if ours else []) + (tokenizer.encode_plain(named) if named else [])
-
-    def _forced_beginning(self, chat: ChatRequest) -> tuple[str, str]:
+    def _forced_ids(self, chat: ChatRequest) -> list[int]:
         """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
-        return self.chat_tokenizer.call_beginning(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else ("", "")
+        return self.chat_tokenizer.call_beginning_ids(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else []
 
     async def _sample(
         self, session: Session, admission: Admission, chat: ChatRequest
@@ -154,7 +148,7 @@ class TurnService:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
         stop = result.matched_stop if isinstance(result.matched_stop, str) else None
         context_ids = admission.request.context_ids[-_TAIL:].tolist()
-        output = SampledOutput(result.output_ids.tolist(), context_ids, "".join(self._forced_beginning(chat)), stop)
+        output = SampledOutput(result.output_ids.tolist(), context_ids, self._forced_ids(chat), stop)
         parsed = self.chat_tokenizer.parse(output, chat.tools if chat.tool_mode is not ToolMode.NONE else ())
         message = reply_message(parsed, _call_id_prefix(admission))
         finish = "tool_calls" if parsed.tool_calls and result.finish_reason is FinishReason.STOP else None

@@ -17,7 +17,9 @@ from harness.tokens.divergence import find_divergence
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
-from harness.tokens.parsing import ParsedOutput, call_beginning, output_text, parse_output
+from harness.tokens.parsing import ParsedOutput
+from harness.tokens.reading import OutputReader
+from harness.tokens.syntaxes.choice import call_syntax_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
@@ -32,6 +34,7 @@ class ChatTemplateTokenizer:
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
         self._end_ids = self._find_end_ids()
+        self._reader = OutputReader(self.tokenizer, call_syntax_of(template.source))
         self._suffixes = build_suffixes(self.tokenizer, self._dummy_text, self._dummy_ids)
 
     @classmethod
@@ -64,21 +67,20 @@ class ChatTemplateTokenizer:
             return suffix.encode(texts, self.tokenizer, has_ended=has_ended)
         return self._by_trick(previous.opens_with_system, previous.reply, messages, tools, has_ended)
 
-    def call_beginning(self, name: str | None) -> tuple[str, str]:
+    def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins."""
-        return call_beginning(name)
+        return self._reader.call_beginning_ids(name)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
-        """Content and tool calls of an output."""
-        text = output.forced + output_text(self.tokenizer, output.ids, output.stop)
-        return parse_output(text, with_tools=bool(tools))
+        """Content, reasoning and tool calls of an output."""
+        return self._reader.read(output, tools)
 
     def describe(self) -> FamilyDescription:
         """What was found out when the template was loaded."""
         return FamilyDescription(
             template_digest=self.template.digest,
             delimiters={str(transition): self._source(transition) for transition in _DESCRIBED},
-            call_syntax="hermes",
+            call_syntax=self._reader.syntax.name,
             divergence=find_divergence(self.template, self.form, self.tokenizer),
             shows_tools=self.form.shows_tools,
             shows_calls=self.form.shows_calls,

@@ -76,8 +76,8 @@ class SampledOutput(NamedTuple):
     ids: Sequence[int]
     context_ids: Sequence[int] = ()
     """The end of the prompt, which may have begun the reasoning."""
-    forced: str = ""
-    """Text of the prompt that belongs to the answer: the beginning of a call that was asked for."""
+    forced_ids: Sequence[int] = ()
+    """Ids of the prompt that belong to the answer: the beginning of a call that was asked for."""
     stop: str | None = None
     """The stop string that ended the output."""
 
@@ -102,11 +102,8 @@ class ChatTokenizer(Protocol):
         family's own marker. None when the family rewrites here what was before; the caller then renders a new branch.
         """
 
-    def call_beginning(self, name: str | None) -> tuple[str, str]:
-        """How an answer that must be a call (of `name`) begins: the family's words, and those with the tool's name.
-
-        Raises `MalformedRequest` when the family's calls have no known beginning.
-        """
+    def call_beginning_ids(self, name: str | None) -> list[int]:
+        """How an answer that must be a call (of `name`) begins."""
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Content, reasoning and tool calls of an output; without `tools` nothing is a call. Never raises."""

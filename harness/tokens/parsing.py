@@ -1,17 +1,16 @@
-"""Sampled ids to an assistant message: content and tool calls.
+"""What an agent gets to read of an output: content, reasoning and tool calls.
 
-A tool call is a JSON object with `name` and `arguments` between `<tool_call>` and `</tool_call>` (Hermes). Whatever
-the model wrote, parsing returns: an output whose calls are malformed, cut off or nested becomes content as it stands,
-and `malformed` says so. Ids are never changed here; this is only what the agent gets to read.
+Whatever the model wrote, parsing returns: an output whose calls are malformed, cut off or nested becomes content as it
+stands, and `malformed` says so. Nothing is repaired. Ids are never changed here.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from harness.tokens.tokenizer import Tokenizer
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+from harness.tokens.pieces import Piece
+from harness.types import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,67 +29,57 @@ class ParsedOutput:
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: bool = False
     """A tool call was begun that is not one; it is part of `content`."""
+    reasoning: str = ""
 
 
-def output_text(tokenizer: Tokenizer, output_ids: Sequence[int], stop: str | None = None) -> str:
-    """Text of an output without the id that ended it and without the stop string and what follows it."""
-    ids = list(output_ids)
-    if ids and ids[-1] in tokenizer.eos_ids:
-        ids.pop()
-    text = tokenizer.decode(ids)
-    return text[: text.index(stop)] if stop and stop in text else text
+class CallSyntax(Protocol):
+    """How a model family writes tool calls."""
+
+    @property
+    def name(self) -> str:
+        """For logs and documentation."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What structures an output. Those that are single ids are recognised by their ids alone."""
+
+    def beginning(self, name: str | None) -> tuple[str, str]:
+        """How an answer that must be a call (of `name`) begins: the family's words, and those with the tool's name."""
+
+    def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
+        """The output that `pieces` are; `tools` are on offer."""
 
 
-def call_beginning(name: str | None) -> tuple[str, str]:
-    """How an answer that must be a call (of `name`) begins: our words, and those with the tool's name."""
-    begin = f'{_OPEN}\n{{"name": "'
-    return (begin, "") if name is None else (begin, json.dumps(name, ensure_ascii=False)[1:] + ', "arguments": ')
-
-
-def parse_output(text: str, *, with_tools: bool = True) -> ParsedOutput:
-    """Content and tool calls of `text`; without tools on offer everything is content."""
-    if not with_tools:
-        return ParsedOutput(text)
-    blocks, outside = _split(text)
-    if _OPEN in outside or _CLOSE in outside:
-        return ParsedOutput(text, malformed=True)
-    if not blocks:
-        return ParsedOutput(text)
-    calls = [_parse_call(block) for block in blocks]
-    whole = [call for call in calls if call is not None]
-    if len(whole) < len(calls):
-        return ParsedOutput(text, malformed=True)
-    return ParsedOutput(outside.strip(), tuple(whole))
-
-
-def _split(text: str) -> tuple[list[str], str]:
-    """What stands between markers, and everything else; one pass, however often a model repeats a marker."""
-    blocks: list[str] = []
-    outside: list[str] = []
-    position = 0
-    while (begin := text.find(_OPEN, position)) >= 0:
-        end = text.find(_CLOSE, begin + len(_OPEN))
-        if end < 0:
-            break
-        outside.append(text[position:begin])
-        blocks.append(text[begin + len(_OPEN) : end])
-        position = end + len(_CLOSE)
-    return blocks, "".join([*outside, text[position:]])
-
-
-def _parse_call(block: str) -> ToolCall | None:
+def tool_call(name: object, arguments: object) -> ToolCall | None:
+    """A call that can be served: a name, and a JSON object that every parser accepts; None when it is not one."""
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
     try:
-        call = json.loads(block, parse_constant=_refuse_constant)
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, dict) or not call["name"]:
-            return None
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (call["name"] + text).encode()  # half a surrogate pair, written as an escape, is no text
+        (name + text).encode()  # half a surrogate pair, written as an escape, is no text
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return ToolCall(name, text)
+
+
+def decode_json(text: str) -> object:
+    """The value of JSON `text`; None when it is not JSON, which an agent's parser would refuse (NaN, say)."""
+    try:
+        value: object = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
-    return ToolCall(call["name"], text)
+    return value
+
+
+def malformed(pieces: Sequence[Piece]) -> ParsedOutput:
+    """The output as it stands."""
+    return ParsedOutput("".join(piece.text for piece in pieces), malformed=True)
+
+
+def whole_calls(pieces: Sequence[Piece], content: str, calls: Sequence[ToolCall | None]) -> ParsedOutput:
+    """`content` and `calls`, or the output as it stands when one of the calls is none."""
+    whole = tuple(call for call in calls if call is not None)
+    return malformed(pieces) if len(whole) < len(calls) else ParsedOutput(content, whole)
 
 
 def _refuse_constant(name: str) -> None:

@@ -13,7 +13,7 @@ from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, Pr
 from harness.server.wire import parse_session_config
 from harness.sessions.outcome import Reply, completed_turn
 from harness.tokens.matching import chain_keys, next_key
-from harness.tokens.parsing import ParsedOutput, ToolCall, parse_output
+from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.types import SamplingWishes
 
 HI = [user("hi")]
@@ -360,7 +360,7 @@ def test_a_reply_with_calls_has_ids_of_its_own():
             {"id": "call_7_1", "type": "function", "function": {"name": "g", "arguments": '{"a": 1}'}},
         ],
     }
-    assert reply_message(parse_output(""), "call_7_") == assistant("")
+    assert reply_message(ParsedOutput(""), "call_7_") == assistant("")
 
 
 def test_a_completion_says_what_the_turn_is():

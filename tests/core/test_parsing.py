@@ -8,7 +8,18 @@ from fakes import EOS, toy_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.tokens.parsing import ParsedOutput, ToolCall, output_text, parse_output
+from harness.tokens.chat_tokenizer import SampledOutput
+from harness.tokens.parsing import ParsedOutput, ToolCall
+from harness.tokens.pieces import cut_text
+from harness.tokens.reading import OutputReader
+from harness.tokens.syntaxes.hermes import Hermes
+
+READER = OutputReader(toy_tokenizer(), Hermes())
+
+
+def parse_output(text: str) -> ParsedOutput:
+    """A Hermes output whose markers are written out."""
+    return Hermes().parse(cut_text(text, Hermes.markers), [])
 
 
 def call(name: str = "add", arguments: str = '{"a": 1}') -> str:
@@ -39,7 +50,7 @@ def test_missing_arguments_are_an_empty_object():
 
 def test_without_tools_a_call_is_content():
     """A model that was offered no tools cannot call one."""
-    assert parse_output(call(), with_tools=False) == ParsedOutput(call())
+    assert READER.read(SampledOutput(ids(call())), []) == ParsedOutput(call())
 
 
 MALFORMED = {
@@ -172,4 +183,4 @@ def ids(text: str) -> list[int]:
 )
 def test_the_id_and_the_string_that_ended_an_output_are_not_content(output, stop, text):
     """They stay in the ids; the agent reads what comes before them."""
-    assert output_text(toy_tokenizer(), output, stop) == text
+    assert READER.read(SampledOutput(output, stop=stop), []).content == text

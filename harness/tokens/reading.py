@@ -1,0 +1,89 @@
+"""Sampled ids to what an agent reads, for any call syntax.
+
+The id that ended the output and the stop string are not content. Reasoning is what stands between `<think>` and
+`</think>` where those are single ids; the prompt may have begun it. A call inside reasoning that was closed is a draft.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from harness.tokens.chat_tokenizer import SampledOutput
+from harness.tokens.parsing import CallSyntax, ParsedOutput
+from harness.tokens.pieces import Piece, cut_before, cut_ids
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+
+_THINK, _THOUGHT = "<think>", "</think>"
+_THINK_PIECE, _THOUGHT_PIECE = Piece(_THINK, is_marker=True), Piece(_THOUGHT, is_marker=True)
+
+
+class OutputReader:
+    """Reads the outputs of one model family."""
+
+    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax) -> None:
+        self.syntax = syntax
+        self._tokenizer = tokenizer
+        self._think_ids = (tokenizer.marker_id(_THINK), tokenizer.marker_id(_THOUGHT))
+        self._reasons = None not in self._think_ids
+        self._markers = (*syntax.markers, *((_THINK, _THOUGHT) if self._reasons else ()))
+        marker_ids = {tokenizer.marker_id(marker) for marker in syntax.markers}
+        self._silent_ids = tokenizer.eos_ids - marker_ids
+
+    def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
+        """Content, reasoning and tool calls of `output`; without `tools` nothing is a call."""
+        split = _split_reasoning(self._pieces(output), self._is_reasoning_open(output.context_ids), self.syntax.markers)
+        parsed = self.syntax.parse(split.rest, tools) if tools else ParsedOutput(_text(split.rest))
+        return replace(parsed, reasoning=split.reasoning) if split.reasoning else parsed
+
+    def call_beginning_ids(self, name: str | None) -> list[int]:
+        """How an answer that must be a call (of `name`) begins; the name is the agent's text and forges no marker."""
+        ours, named = self.syntax.beginning(name)
+        return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])
+
+    def _pieces(self, output: SampledOutput) -> list[Piece]:
+        ids = list(output.ids)
+        if ids and ids[-1] in self._silent_ids:
+            ids.pop()
+        forced = cut_ids(self._tokenizer, output.forced_ids, self._markers)
+        if output.stop is None:
+            return forced + cut_ids(self._tokenizer, ids, self._markers)
+        return forced + cut_before(cut_ids(self._tokenizer, ids, self._markers), output.stop)
+
+    def _is_reasoning_open(self, context_ids: Sequence[int]) -> bool:
+        """Whether the generation prompt began the reasoning."""
+        if not self._reasons:
+            return False
+        relevant = {*self._think_ids, *self._tokenizer.eos_ids}
+        last = next((token_id for token_id in reversed(context_ids) if token_id in relevant), None)
+        return last == self._think_ids[0]
+
+
+class _Split(NamedTuple):
+    reasoning: str
+    rest: Sequence[Piece]
+
+
+def _split_reasoning(pieces: Sequence[Piece], is_open: bool, call_markers: Sequence[str]) -> _Split:
+    """Reasoning, and what follows it; reasoning that was never closed ends where a call begins."""
+    begin = 0
+    if not is_open:
+        begin = next((i + 1 for i, piece in enumerate(pieces) if piece.is_marker or piece.text.strip()), 0)
+        if not begin or pieces[begin - 1] != _THINK_PIECE:
+            return _Split("", pieces)
+    end = pieces.index(_THOUGHT_PIECE, begin) if _THOUGHT_PIECE in pieces[begin:] else None
+    if end is not None:
+        return _Split(_text(pieces[begin:end]).strip("\n"), _without_leading_newlines(pieces[end + 1 :]))
+    calls = (i for i in range(begin, len(pieces)) if pieces[i].is_marker and pieces[i].text in call_markers)
+    end = next(calls, len(pieces))
+    return _Split(_text(pieces[begin:end]).strip("\n"), pieces[end:])
+
+
+def _without_leading_newlines(pieces: Sequence[Piece]) -> list[Piece]:
+    if pieces and not pieces[0].is_marker:
+        return [Piece(pieces[0].text.lstrip("\n")), *pieces[1:]]
+    return list(pieces)
+
+
+def _text(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)

@@ -1,0 +1,89 @@
+"""Harmony, the format of gpt-oss: an answer is a row of messages, each with a channel.
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+
+`analysis` is reasoning, `final` content, `commentary` content too unless it is addressed `to=functions.NAME`: then its
+body is a tool call, complete when `<|call|>` ends it. The prompt ends with `<|start|>assistant`.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall, decode_json, malformed, tool_call, whole_calls
+from harness.tokens.pieces import Piece
+from harness.types import Json
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_END, _CALL, _RETURN, _CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
+_ENDS = (_END, _CALL, _RETURN)
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+_CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(analysis|commentary|final)\b")
+_ROLE = re.compile(r"(assistant)?\s*(to=\S+\s*)?")
+
+
+class Harmony(CallSyntax):
+    """Channels, recipients and calls."""
+
+    name = "harmony"
+    markers = (_START, _CHANNEL, _MESSAGE, _END, _CALL, _RETURN, _CONSTRAIN)
+
+    def beginning(self, name: str | None) -> tuple[str, str]:
+        """Up to the function's name, or up to its arguments."""
+        begin = f"{_CHANNEL}commentary to=functions."
+        # The words after the name contain a marker, so a name that is asked for cannot be closed here.
+        return begin, name or ""
+
+    def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
+        """Reasoning, content and calls of the messages; the output as it stands when it is not a row of them."""
+        del tools
+        messages = list(_messages(pieces))
+        if any(message is None for message in messages):
+            return malformed(pieces)
+        said = [message for message in messages if message is not None]
+        content = "\n".join(message.body for message in said if message.recipient is None and not message.is_reasoning)
+        calls = [_call(message) for message in said if message.recipient is not None]
+        parsed = whole_calls(pieces, content, calls)
+        reasoning = "\n".join(message.body for message in said if message.is_reasoning)
+        return parsed if parsed.malformed else ParsedOutput(content, parsed.tool_calls, reasoning=reasoning)
+
+
+class _Message(NamedTuple):
+    is_reasoning: bool
+    recipient: str | None
+    body: str
+    end: str | None
+
+
+def _messages(pieces: Sequence[Piece]) -> Iterator[_Message | None]:
+    """The messages of an output; None for what is not one."""
+    header: list[str] = []
+    body: list[str] | None = None
+    for piece in pieces:
+        if body is None:
+            if piece == Piece(_MESSAGE, is_marker=True):
+                body = []
+            else:
+                header.append(piece.text)
+        elif piece.is_marker and piece.text in _ENDS:
+            yield _message("".join(header), "".join(body), piece.text)
+            header, body = [], None
+        else:
+            body.append(piece.text)
+    if body is not None:
+        yield _message("".join(header), "".join(body), None)
+    elif header:
+        yield None
+
+
+def _message(header: str, body: str, end: str | None) -> _Message | None:
+    role, found, _ = header.removeprefix(_START).partition(_CHANNEL)
+    channel = _CHANNEL_NAME.search(header)
+    if not found or channel is None or _ROLE.fullmatch(role) is None:
+        return None
+    recipient = _RECIPIENT.search(header)
+    return _Message(channel.group(1) == "analysis", recipient.group(1) if recipient else None, body, end)
+
+
+def _call(message: _Message) -> ToolCall | None:
+    return tool_call(message.recipient, decode_json(message.body)) if message.end == _CALL else None

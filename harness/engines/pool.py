@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
 from harness.engines.placement import Placement, WorkerLoad
-from harness.errors import EngineError, EngineUnavailable, ScenarioError
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.merge import policy_version
 from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds
 
@@ -169,6 +169,8 @@ class EnginePool:
 
     @contextmanager
     def _busy(self, index: int, request_id: str | None) -> Iterator[None]:
+        if request_id in self._serving:
+            raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
         self._placement.workers[index].in_flight += 1
         if request_id is not None:
             self._serving[request_id] = index

@@ -15,6 +15,7 @@ Logprobs of sampled tokens are raw only when the server runs with `SGLANG_RETURN
 provider measures that and refuses a server without it, unless the caller states the other scale.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -25,6 +26,7 @@ from uuid import uuid4
 import msgspec
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
+from harness.engines.checkpoint import require_fitting
 from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.in_flight import InFlight
 from harness.engines.reply import Asked, aborted_before_start, fitting, verified, verified_scores
@@ -258,6 +260,8 @@ class SGLangTokenProvider:
         yield verified(asked, read_reply(asked, streamed.whole()))
 
     async def _load(self, path: Path, version: str) -> None:
+        info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
+        await asyncio.to_thread(require_fitting, Path(info.model_path), path)
         body = {"model_path": str(path), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
         exchange = Exchange("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
         answer = await self._client.call(exchange, UpdateAnswer)

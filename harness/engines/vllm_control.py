@@ -4,12 +4,14 @@ Most of it exists only in dev mode (`VLLM_SERVER_DEV_MODE=1`); whether a server 
 Without it a server cannot change its weights over HTTP, so its label stays vLLM's first one.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from harness.engines.base import PauseMode
+from harness.engines.checkpoint import require_fitting
 from harness.engines.http_client import EngineClient, Exchange
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import Json
@@ -88,6 +90,7 @@ class VLLMControl:
 
         Raises `EngineRejected` when the checkpoint does not fit; the old weights are loaded again then.
         """
+        await asyncio.to_thread(require_fitting, Path(self._weights), path)
         try:
             await self._reload(str(path))
         except EngineError as error:

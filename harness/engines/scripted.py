@@ -214,7 +214,7 @@ class ScriptedEngine:
         live = self._live[request_id] = _Live(input_ids, params)
         try:
             step = self._next_step(session_id)
-            ending = self._ending(step, params)
+            ending = self._ending(step, params, self.capabilities.context_length - input_ids.size)
             async for delta in self._play(live, step, ending):
                 yield delta
         finally:
@@ -264,17 +264,18 @@ class ScriptedEngine:
         self._played[session_id or ""] += 1
         return steps[played % len(steps)]
 
-    def _ending(self, step: Step, params: SamplingParams) -> _Ending:
+    def _ending(self, step: Step, params: SamplingParams, room: int) -> _Ending:
+        budget = min(params.max_new_tokens, room)
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
         if not step.tokens and step.finish is FinishReason.STOP and self._tokenizer.eos_ids:
             ids.append(min(self._tokenizer.eos_ids))
         stops = StopStrings(self._tokenizer.decode, params.stop)
-        for position, token_id in enumerate(ids[: params.max_new_tokens], start=1):
+        for position, token_id in enumerate(ids[:budget], start=1):
             matched = stops.push(token_id)
             if matched is not None or token_id in params.stop_token_ids:
                 return _Ending(ids[:position], FinishReason.STOP, token_id if matched is None else matched)
-        if len(ids) > params.max_new_tokens:
-            return _Ending(ids[: params.max_new_tokens], FinishReason.LENGTH)
+        if len(ids) > budget:
+            return _Ending(ids[:budget], FinishReason.LENGTH)
         return _Ending(ids, step.finish, ids[-1] if ids and step.finish is FinishReason.STOP else None)
 
     async def _play(self, live: _Live, step: Step, ending: _Ending) -> AsyncIterator[GenerationDelta]:

@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 MODEL := smollm2-135m-instruct
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 .PHONY: run test bench setup setup-dev model lint types layers pytest fmt clean help
 

@@ -7,6 +7,14 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
+Renderer = Annotated[
+    str,
+    typer.Option(
+        envvar="HARNESS_RENDERER",
+        help="What writes conversations as ids: `none` the chat template, NAME of the renderers package, or `auto`.",
+    ),
+]
+
 
 class RunEngine(StrEnum):
     """Engines that a run starts by itself."""

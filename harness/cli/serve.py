@@ -65,6 +65,7 @@ def serve(
     engine: _Engine = "local",
     model: _Model = None,
     tokenizer: _Tokenizer = None,
+    renderer: options.Renderer = "auto",
     script: _Script = None,
     host: _Host = "127.0.0.1",
     port: _Port = 8000,
@@ -98,7 +99,7 @@ def serve(
     settings.check()
     model_dir = _model_dir(model)
     tokens_dir = _tokenizer_dir(tokenizer, model_dir)
-    chat_tokenizer = open_chat_tokenizer(tokens_dir)
+    chat_tokenizer = open_chat_tokenizer(tokens_dir, renderer=renderer)
     provider = open_engine(engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script)
     announce = _print_url if as_json else _say_url
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(store), settings, announce))

@@ -5,7 +5,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 import uvicorn
@@ -57,6 +57,7 @@ async def serve_in_process(
         restored = await server.restore()
         await stack.enter_async_context(_uvicorn(server, listener))
         host, port = listener.getsockname()[:2]
+        _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
         yield RunningServer(f"http://{host}:{port}", server, restored)
 
@@ -76,6 +77,20 @@ async def serve_forever(
     async with serve_in_process(engine, chat_tokenizer, store, settings) as running:
         started(running)
         await stop.wait()
+
+
+def _log_family(chat_tokenizer: ChatTokenizer) -> None:
+    """Say how conversations become ids: which turns go on exactly, and where the template would rewrite them."""
+    family = chat_tokenizer.describe()
+    log.info(
+        "model_family",
+        renderer=family.renderer,
+        call_syntax=family.call_syntax,
+        delimiters={transition: str(source) for transition, source in family.delimiters.items()},
+        notes=list(family.notes),
+    )
+    if family.divergence is not None:
+        log.warning("template_not_append_only", **asdict(family.divergence))
 
 
 class _EmbeddedServer(uvicorn.Server):

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
@@ -23,7 +23,7 @@ from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
 from harness.tokens.matching import chain_keys
-from harness.types import FinishReason, GenerationResult, Json, TokenIds, Turn, as_ids
+from harness.types import FinishReason, GenerationResult, Json, Message, TokenIds, Turn, as_ids
 
 _LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
 _TAIL = 256  # ids at the end of a prompt: enough to see what the generation prompt began
@@ -99,7 +99,7 @@ class TurnService:
         parent = session.parent_turn(point)
         forced_ids = self._forced_ids(chat)
         if parent is not None:
-            previous = _sampled_turn(parent, chat)
+            previous = _sampled_turn(parent, chat.messages[: point.matched])
             ids = self.chat_tokenizer.extend_ids(previous, chat.messages[point.matched :], chat.tools)
             if ids is not None:
                 return point, as_ids(ids + forced_ids)
@@ -171,9 +171,15 @@ class TurnService:
             )
 
 
-def _sampled_turn(turn: Turn, chat: ChatRequest) -> SampledTurn:
-    opens_with_system = chat.messages[0]["role"] in ("system", "developer")
-    return SampledTurn(turn.reply, turn.output_ids.tolist(), turn.context_ids[-_TAIL:].tolist(), opens_with_system)
+def _sampled_turn(turn: Turn, known: Sequence[Message]) -> SampledTurn:
+    """`turn`, which answered the messages `known` but the last, as what comes next depends on it."""
+    return SampledTurn(
+        turn.reply,
+        turn.output_ids.tolist(),
+        turn.context_ids[-_TAIL:].tolist(),
+        opens_with_system=known[0]["role"] in ("system", "developer"),
+        after_tools=any(message["role"] == "tool" for message in known),
+    )
 
 
 def _call_id_prefix(admission: Admission) -> str:

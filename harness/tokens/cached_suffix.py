@@ -13,7 +13,6 @@ from itertools import product
 from typing import NamedTuple
 
 from harness.tokens.delimiter import Transition, dummy_messages, dummy_tools
-from harness.tokens.markers import marker_pattern
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
@@ -38,7 +37,12 @@ def _quoted(text: str) -> str:
 
 _TEXT_FORMS: tuple[TextForm, ...] = (_as_it_is, str.strip, _quoted)
 _MOST_MARKERS = 40  # some tokenizers have a thousand reserved ones
-_SHAPES = ((0, ("user",)), (1, ("tool",)), (2, ("tool", "tool")))
+_TRANSITIONS = tuple(
+    Transition(system, after_tools, calls, roles, has_tools)
+    for calls, roles in ((0, ("user",)), (1, ("tool",)), (2, ("tool", "tool")))
+    for system, after_tools, has_tools in product((False, True), repeat=3)
+)
+"""Those that make up almost every session."""
 
 
 class _Fixed(NamedTuple):
@@ -79,16 +83,16 @@ class CachedSuffix:
 
 def build_suffixes(tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> dict[Transition, CachedSuffix]:
     """The suffixes of common transitions that are as good as the prefix trick."""
-    found: dict[Transition, CachedSuffix] = {}
-    for (calls, roles), has_system, has_tools in product(_SHAPES, (False, True), (False, True)):
-        transition = Transition(has_system, calls, roles, has_tools)
-        text = text_of(transition, dummy_messages(roles, _slots(len(roles))), dummy_tools() if has_tools else ())
-        right = (
-            suffix for suffix in _cuts(text, len(roles), tokenizer) if _is_right(suffix, transition, tokenizer, ids_of)
-        )
-        if (suffix := next(right, None)) is not None:
-            found[transition] = suffix
-    return found
+    found = {transition: _find(transition, tokenizer, text_of, ids_of) for transition in _TRANSITIONS}
+    return {transition: suffix for transition, suffix in found.items() if suffix is not None}
+
+
+def _find(transition: Transition, tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> CachedSuffix | None:
+    slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
+    tools = dummy_tools() if transition.has_tools else ()
+    text = text_of(transition, dummy_messages(transition.roles, slots), tools)
+    candidates = () if text is None else _cuts(text, slots, tokenizer)
+    return next((suffix for suffix in candidates if _is_right(suffix, transition, tokenizer, ids_of)), None)
 
 
 def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
@@ -98,11 +102,11 @@ def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
     return [message["content"] for message in messages]
 
 
-def _cuts(text: str | None, slots: int, tokenizer: Tokenizer) -> Iterator[CachedSuffix]:
+def _cuts(text: str, slots: Sequence[str], tokenizer: Tokenizer) -> Iterator[CachedSuffix]:
     """`text` in runs, once per form in which each slot is in it once."""
     for form in _TEXT_FORMS:
-        marks = [form(slot) for slot in _slots(slots)]
-        if text is None or any(text.count(mark) != 1 for mark in marks):
+        marks = [form(slot) for slot in slots]
+        if any(text.count(mark) != 1 for mark in marks):
             continue
         stretches = list(_stretches(text, tokenizer))
         runs = tuple(_run(stretch, marks, tokenizer) for stretch in stretches)
@@ -119,7 +123,7 @@ def _run(stretch: str, marks: Sequence[str], tokenizer: Tokenizer) -> _Fixed | _
 def _stretches(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     """Markers, and what stands between them."""
     position = 0
-    for marker in marker_pattern(tokenizer.markers).finditer(text):
+    for marker in tokenizer.marker_pattern.finditer(text):
         yield from filter(None, (text[position : marker.start()], marker.group()))
         position = marker.end()
     if position < len(text):
@@ -153,7 +157,3 @@ def _hard_texts(tokenizer: Tokenizer) -> list[str]:
         "'1",
         markers,
     ]
-
-
-def _slots(count: int) -> list[str]:
-    return [f"⟦{i}⟧" for i in range(count)]

@@ -12,7 +12,7 @@ from typing import Self
 
 from harness.tokens.cached_suffix import build_suffixes, fillable_texts
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
-from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_tools
+from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
 from harness.tokens.divergence import find_divergence
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
@@ -33,8 +33,11 @@ class ChatTemplateTokenizer:
         self.tokenizer = tokenizer.guarding(_markers_in(template, tokenizer))
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
-        self._end_ids = self._find_end_ids()
+        self.end_ids = self._find_end_ids()
+        """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.source))
+        self.divergence = find_divergence(template, self.form, self.tokenizer)
+        """Where the template is not append-only; what was sampled is kept all the same."""
         self._suffixes = build_suffixes(self.tokenizer, self._dummy_text, self._dummy_ids)
 
     @classmethod
@@ -58,6 +61,7 @@ class ChatTemplateTokenizer:
         has_ended = self._has_ended(previous.output_ids)
         transition = Transition(
             previous.opens_with_system,
+            previous.after_tools,
             len(previous.reply.get("tool_calls") or ()),
             tuple(message["role"] for message in messages),
             bool(tools),
@@ -65,7 +69,7 @@ class ChatTemplateTokenizer:
         suffix, texts = self._suffixes.get(transition), fillable_texts(messages)
         if suffix is not None and texts is not None:
             return suffix.encode(texts, self.tokenizer, has_ended=has_ended)
-        return self._by_trick(previous.opens_with_system, previous.reply, messages, tools, has_ended)
+        return self._by_trick(transition, previous.reply, messages, tools, has_ended)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins."""
@@ -79,9 +83,9 @@ class ChatTemplateTokenizer:
         """What was found out when the template was loaded."""
         return FamilyDescription(
             template_digest=self.template.digest,
-            delimiters={str(transition): self._source(transition) for transition in _DESCRIBED},
+            delimiters={str(transition): self._source(transition) for transition in DESCRIBED_TRANSITIONS},
             call_syntax=self._reader.syntax.name,
-            divergence=find_divergence(self.template, self.form, self.tokenizer),
+            divergence=self.divergence,
             shows_tools=self.form.shows_tools,
             shows_calls=self.form.shows_calls,
         )
@@ -91,44 +95,41 @@ class ChatTemplateTokenizer:
 
     def _by_trick(
         self,
-        opens_with_system: bool,
+        transition: Transition,
         reply: Message,
         messages: Sequence[Message],
         tools: Sequence[Json],
         has_ended: bool,
     ) -> list[int] | None:
         guard = self._guard(messages, tools)
-        [answer] = self.form.apply([{**reply, "content": ""}])
-        text = self._trick.find(opens_with_system, answer, guard.messages, guard.tools)
+        *start, answer = self.form.apply([*dummy_start(transition), {**reply, "content": ""}])
+        text = self._trick.find(start, answer, guard.messages, guard.tools)
         if text is None:
             return None
         return guard.encode(self._without_end_marker(text) if has_ended else text)
 
     def _has_ended(self, output_ids: Sequence[int]) -> bool:
         """The output ended itself, with a marker that the template ends answers with."""
-        return bool(output_ids) and output_ids[-1] in self._end_ids
+        return bool(output_ids) and output_ids[-1] in self.end_ids
 
     def _find_end_ids(self) -> frozenset[int]:
-        """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
         texts = {token_id: self.tokenizer.token_text(token_id) for token_id in self.tokenizer.eos_ids}
         written = self.template.source + self._trick.close_text
         return frozenset(token_id for token_id, text in texts.items() if text in written)
 
     def _without_end_marker(self, text: str) -> str:
         """`text` without the marker that an answer which has ended has already; whichever of them it was."""
-        ends = [self.tokenizer.token_text(token_id) for token_id in self._end_ids]
+        ends = [self.tokenizer.token_text(token_id) for token_id in self.end_ids]
         return text.removeprefix(next((end for end in ends if text.startswith(end)), ""))
 
     def _dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
-        [answer] = self.form.apply([dummy_answer(transition.calls)])
-        return self._trick.find(transition.opens_with_system, answer, self.form.apply(messages), tools)
+        *start, answer = self.form.apply([*dummy_start(transition), dummy_answer(transition.calls)])
+        return self._trick.find(start, answer, self.form.apply(messages), tools)
 
     def _dummy_ids(
         self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]
     ) -> list[int] | None:
-        return self._by_trick(
-            transition.opens_with_system, dummy_answer(transition.calls), messages, tools, has_ended=False
-        )
+        return self._by_trick(transition, dummy_answer(transition.calls), messages, tools, has_ended=False)
 
     def _source(self, transition: Transition) -> DelimiterSource:
         if transition in self._suffixes:
@@ -143,12 +144,16 @@ def _markers_in(template: JinjaTemplate, tokenizer: Tokenizer) -> set[str]:
     return {text for text in tokenizer.added_tokens if text.strip() and text in template.source}
 
 
-_DESCRIBED = (
-    Transition(opens_with_system=False, calls=0, roles=("user",), has_tools=False),
-    Transition(opens_with_system=True, calls=0, roles=("user",), has_tools=False),
-    Transition(opens_with_system=True, calls=0, roles=("user",), has_tools=True),
-    Transition(opens_with_system=False, calls=1, roles=("tool",), has_tools=True),
-    Transition(opens_with_system=False, calls=2, roles=("tool", "tool"), has_tools=True),
-    Transition(opens_with_system=False, calls=0, roles=("system", "user"), has_tools=False),
-    Transition(opens_with_system=False, calls=0, roles=("developer", "user"), has_tools=False),
+DESCRIBED_TRANSITIONS = tuple(
+    Transition(opens_with_system=system, after_tools=False, calls=calls, roles=roles, has_tools=tools)
+    for system, calls, roles, tools in (
+        (False, 0, ("user",), False),
+        (True, 0, ("user",), False),
+        (False, 0, ("user",), True),
+        (False, 1, ("tool",), True),
+        (False, 2, ("tool", "tool"), True),
+        (False, 0, ("system", "user"), False),
+        (False, 0, ("developer", "user"), False),
+    )
 )
+"""Those that are told to a reader."""

@@ -68,6 +68,8 @@ class SampledTurn(NamedTuple):
     """The end of the prompt that the output was sampled from; a bounded tail is enough."""
     opens_with_system: bool = False
     """The conversation begins with a system message."""
+    after_tools: bool = False
+    """Some tool answered before that output was sampled."""
 
 
 class SampledOutput(NamedTuple):

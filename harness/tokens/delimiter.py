@@ -23,6 +23,8 @@ class Transition(NamedTuple):
 
     opens_with_system: bool
     """The conversation begins with a system message."""
+    after_tools: bool
+    """Some tool has answered before; there are templates that remember it."""
     calls: int
     """Tool calls in the answer that was sampled."""
     roles: tuple[str, ...]
@@ -30,7 +32,8 @@ class Transition(NamedTuple):
     has_tools: bool
 
     def __str__(self) -> str:
-        before = "system, " * self.opens_with_system + ("calls" if self.calls else "answer")
+        before = "system, " * self.opens_with_system + "tools, " * self.after_tools
+        before += "calls" if self.calls else "answer"
         return f"{before} -> {' '.join(self.roles)}{' (tools)' * self.has_tools}"
 
 
@@ -49,6 +52,12 @@ def dummy_answer(calls: int) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": made} if calls else {"role": "assistant", "content": "x"}
 
 
+def dummy_start(transition: Transition) -> list[Message]:
+    """A conversation before the answer, of the kind that `transition` says."""
+    earlier = [_QUESTION, dummy_answer(1), *dummy_messages(["tool"], ["result"]), dummy_answer(0)]
+    return [*([_SYSTEM] * transition.opens_with_system), *(earlier if transition.after_tools else ()), _QUESTION]
+
+
 def dummy_tools(name: str = "find") -> list[Json]:
     """One tool."""
     parameters = {"type": "object", "properties": {name: {"type": "string"}}}
@@ -65,14 +74,15 @@ class PrefixTrick:
         """What the template writes after an answer, such as `<|im_end|>` and a newline."""
 
     def find(
-        self, opens_with_system: bool, reply: Message, messages: Sequence[Message], tools: Sequence[Json]
+        self, start: Sequence[Message], reply: Message, messages: Sequence[Message], tools: Sequence[Json]
     ) -> str | None:
         """The text from the end of an answer to the next one, after `messages`; of `reply` only the calls matter.
+
+        `start` is the dummy conversation before the answer (`dummy_start`).
 
         None when the template renders what was before the answer in another way, or refuses the dummy: only the whole
         conversation can then be rendered.
         """
-        start = [_SYSTEM, _QUESTION] if opens_with_system else [_QUESTION]
         if reply.get("tool_calls"):
             text = self._after_closed(start, reply, messages, tools)
             return text if text is not None else self._after_sentinel(start, messages, tools)

@@ -4,7 +4,6 @@ A marker written out inside a message is swapped for a private character before 
 the rendered text are then the template's own; what the private characters stand for is encoded as ordinary characters.
 """
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,6 @@ _WORDS_OF_THE_MODEL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_c
 """Markers that stay markers in a replayed assistant message: they structure it and do not end it."""
 
 
-def marker_pattern(markers: Sequence[str]) -> re.Pattern[str]:
-    """Matches any of `markers`; nothing when there are none."""
-    return re.compile("|".join(re.escape(text) for text in markers) or r"(?!)")
-
-
 class GuardedMessages:
     """Messages and tools without markers, and the encoder for what is rendered from them."""
 
@@ -29,9 +23,8 @@ class GuardedMessages:
         """Raises `MalformedRequest` when no private character is left to stand for a marker."""
         self.messages, self.tools = messages, tools
         self._tokenizer = tokenizer
-        self._pattern = marker_pattern(tokenizer.markers)
         texts = list(_strings([messages, tools]))
-        found = {match for text in texts for match in self._pattern.findall(text)}
+        found = {match for text in texts for match in tokenizer.marker_pattern.findall(text)}
         self._placeholders = _placeholders(found, texts) if found else {}
         if found:
             self.messages = [self._hide_in_message(message) for message in messages]
@@ -48,7 +41,7 @@ class GuardedMessages:
             return self._tokenizer.encode(text)
         ids: list[int] = []
         position = 0
-        for marker in self._pattern.finditer(text):
+        for marker in self._tokenizer.marker_pattern.finditer(text):
             ids += self._encode_plain(text[position : marker.start()])
             ids += self._tokenizer.encode(marker.group())
             position = marker.end()

@@ -7,6 +7,7 @@ forge a turn. Markers are the special tokens, and those further added tokens tha
 """
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +81,11 @@ class Tokenizer:
         """Texts of the markers, longest first."""
         specials = {token.content for token in self._raw.get_added_tokens_decoder().values() if token.special}
         return tuple(sorted(specials | self._further_markers, key=len, reverse=True))
+
+    @cached_property
+    def marker_pattern(self) -> re.Pattern[str]:
+        """Matches a marker; nothing when there are none."""
+        return re.compile("|".join(re.escape(text) for text in self.markers) or r"(?!)")
 
     @cached_property
     def added_tokens(self) -> frozenset[str]:

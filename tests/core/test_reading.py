@@ -12,12 +12,15 @@ from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
 from harness.tokens.reading import OutputReader
 from harness.tokens.syntaxes.choice import call_syntax_of
+from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
 from harness.tokens.syntaxes.hermes import Hermes
+from harness.tokens.syntaxes.llama_json import LlamaJson
+from harness.tokens.syntaxes.mistral import Mistral
 from harness.tokens.syntaxes.qwen_xml import QwenXml
 from harness.tokens.tokenizer import Tokenizer
 
-MARKERS = ["<think>", "</think>", *Hermes.markers, *Harmony.markers]
+MARKERS = ["<think>", "</think>", *Hermes.markers, *Harmony.markers, *Mistral.markers, *DeepSeek.markers]
 ADD = tool("add", properties={"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}})
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 CALLED = ToolCall("add", '{"a": 1}')
@@ -32,7 +35,7 @@ def marked_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = marked_tokenizer()
-SYNTAXES: list[CallSyntax] = [Hermes(), QwenXml(), Harmony()]
+SYNTAXES: list[CallSyntax] = [Hermes(), QwenXml(), Harmony(), Mistral(), DeepSeek(), LlamaJson()]
 
 
 def ids(text: str) -> list[int]:
@@ -200,9 +203,62 @@ def test_malformed_harmony_is_content_and_said_so(text):
     assert read(text, Harmony()) == ParsedOutput(text, malformed=True)
 
 
+DEEPSEEK_SEPARATOR = DeepSeek.markers[2].replace("call\N{LOWER ONE EIGHTH BLOCK}begin", "sep")
+DEEPSEEK_CALL = f'function{DEEPSEEK_SEPARATOR}add\n```json\n{{"a": 1}}\n```'
+BEGIN, END, CALL_BEGIN, CALL_END = DeepSeek.markers
+
+
+@pytest.mark.parametrize(
+    ("text", "syntax", "parsed"),
+    [
+        (
+            '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "123456789"}]',
+            Mistral(),
+            ParsedOutput("", (CALLED,)),
+        ),
+        ('so[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', Mistral(), ParsedOutput("so", (CALLED,))),
+        ('{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
+        (f"so{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}{CALL_END}{END}", DeepSeek(), ParsedOutput("so", (CALLED,))),
+    ],
+)
+def test_other_families_have_their_own_syntax(text, syntax, parsed):
+    """Mistral, Llama 3 and DeepSeek V3, as their templates render calls."""
+    assert read(text, syntax) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "syntax"),
+    [
+        ("[TOOL_CALLS]", Mistral()),
+        ("[TOOL_CALLS][]", Mistral()),
+        ('[TOOL_CALLS][{"name": "add"', Mistral()),
+        ('[TOOL_CALLS][{"name": "add"}][TOOL_CALLS]', Mistral()),
+        ('{"name": "add", "parameters": [1]}', LlamaJson()),
+        (f"{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}", DeepSeek()),
+        (f"{BEGIN}{CALL_BEGIN}add{CALL_END}{END}", DeepSeek()),
+    ],
+)
+def test_their_malformed_calls_are_content_and_said_so(text, syntax):
+    """As everywhere."""
+    assert read(text, syntax) == ParsedOutput(text, malformed=True)
+
+
+@pytest.mark.parametrize("text", ['{"name": "sub", "parameters": {}}', '{"a": 1}', "[1]"])
+def test_json_that_calls_no_tool_is_content(text):
+    """A Llama that was asked for JSON answers with JSON."""
+    assert read(text, LlamaJson()) == ParsedOutput(text)
+
+
 def test_the_template_says_which_syntax_its_family_writes():
     """Where it shows none that is known, Hermes, which our own template asks for."""
-    sources = {"hermes": "{{ x }}", "qwen3-coder": "<tool_call>\n<function=", "harmony": "<|channel|>x<|message|>"}
+    sources = {
+        "hermes": "{{ x }}",
+        "qwen3-coder": "<tool_call>\n<function=x><parameter=y>",
+        "harmony": "<|channel|>x<|message|>",
+    }
+    sources |= {"mistral": "[TOOL_CALLS]", "deepseek-v3": DeepSeek.markers[0]}
+    sources |= {"llama3": '<|start_header_id|>{"name": "f", "parameters": {}}'}
 
     assert {name: call_syntax_of(source).name for name, source in sources.items()} == {name: name for name in sources}
 

@@ -1,0 +1,126 @@
+"""Conversations to check a model family with: every order of roles up to a length, and texts that break things.
+
+Enumerated, not drawn: two runs check the same conversations.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from harness.types import Json, Message
+
+TEXTS = (
+    "What is the capital of France?",
+    "",
+    " ",
+    "\n",
+    "  leading and trailing \n\n",
+    "tab\tand\r\nline ends\n",
+    "日本語 中文 한국어 ไทย",
+    "\N{WOMAN}\N{ZERO WIDTH JOINER}\N{PERSONAL COMPUTER} \N{REGIONAL INDICATOR SYMBOL LETTER D}\N{GRINNING FACE}",
+    '{"a": [1, 2.50, null], "b": "\\u00e9\\n"}',
+    "<b>&amp;</b> {{ messages }} {% raw %} \\ ' \" ` $",
+    "def f(x):\n    return x  # 12345678901234567890\n",
+)
+"""Contents: unicode, white space at the edges, the template language itself."""
+
+LONG_TEXT = "The quick brown fox jumps over the lazy dog. 日本語 12345\n" * 2_000
+"""About a hundred thousand characters."""
+
+_ANSWERS = ("The capital of France is Paris.", "日本語", "x")
+_LEADS = ((), ("system",), ("developer",))
+_HISTORY = (("user", "answer"), ("user", "1 call", "tool", "answer"), ("user", "2 calls", "tool", "tool", "answer"))
+_HISTORIES = ((), *_HISTORY, *(first + second for first, second in product(_HISTORY, repeat=2)))
+_LAST = (("user",), ("user", "1 call", "tool"), ("user", "2 calls", "tool", "tool"))
+_STEPS = (
+    ("answer", ("user",)),
+    ("answer", ("user", "user")),
+    ("answer", ("system", "user")),
+    ("answer", ("developer", "user")),
+    ("1 call", ("tool",)),
+    ("1 call", ("tool", "user")),
+    ("2 calls", ("tool", "tool")),
+)
+"""What was sampled, and what comes next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A conversation, the answer that was sampled to it, and what came next."""
+
+    prior: tuple[Message, ...]
+    reply: Message
+    new: tuple[Message, ...]
+    tools: tuple[Json, ...]
+
+    @property
+    def opens_with_system(self) -> bool:
+        """It begins with a system message."""
+        return self.prior[0]["role"] in ("system", "developer")
+
+    @property
+    def after_tools(self) -> bool:
+        """Some tool has answered."""
+        return any(message["role"] == "tool" for message in self.prior)
+
+    def __str__(self) -> str:
+        reply = "assistant with calls" if self.reply.get("tool_calls") else "assistant"
+        roles = [*(message["role"] for message in self.prior), f"[{reply}]", *(message["role"] for message in self.new)]
+        return " ".join(roles) + (" with tools" if self.tools else "")
+
+
+def exchanges(texts: Sequence[str] = TEXTS) -> Iterator[Exchange]:
+    """Exchanges of all role sequences up to two earlier rounds, each with the next of `texts` in its messages."""
+    for number, (lead, history, last, (sampled, following)) in enumerate(product(_LEADS, _HISTORIES, _LAST, _STEPS)):
+        roles = (*lead, *history, *last, sampled, *following)
+        calls = any("call" in role for role in roles)
+        for has_tools in (True,) if calls else (False, True):
+            yield exchange(
+                roles, len(following), [texts[(number + i) % len(texts)] for i in range(len(roles))], has_tools
+            )
+
+
+def exchange(roles: Sequence[str], new: int, texts: Sequence[str], has_tools: bool) -> Exchange:
+    """The exchange with those `roles`, of which the last `new` come after the sampled answer.
+
+    A role is one of OpenAI's, `answer`, or `N calls`; answers and calls have words of their own.
+    """
+    messages = [_message(roles, position, texts[position]) for position in range(len(roles))]
+    sampled = len(roles) - new - 1
+    tools = TOOLS if has_tools else ()
+    return Exchange(tuple(messages[:sampled]), messages[sampled], tuple(messages[sampled + 1 :]), tools)
+
+
+def _message(roles: Sequence[str], position: int, text: str) -> Message:
+    role = roles[position]
+    if role == "answer":
+        return {"role": "assistant", "content": _ANSWERS[position % len(_ANSWERS)]}
+    if "call" in role:
+        made = [_call(position, i) for i in range(int(role.split()[0]))]
+        return {"role": "assistant", "content": "", "tool_calls": made}
+    if role == "tool":
+        caller = max(i for i in range(position) if "call" in roles[i])
+        return {"role": "tool", "content": text, "tool_call_id": f"call_{caller}_{position - caller - 1}"}
+    return {"role": role, "content": text}
+
+
+def _call(position: int, number: int) -> Json:
+    function = {"name": "find_city", "arguments": f'{{"country": "France", "population":  {number + 1}}}'}
+    return {"id": f"call_{position}_{number}", "type": "function", "function": function}
+
+
+TOOLS: tuple[Json, ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "find_city",
+            "description": "Finds a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"country": {"type": "string"}, "population": {"type": "integer"}},
+                "required": ["country"],
+            },
+        },
+    },
+)
+"""What is on offer in conversations with tools."""

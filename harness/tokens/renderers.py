@@ -1,0 +1,213 @@
+"""Model families that the `renderers` package knows: hand-written renderers instead of a Jinja template.
+
+They bridge turns that a template would rewrite, and parse calls from ids. A renderer is picked by what it does: it must
+give the template's own ids on a set of conversations. It runs on our tokenizer, so the ids are those of
+`tokenizer.json` and no message can forge a marker. What it bridges must begin with what was sampled, or it counts as
+no bridge (I1); what it fails to parse is read by our own parsers.
+
+The package takes half a second to import and is imported only where a family needs it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_args
+
+from harness.errors import MalformedRequest, TokenizerError
+from harness.tokens.chat_template import DESCRIBED_TRANSITIONS, ChatTemplateTokenizer
+from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
+from harness.tokens.delimiter import Transition, dummy_answer, dummy_messages, dummy_tools
+from harness.tokens.markers import GuardedMessages
+from harness.tokens.message_form import MessageForm
+from harness.tokens.parsing import ParsedOutput, tool_call
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json, Message
+
+if TYPE_CHECKING:
+    from renderers import Renderer
+
+
+class RenderersTokenizer:
+    """A renderer in the place of a chat template."""
+
+    def __init__(self, name: str, template: ChatTemplateTokenizer) -> None:
+        """Raises `TokenizerError` when there is no renderer of that name, or the vocabulary lacks its markers."""
+        self.name = name
+        self.tokenizer = template.tokenizer
+        self._template = template
+        self._form = MessageForm(developer_as_system=template.form.developer_as_system)
+        self._renderer = _build(name, TokenizerView(self.tokenizer))
+
+    def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
+        """Ids of the whole prompt. Raises `MalformedRequest` when the renderer refuses the messages."""
+        guard = GuardedMessages(self.tokenizer, self._form.apply(messages), tools)
+        renderer = self._renderer_for(guard)
+        try:
+            ids = renderer.render_ids(
+                _plain(guard.messages), tools=_plain(guard.tools) or None, add_generation_prompt=True
+            )
+        except Exception as error:  # of a foreign program over messages it was not written for
+            raise MalformedRequest(
+                f"the renderer {self.name} refuses these messages: {error}", param="messages"
+            ) from error
+        return list(ids)
+
+    def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
+        """Ids between the output of `previous` and the assistant's next turn; None where the renderer has no bridge."""
+        context, output = list(previous.context_ids), list(previous.output_ids)
+        guard = GuardedMessages(self.tokenizer, self._form.apply(messages), tools)
+        renderer = self._renderer_for(guard)
+        try:
+            bridged = renderer.bridge_to_next_turn(
+                context, output, _plain(guard.messages), tools=_plain(guard.tools) or None
+            )
+        except Exception:  # noqa: BLE001  # of a foreign program; the whole conversation can still be rendered
+            return None
+        known = context + output
+        if bridged is None or bridged.token_ids[: len(known)] != known:
+            return None
+        return list(bridged.token_ids[len(known) :])
+
+    def call_beginning_ids(self, name: str | None) -> list[int]:
+        """How an answer that must be a call (of `name`) begins."""
+        return self._template.call_beginning_ids(name)
+
+    def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
+        """Content, reasoning and tool calls of an output; what the renderer calls malformed is read by our parsers."""
+        parsed = self._parse(output, tools) if tools and output.stop is None else None
+        return self._template.parse(output, tools) if parsed is None else parsed
+
+    def describe(self) -> FamilyDescription:
+        """What was found out when the renderer was picked."""
+        delimiters = {str(transition): self._source(transition) for transition in DESCRIBED_TRANSITIONS}
+        notes = ("the renderer gives other ids than the chat template",) if self.differs_from_template() else ()
+        return replace(self._template.describe(), delimiters=delimiters, renderer=self.name, notes=notes)
+
+    def differs_from_template(self) -> bool:
+        """Whether this renderer gives other ids than the chat template for some conversation that both accept."""
+        return any(self._differs(messages, tools) for messages, tools in _PROBES)
+
+    def _differs(self, messages: Sequence[Message], tools: Sequence[Json]) -> bool:
+        try:
+            expected = self._template.render_ids(messages, tools)
+        except MalformedRequest:
+            return False
+        try:
+            return self.render_ids(messages, tools) != expected
+        except MalformedRequest:
+            return True
+
+    def _renderer_for(self, guard: GuardedMessages) -> "Renderer":
+        """The renderer; one of its own for messages with markers, because it encodes what they hide behind."""
+        return _build(self.name, TokenizerView(self.tokenizer, guard)) if guard.has_markers else self._renderer
+
+    def _parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput | None:
+        ids = [*output.forced_ids, *output.ids]
+        try:
+            parsed = self._renderer.parse_response(ids, tools=_plain(tools), prompt_ids=list(output.context_ids))
+        except Exception:  # noqa: BLE001  # of a foreign program over what a model sampled
+            return None
+        calls = [tool_call(call.name, call.arguments) if call.status == "ok" else None for call in parsed.tool_calls]
+        whole = tuple(call for call in calls if call is not None)
+        if len(whole) < len(calls):
+            return None
+        return ParsedOutput(parsed.content, whole, reasoning=parsed.reasoning_content or "")
+
+    def _source(self, transition: Transition) -> DelimiterSource:
+        answer, tools = dummy_answer(transition.calls), dummy_tools() if transition.has_tools else []
+        output = [*self.tokenizer.encode("text"), min(self.tokenizer.eos_ids, default=0)]
+        context = self.render_ids(dummy_messages(["user"], ["text"]), tools)
+        messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
+        bridged = self.extend_ids(SampledTurn(answer, output, context), messages, tools)
+        return DelimiterSource.FULL_RENDER if bridged is None else DelimiterSource.RENDERER
+
+
+class TokenizerView:
+    """Our tokenizer under the names that renderers call; text of `guard` keeps its markers as characters."""
+
+    name_or_path = ""
+    unk_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, guard: GuardedMessages | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._guard = guard
+        self.eos_token_id = min(tokenizer.eos_ids, default=None)
+
+    def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
+        """Ids of `text`; options of other tokenizers mean nothing here."""
+        del args, options
+        return self._tokenizer.encode(text) if self._guard is None else self._guard.encode(text)
+
+    def decode(self, token_ids: Any, *args: Any, **options: Any) -> str:
+        """Text of ids, or of one."""
+        del args, options
+        return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else list(token_ids))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """The id of a marker, None when the vocabulary lacks it; a list for several."""
+        return (
+            self._tokenizer.marker_id(tokens) if isinstance(tokens, str) else [*map(self.convert_tokens_to_ids, tokens)]
+        )
+
+
+def find_renderer(template: ChatTemplateTokenizer) -> RenderersTokenizer | None:
+    """The first renderer that writes conversations exactly as the template does, None when there is none."""
+    for name in renderer_names():
+        try:
+            found = RenderersTokenizer(name, template)
+        except TokenizerError:
+            continue
+        if not found.differs_from_template():
+            return found
+    return None
+
+
+@cache
+def renderer_names() -> tuple[str, ...]:
+    """Names of the renderers of model families."""
+    from renderers import RendererConfig  # half a second, and the openai package along with it
+
+    names = (config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0]))
+    return tuple(name for name in names if name not in ("auto", "default", "custom"))
+
+
+def _build(name: str, view: TokenizerView) -> "Renderer":
+    """The renderer `name` on a tokenizer. Raises `TokenizerError` when there is none, or markers are missing."""
+    from renderers import create_renderer
+
+    if name not in renderer_names():
+        raise TokenizerError(f"no renderer {name!r}; expected auto, none or one of {', '.join(renderer_names())}")
+    try:
+        return create_renderer(view, _config(name))
+    except Exception as error:  # of a foreign program whose markers this vocabulary may lack
+        raise TokenizerError(f"the renderer {name!r} does not fit this tokenizer: {error}") from error
+
+
+@cache
+def _config(name: str) -> Any:
+    """Bridges every turn: reasoning of earlier turns stays as it was sampled."""
+    from pydantic import TypeAdapter
+    from renderers import RendererConfig
+
+    return TypeAdapter(RendererConfig).validate_python({"name": name, "thinking_retention": "all"})
+
+
+def _plain(values: Sequence[Any]) -> list[Any]:
+    """Copies that a foreign program may change."""
+    return [dict(value) for value in values]
+
+
+_USER: Message = {"role": "user", "content": "one"}
+_CALLING: Message = {**dummy_answer(2), "content": ""}
+_PROBES: tuple[tuple[Sequence[Message], Sequence[Json]], ...] = (
+    ([_USER], ()),
+    ([{"role": "system", "content": " rules\n"}, _USER], dummy_tools()),
+    ([_USER, {"role": "assistant", "content": "two"}, {"role": "user", "content": "\n three "}], ()),
+    ([_USER, _CALLING, *dummy_messages(["tool", "tool"], ["3", "<b>\n4"])], dummy_tools()),
+    (
+        [_USER, _CALLING, *dummy_messages(["tool", "tool"], ["3", "4"]), {"role": "assistant", "content": "x"}, _USER],
+        (),
+    ),
+    ([_USER, {"role": "assistant", "content": "two", "reasoning_content": "hm"}, _USER], ()),
+    ([_USER, {**_CALLING, "reasoning_content": "hm"}, *dummy_messages(["tool"], ["3"])], dummy_tools()),
+)

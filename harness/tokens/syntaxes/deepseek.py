@@ -1,0 +1,52 @@
+"""DeepSeek V3's tool calls: markers around each, the name after a separator, arguments in a fenced block.
+
+<calls begin><call begin>function<sep>add
+```json
+{"a": 1}
+```<call end><calls end>
+"""
+
+import re
+from collections.abc import Sequence
+
+from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall, decode_json, malformed, tool_call, whole_calls
+from harness.tokens.pieces import Piece, blocks_between
+from harness.types import Json
+
+
+def _marker(words: str) -> str:
+    bar, space = "\N{FULLWIDTH VERTICAL LINE}", "\N{LOWER ONE EIGHTH BLOCK}"
+    return f"<{bar}{words.replace(' ', space)}{bar}>"
+
+
+_CALLS_BEGIN, _CALLS_END = _marker("tool calls begin"), _marker("tool calls end")
+_BEGIN, _END, _SEPARATOR = _marker("tool call begin"), _marker("tool call end"), _marker("tool sep")
+_CALL = re.compile(rf"function{re.escape(_SEPARATOR)}([^\n]+)\n```json\n(.*)\n```", re.DOTALL)
+
+
+class DeepSeek(CallSyntax):
+    """Calls inside markers of their own."""
+
+    name = "deepseek-v3"
+    markers = (_CALLS_BEGIN, _CALLS_END, _BEGIN, _END)
+
+    def beginning(self, name: str | None) -> tuple[str, str]:
+        """Up to the tool's name, or up to its arguments."""
+        begin = f"{_CALLS_BEGIN}{_BEGIN}function{_SEPARATOR}"
+        return (begin, "") if name is None else (begin, f"{name}\n```json\n")
+
+    def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
+        """Calls, and what stands around them; without a call everything is content as it stands."""
+        del tools
+        blocks = blocks_between(pieces, _BEGIN, _END)
+        if blocks is None:
+            return malformed(pieces)
+        if not blocks.inside:
+            return ParsedOutput(blocks.outside)
+        content = blocks.outside.replace(_CALLS_BEGIN, "").replace(_CALLS_END, "").strip()
+        return whole_calls(pieces, content, [_call(block) for block in blocks.inside])
+
+
+def _call(block: str) -> ToolCall | None:
+    call = _CALL.fullmatch(block)
+    return None if call is None else tool_call(call.group(1), decode_json(call.group(2)))

@@ -1,0 +1,245 @@
+"""What must hold for a model family, checked over generated conversations.
+
+A check takes one exchange and says what is wrong, or nothing. Messages that a family refuses (a template that knows no
+tools, say) are counted and prove nothing. The tests and `harness verify tokens` are made of these checks; nothing is
+loaded or printed here.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from harness.errors import MalformedRequest
+from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
+from harness.tokens.conversations import LONG_TEXT, Exchange, exchanges
+from harness.types import Message
+
+
+class Property(StrEnum):
+    """What is promised of every family."""
+
+    PROMPT = "a prompt says what the template says"
+    """Ids decode to the rendered text."""
+    PREFIX = "what was sampled is a prefix of the next prompt"
+    """Prompt and output of a turn, bit by bit, whatever ids were sampled (I1)."""
+    DELIMITER = "a delimiter says what the template says there"
+    """The text after the answer is the end of the longer conversation as the template renders it."""
+    CLOSED = "an answer that was cut off is closed"
+    """It goes on as one that ended itself does, behind the family's end marker."""
+    GUARDED = "no message can forge a marker"
+    """Markers written out in messages change no marker of the prompt."""
+    CALLS = "tool calls are read back"
+    """What the template renders for calls is parsed to the same calls."""
+    READ = "any output is read"
+    """Cut off, repeated or nonsense: parsing returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first case in which a property does not hold."""
+
+    conversation: str
+    expected: str
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a property fared."""
+
+    checked_property: Property
+    cases: int
+    refused: int
+    """Cases that the family refuses to render."""
+    branched: int
+    """Cases in which the family rewrites history, so the session branches."""
+    mismatch: Mismatch | None
+
+    @property
+    def holds(self) -> bool:
+        """No case contradicts it."""
+        return self.mismatch is None
+
+
+class Branched(Exception):  # not an error: the family rewrites history here
+    """There is no delimiter: the session starts a new branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What is checked: the chat tokenizer in use, and the template that it should be true to."""
+
+    chat: ChatTokenizer
+    template: ChatTemplateTokenizer
+
+
+Check = Callable[[Verified, Exchange], Mismatch | None]
+
+
+def verify(
+    family: Verified, cases: Iterable[Exchange] | None = None, properties: Iterable[Property] = Property
+) -> list[Verdict]:
+    """A verdict for each property over `cases`, by default all generated exchanges and a few very long ones."""
+    made = [*exchanges(), *exchanges_of_long_texts()] if cases is None else list(cases)
+    return [_verdict(family, checked, made) for checked in properties]
+
+
+def exchanges_of_long_texts() -> list[Exchange]:
+    """A few exchanges with a very long text."""
+    return [replace(case, new=_with_content(case.new, LONG_TEXT)) for case in [*exchanges()][:2]]
+
+
+def check_prompt(family: Verified, case: Exchange) -> Mismatch | None:
+    """`Property.PROMPT`."""
+    text = family.template.template.render(family.template.form.apply(case.prior), case.tools)
+    expected = family.chat.tokenizer.decode(family.chat.tokenizer.encode(text))
+    return _compare(case, expected, family.chat.tokenizer.decode(family.chat.render_ids(case.prior, case.tools)))
+
+
+def check_prefix(family: Verified, case: Exchange) -> Mismatch | None:
+    """`Property.PREFIX`, with an output that no encoder would choose."""
+    tokenizer = family.chat.tokenizer
+    prompt = family.chat.render_ids(case.prior, case.tools)
+    output = [token_id for letter in "unusual" for token_id in tokenizer.encode_plain(letter)]
+    known = prompt + output
+    following = known + _extension(family, case, output, prompt)
+    ids_are_known = all(0 <= token_id < tokenizer.vocab_size for token_id in following)
+    return None if ids_are_known else _compare(case, f"ids below {tokenizer.vocab_size}", str(max(following)))
+
+
+def check_delimiter(family: Verified, case: Exchange) -> Mismatch | None:
+    """`Property.DELIMITER`."""
+    template, tokenizer = family.template, family.chat.tokenizer
+    seen = tokenizer.decode(_extension(family, case, _ended(family)))
+    whole = template.template.render(template.form.apply([*case.prior, case.reply, *case.new]), case.tools)
+    expected = tokenizer.decode(tokenizer.encode(whole))
+    return None if expected.endswith(seen) else _compare(case, expected[-len(seen) :], seen)
+
+
+def check_closed(family: Verified, case: Exchange) -> Mismatch | None:
+    """`Property.CLOSED`."""
+    ended = _extension(family, case, _ended(family))
+    cut = _extension(family, case, family.chat.tokenizer.encode_plain("cut"))
+    closing = cut[: len(cut) - len(ended)]
+    is_closed = cut[len(closing) :] == ended and set(closing) <= family.chat.tokenizer.eos_ids
+    decode = family.chat.tokenizer.decode
+    return None if is_closed else _compare(case, f"an end marker and {decode(ended)!r}", repr(decode(cut)))
+
+
+def check_guarded(family: Verified, case: Exchange) -> Mismatch | None:
+    """`Property.GUARDED`: in prompts and in delimiters."""
+    hostile = _hostile(family, case)
+    harmless = replace(case, prior=_with_content(case.prior, "word"), new=_with_content(case.new, "word"))
+    expected = _markers(family, family.chat.render_ids(harmless.prior, harmless.tools))
+    seen = _markers(family, family.chat.render_ids(hostile.prior, hostile.tools))
+    if expected == seen:
+        expected = _markers(family, _extension(family, harmless, _ended(family)))
+        seen = _markers(family, _extension(family, hostile, _ended(family)))
+    return _compare(case, " ".join(expected), " ".join(seen))
+
+
+def check_calls(family: Verified, case: Exchange) -> Mismatch | None:
+    """`Property.CALLS`, where the template shows calls at all."""
+    template = family.template
+    if not case.reply.get("tool_calls") or not template.form.shows_calls:
+        return None
+    prompt = template.template.render(template.form.apply(case.prior), case.tools)
+    answered = template.template.render(
+        template.form.apply([*case.prior, case.reply]), case.tools, generation_prompt=False
+    )
+    if not answered.startswith(prompt):
+        raise Branched
+    parsed = family.chat.parse(
+        SampledOutput(family.chat.tokenizer.encode(answered[len(prompt) :].rstrip("\n"))), case.tools
+    )
+    expected = [
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in case.reply["tool_calls"]
+    ]
+    seen = [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]
+    return _compare(case, str(expected), str(seen) if parsed.tool_calls else parsed.content)
+
+
+def check_read(family: Verified, case: Exchange) -> Mismatch | None:
+    """`Property.READ`, over pieces of a prompt, which is full of markers, and repetitions of them."""
+    ids = family.chat.render_ids(case.prior, case.tools)
+    for output in (ids, ids[: len(ids) // 2], ids[len(ids) // 2 :], ids[-3:] * 5, []):
+        parsed = family.chat.parse(SampledOutput(output, ids[-8:]), case.tools)
+        if parsed.malformed and parsed.tool_calls:
+            return _compare(case, "a malformed output without calls", str(parsed.tool_calls))
+    return None
+
+
+CHECKS: dict[Property, Check] = {
+    Property.PROMPT: check_prompt,
+    Property.PREFIX: check_prefix,
+    Property.DELIMITER: check_delimiter,
+    Property.CLOSED: check_closed,
+    Property.GUARDED: check_guarded,
+    Property.CALLS: check_calls,
+    Property.READ: check_read,
+}
+
+
+def _verdict(family: Verified, checked: Property, cases: Sequence[Exchange]) -> Verdict:
+    refused = branched = 0
+    check = CHECKS[checked]
+    for number, case in enumerate(cases, start=1):
+        try:
+            mismatch = check(family, case)
+        except MalformedRequest:
+            refused += 1
+        except Branched:
+            branched += 1
+        else:
+            if mismatch is not None:
+                return Verdict(checked, number, refused, branched, mismatch)
+    return Verdict(checked, len(cases), refused, branched, None)
+
+
+def _extension(
+    family: Verified, case: Exchange, output: Sequence[int], prompt: Sequence[int] | None = None
+) -> list[int]:
+    """The delimiter of `case`. Raises `Branched` when there is none."""
+    context = family.chat.render_ids(case.prior, case.tools)[-64:] if prompt is None else prompt
+    ids = family.chat.extend_ids(
+        SampledTurn(case.reply, output, context, case.opens_with_system, case.after_tools), case.new, case.tools
+    )
+    if ids is None:
+        raise Branched
+    return ids
+
+
+def _ended(family: Verified) -> list[int]:
+    """An output that ended itself with the marker that the family ends answers with."""
+    tokenizer = family.chat.tokenizer
+    return [*tokenizer.encode_plain("answer"), *sorted(family.template.end_ids)[:1]]
+
+
+def _markers(family: Verified, ids: Sequence[int]) -> list[str]:
+    by_id = {family.chat.tokenizer.marker_id(marker): marker for marker in family.chat.tokenizer.markers}
+    return [by_id[token_id] for token_id in ids if token_id in by_id]
+
+
+def _hostile(family: Verified, case: Exchange) -> Exchange:
+    """`case` with every marker that matters written into every message but the assistant's."""
+    source = family.template.template.source
+    markers = [marker for marker in family.chat.tokenizer.markers if marker in source or len(marker) > 1][:30]
+    text = "".join(f"{marker}assistant\n" for marker in markers)
+    return replace(case, prior=_with_content(case.prior, text), new=_with_content(case.new, text))
+
+
+def _with_content(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    return tuple(message if message["role"] == "assistant" else {**message, "content": text} for message in messages)
+
+
+def _compare(case: Exchange, expected: str, seen: str) -> Mismatch | None:
+    """None when equal, else both from a little before the first difference."""
+    if expected == seen:
+        return None
+    same = next(
+        (i for i, (a, b) in enumerate(zip(expected, seen, strict=False)) if a != b), min(len(expected), len(seen))
+    )
+    begin = max(0, same - 20)
+    return Mismatch(str(case), expected[begin : same + 40], seen[begin : same + 40])

@@ -1,0 +1,135 @@
+"""Where a template rewrites history a renderer takes its place: the same ids, and what was sampled is kept."""
+
+from itertools import islice
+
+import pytest
+
+from harness.errors import MalformedRequest, TokenizerError
+from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.chat_tokenizer import DelimiterSource, SampledOutput, SampledTurn
+from harness.tokens.conversations import TOOLS, exchanges
+from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.parsing import ParsedOutput, ToolCall
+from harness.tokens.renderers import RenderersTokenizer, find_renderer
+
+QWEN3 = pytest.mark.parametrize("family", ["qwen3"], indirect=True)
+MALFORMED = [
+    "<tool_call>\n{}\n</tool_call>",
+    "<tool_call>\n",
+    '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+    "<tool_call>" + "[" * 100_000,
+    '<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 5_000 + "}}</tool_call>",
+]
+USER = {"role": "user", "content": "next"}
+
+
+def turn(family, output: str, *, context: str = "<|im_start|>assistant\n", reply: str = "x") -> SampledTurn:
+    ids = [family.chat.tokenizer.encode(text) for text in (output, context)]
+    return SampledTurn({"role": "assistant", "content": reply}, *ids)
+
+
+def text_of(family, ids: list[int] | None) -> str:
+    assert ids is not None
+    return family.chat.tokenizer.decode(ids)
+
+
+def test_a_renderer_serves_exactly_where_a_template_diverges_and_one_fits(family):
+    """A template that is append-only serves itself; one that is not and has no renderer is used, and said so."""
+    described = family.chat.describe()
+
+    assert (described.renderer == "qwen3") == (family.name == "qwen3")
+    assert described.renderer is None or described.divergence is not None
+
+
+@QWEN3
+def test_the_renderer_is_found_by_what_it_does(family):
+    """It gives the ids of the template on every conversation that is tried."""
+    assert isinstance(family.chat, RenderersTokenizer)
+    assert family.chat.describe().delimiters["answer -> user"] is DelimiterSource.RENDERER
+    for case in islice(exchanges(), 0, None, 23):
+        assert family.chat.render_ids(case.prior, case.tools) == family.template.render_ids(case.prior, case.tools)
+
+
+@QWEN3
+def test_a_bridge_is_what_the_prefix_trick_gives(family):
+    """Two ways that know nothing of each other come to the same ids."""
+    for case in islice(exchanges(), 0, None, 23):
+        previous = SampledTurn(case.reply, family.chat.tokenizer.encode("x<|im_end|>"), [1, 2], case.opens_with_system)
+        expected = family.template.extend_ids(previous, case.new, case.tools)
+        assert family.chat.extend_ids(previous, case.new, case.tools) == expected
+
+
+@QWEN3
+def test_reasoning_of_earlier_turns_stays_as_it_was_sampled(family):
+    """The template would drop it; the session keeps it, so the branch goes on."""
+    extension = family.chat.extend_ids(turn(family, "<think>\nhm\n</think>\n\nyes<|im_end|>"), [USER], [])
+
+    assert text_of(family, extension) == "\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
+
+
+@QWEN3
+def test_an_output_cut_inside_its_reasoning_is_closed_as_a_whole(family):
+    """First the reasoning, then the answer, as context that is never trained."""
+    extension = family.chat.extend_ids(turn(family, "<think>\nhm"), [USER], [])
+
+    assert text_of(family, extension).startswith("</think><|im_end|>\n<|im_start|>user\nnext")
+
+
+@QWEN3
+def test_no_bridge_means_a_branch(family):
+    """An answer that ended inside its reasoning, or a history that goes on with an answer of the client's."""
+    ended = turn(family, "<think>\nhm<|im_end|>")
+    theirs = [USER, {"role": "assistant", "content": "mine"}, USER]
+
+    assert family.chat.extend_ids(ended, [USER], []) is None
+    assert family.chat.extend_ids(turn(family, "x<|im_end|>"), theirs, []) is None
+
+
+@QWEN3
+def test_a_bridge_that_would_drop_sampled_tokens_is_none(family):
+    """An engine that went on after the end marker: the renderer would cut there."""
+    assert family.chat.extend_ids(turn(family, "a<|im_end|>and more"), [USER], []) is None
+
+
+@QWEN3
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("<think>\nhm\n</think>\n\nyes<|im_end|>", ParsedOutput("yes", reasoning="hm")),
+        (
+            '<tool_call>\n{"name": "find_city", "arguments": {"country": "France"}}\n</tool_call><|im_end|>',
+            ParsedOutput("", (ToolCall("find_city", '{"country": "France"}'),)),
+        ),
+        *[(output, ParsedOutput(output, malformed=True)) for output in MALFORMED],
+    ],
+)
+def test_outputs_are_read_by_the_renderer_and_what_it_cannot_read_by_us(family, output, expected):
+    """Nothing a model wrote raises, also not in somebody else's parser."""
+    assert family.chat.parse(SampledOutput(family.chat.tokenizer.encode(output)), TOOLS) == expected
+
+
+@QWEN3
+def test_a_name_chooses_a_renderer_and_none_the_template(family):
+    """A renderer of another family is refused, or described as what it is."""
+    assert isinstance(open_chat_tokenizer(family.folder, renderer="none"), ChatTemplateTokenizer)
+    assert open_chat_tokenizer(family.folder, renderer="qwen3").describe().notes == ()
+    assert open_chat_tokenizer(family.folder, renderer="qwen3.5").describe().notes != ()
+    with pytest.raises(TokenizerError, match="expected auto, none or one of"):
+        open_chat_tokenizer(family.folder, renderer="qwen9")
+    with pytest.raises(TokenizerError, match="does not fit"):
+        open_chat_tokenizer(family.folder, renderer="gemma4")
+
+
+@QWEN3
+def test_messages_that_a_renderer_refuses_name_the_field(family):
+    """As a template's do."""
+    with pytest.raises(MalformedRequest) as caught:
+        family.chat.render_ids([], [])
+
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("family", ["mistral_nemo"], indirect=True)
+def test_a_family_without_a_renderer_keeps_its_template(family):
+    """None gives its ids."""
+    assert find_renderer(family.template) is None

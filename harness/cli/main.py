@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import model, output, run, scenario, serve
+from harness.cli import model, output, run, scenario, serve, verify
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
 
@@ -29,6 +29,7 @@ app.command("run")(run.run)
 app.command("serve")(serve.serve)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(model.app, name="model")
+app.add_typer(verify.app, name="verify")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of all usage errors; typer does not export it."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Self
 
 from harness.tokens.cached_suffix import build_suffixes, fillable_texts
-from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
+from harness.tokens.chat_tokenizer import DelimiterSource, Divergence, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
-from harness.tokens.divergence import find_divergence
+from harness.tokens.divergence import find_divergence, first_difference
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
@@ -36,7 +36,8 @@ class ChatTemplateTokenizer:
         self.end_ids = self._find_end_ids()
         """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.source))
-        self.divergence = find_divergence(template, self.form, self.tokenizer)
+        self._depends_on_history = self._trick.find_dependence() is not None
+        self.divergence = find_divergence(template, self.form, self.tokenizer) or self._find_dependence()
         """Where the template is not append-only; what was sampled is kept all the same."""
         self._suffixes = build_suffixes(self.tokenizer, self._dummy_text, self._dummy_ids)
 
@@ -58,6 +59,8 @@ class ChatTemplateTokenizer:
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         """Ids between the output of `previous` and the assistant's next turn, after `messages`; None to branch."""
+        if self._depends_on_history:
+            return None
         has_ended = self._has_ended(previous.output_ids)
         transition = Transition(
             previous.opens_with_system,
@@ -108,6 +111,12 @@ class ChatTemplateTokenizer:
             return None
         return guard.encode(self._without_end_marker(text) if has_ended else text)
 
+    def _find_dependence(self) -> Divergence | None:
+        """Where the delimiter depends on how long the conversation is; such a template is always rendered whole."""
+        texts = self._trick.find_dependence()
+        found = None if texts is None else first_difference(self.tokenizer, *texts)
+        return None if found is None else Divergence("the delimiter, early and late", *found)
+
     def _has_ended(self, output_ids: Sequence[int]) -> bool:
         """The output ended itself, with a marker that the template ends answers with."""
         return bool(output_ids) and output_ids[-1] in self.end_ids
@@ -132,6 +141,8 @@ class ChatTemplateTokenizer:
         return self._by_trick(transition, dummy_answer(transition.calls), messages, tools, has_ended=False)
 
     def _source(self, transition: Transition) -> DelimiterSource:
+        if self._depends_on_history:
+            return DelimiterSource.FULL_RENDER
         if transition in self._suffixes:
             return DelimiterSource.CACHED_SUFFIX
         messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))

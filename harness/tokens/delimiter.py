@@ -89,6 +89,15 @@ class PrefixTrick:
         text = self._after_sentinel(start, messages, tools)
         return text if text is not None else self._after_closed(start, _ANSWER, messages, tools)
 
+    def find_dependence(self) -> tuple[str, str] | None:
+        """The same delimiter early and late in a conversation, when the template makes a difference between them."""
+        answered = [_QUESTION, dummy_answer(0)]
+        late = [*answered, *answered, *answered, _QUESTION]
+        early_text, late_text = (self.find(start, dummy_answer(0), [_QUESTION], ()) for start in ([_QUESTION], late))
+        if early_text is None or late_text is None or early_text == late_text:
+            return None
+        return early_text, late_text
+
     def _after_sentinel(
         self, start: Sequence[Message], messages: Sequence[Message], tools: Sequence[Json]
     ) -> str | None:

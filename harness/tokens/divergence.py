@@ -35,13 +35,13 @@ def _compare(
     prompt = template.try_render(messages[:answer])
     answered = template.try_render(messages[: answer + 1], generation_prompt=False)
     for shorter in (prompt, answered):
-        position = None if longer is None or shorter is None else _first_difference(tokenizer, shorter, longer)
+        position = None if longer is None or shorter is None else first_difference(tokenizer, shorter, longer)
         if position is not None:
             return Divergence(" ".join(str(message["role"]) for message in messages), *position)
     return None
 
 
-def _first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:
+def first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:
     """Position and both tokens where `longer` stops to begin with `shorter`."""
     before, after = tokenizer.encode(shorter), tokenizer.encode(longer)
     same = next(

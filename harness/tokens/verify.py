@@ -122,8 +122,9 @@ def check_closed(family: Verified, case: Exchange) -> Mismatch | None:
     """`Property.CLOSED`."""
     ended = _extension(family, case, _ended(family))
     cut = _extension(family, case, family.chat.tokenizer.encode_plain("cut"))
-    closing = cut[: len(cut) - len(ended)]
-    is_closed = cut[len(closing) :] == ended and set(closing) <= family.chat.tokenizer.eos_ids
+    closing, rest = cut[: len(cut) - len(ended)], cut[len(cut) - len(ended) :]
+    ends = family.template.end_ids  # none where the end of an answer is no marker: then it is always prompt
+    is_closed = rest == ended and len(closing) == min(1, len(ends)) and ends.issuperset(closing)
     decode = family.chat.tokenizer.decode
     return None if is_closed else _compare(case, f"an end marker and {decode(ended)!r}", repr(decode(cut)))
 

@@ -25,7 +25,10 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "imported: []"
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("serve",), ("scenario",), ("scenario", "check"), ("model", "get")])
+COMMANDS = [(), ("run",), ("serve",), ("scenario",), ("scenario", "check"), ("model", "get"), ("verify", "tokens")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: tuple[str, ...]):
     """On standard output, with exit code 0."""
     ended = harness(*command, "--help")

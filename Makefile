@@ -21,6 +21,7 @@ test: setup-dev model lint types layers pytest  ## everything that runs without 
 bench: setup-dev  ## figures of the session server, as ratios to a bare one
 	$(PY) bench/startup.py
 	$(PY) bench/session_server.py $(ARGS)
+	$(PY) bench/encoding.py
 
 setup: $(VENV)/.installed-run
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import options, output
+from harness.cli import options, output, verify_engine
 
 if TYPE_CHECKING:
     from harness.tokens.chat_tokenizer import FamilyDescription
@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Check that what is promised holds for a model.", no_args_is_help=True)
 
+app.command("engine")(verify_engine.verify_engine)
+
 _Tokenizer = Annotated[
     Path, typer.Option(envvar="HARNESS_TOKENIZER", help="Folder with tokenizer and chat template.", show_default=False)
 ]
 _Template = Annotated[
     Path | None, typer.Option("--template", help="Chat template in place of the folder's.", show_default=False)
 ]
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `tokens` a subcommand although it is the only one."""
 
 
 @app.command("tokens")

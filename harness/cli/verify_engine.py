@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from harness.engines.comparison import Comparison
 
 _Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
-_CHECK_FAILED = 1
 
 
 def verify_engine(
@@ -25,7 +24,7 @@ def verify_engine(
     atol: Annotated[float, typer.Option(min=0, help="Largest difference of two logprobs, in nats.")] = 1e-3,
     top_k: Annotated[int, typer.Option(min=1, help="Where tokens differ, how good the other's must be.")] = 5,
     as_json: options.Json = False,
-) -> None:
+) -> int:
     """Continue the same prompts greedily with both engines; exit code 1 when they are not close.
 
     Example: `harness verify engine local sglang=http://127.0.0.1:30000`
@@ -33,6 +32,7 @@ def verify_engine(
     import uvloop
 
     from harness.models import resolve_model
+    from harness.suite.exits import ExitCode
     from harness.telemetry.logging import configure_logging
 
     configure_logging("error")
@@ -42,7 +42,7 @@ def verify_engine(
         output.print_json(comparison.to_json())
     else:
         _print(comparison)
-    raise typer.Exit(0 if comparison.is_close else _CHECK_FAILED)
+    return ExitCode.PASSED if comparison.is_close else ExitCode.CHECKS_FAILED
 
 
 async def _compare(a: str, b: str, folder: Path, *, tokens: int, atol: float, top_k: int) -> "Comparison":

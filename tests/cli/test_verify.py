@@ -1,7 +1,9 @@
-"""`harness verify tokens`: what it prints, and the exit code that says it."""
+"""`harness verify`: what it prints, and the exit code that says it."""
 
 import json
 from pathlib import Path
+
+import pytest
 
 from tests.suite.builders import harness
 from tests.toy_model import write_toy_model
@@ -41,3 +43,15 @@ def test_a_missing_tokenizer_or_renderer_is_named(tmp_path: Path):
     folder = write_toy_model(tmp_path)
     ended = harness("verify", "tokens", "--tokenizer", str(folder), "--renderer", "nope")
     assert (ended.code, "expected auto, none or one of" in ended.stderr) == (6, True)
+
+
+@pytest.mark.model
+def test_an_engine_that_says_the_same_is_close(model_dir: Path):
+    """Exit code 0 and figures for readers and programs; an engine nobody knows is a usage error."""
+    same = harness("verify", "engine", "scripted", "scripted", "--model", str(model_dir), "--json")
+    unknown = harness("verify", "engine", "scripted", "magic", "--model", str(model_dir))
+
+    assert same.code == 0, same.stderr
+    report = json.loads(same.stdout)
+    assert (report["is_close"], report["same_tokens"], report["largest"]) == (True, 8, 0.0)
+    assert (unknown.code, "no engine 'magic'" in unknown.stderr) == (4, True)

@@ -2,24 +2,10 @@
 
 import os
 import subprocess
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-from harness.models import resolve_model
-from tests.families.family import Family
-from tests.families.packages import SHA512, fetch_tokenizer
-
-SMOLLM2 = "smollm2"
-
-
-@cache
-def load(name: str) -> Family:
-    """The family `name`."""
-    folder = resolve_model("smollm2-135m-instruct") if name == SMOLLM2 else fetch_tokenizer(name)
-    return Family.open(name, folder)
+from tests.families.family import NAMES, Family, load
 
 
 def each_family(name: str) -> object:
@@ -27,7 +13,7 @@ def each_family(name: str) -> object:
     return pytest.param(name, marks=pytest.mark.xdist_group(name))
 
 
-@pytest.fixture(name="family", params=[each_family(name) for name in (SMOLLM2, *SHA512)])
+@pytest.fixture(name="family", params=[each_family(name) for name in NAMES])
 def _family(request: pytest.FixtureRequest) -> Family:
     try:
         return load(request.param)
@@ -35,8 +21,3 @@ def _family(request: pytest.FixtureRequest) -> Family:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"{request.param} cannot be fetched: {error}")
-
-
-@pytest.fixture(name="folder_of", scope="session")
-def _folder_of() -> Callable[[str], Path]:
-    return fetch_tokenizer

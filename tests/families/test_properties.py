@@ -18,10 +18,9 @@ from harness.tokens.verify import (
     check_delimiter,
     check_guarded,
     check_prompt,
-    exchanges_of_long_texts,
-    verify,
 )
 from tests.families.family import Family
+from tests.families.page import verdicts_of
 
 EXAMPLES_PER_FAMILY = 850
 """Times the number of families: more than ten thousand conversations."""
@@ -60,9 +59,7 @@ def verified(family: Family) -> Verified:
 @pytest.mark.parametrize("checked", Property)
 def test_every_property_holds(family, checked):
     """All role sequences up to two rounds, unicode, white space at the edges, very long texts."""
-    cases = [*islice(exchanges(), 0, None, 5), *exchanges_of_long_texts()]
-
-    [verdict] = verify(verified(family), cases, [checked])
+    verdict = next(verdict for verdict in verdicts_of(family.name) if verdict.checked_property is checked)
 
     assert verdict.mismatch is None
     assert verdict.cases > verdict.refused

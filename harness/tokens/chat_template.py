@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Self
 
 from harness.tokens.cached_suffix import build_suffixes, fillable_texts
-from harness.tokens.chat_tokenizer import DelimiterSource, Divergence, FamilyDescription, SampledOutput, SampledTurn
+from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
-from harness.tokens.divergence import find_divergence, first_difference
+from harness.tokens.divergence import find_dependence, find_divergence
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
@@ -36,8 +36,9 @@ class ChatTemplateTokenizer:
         self.end_ids = self._find_end_ids()
         """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.source))
-        self._depends_on_history = self._trick.find_dependence() is not None
-        self.divergence = find_divergence(template, self.form, self.tokenizer) or self._find_dependence()
+        dependence = find_dependence(self._trick, self.tokenizer)
+        self._depends_on_history = dependence is not None
+        self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
         """Where the template is not append-only; what was sampled is kept all the same."""
         self._suffixes = build_suffixes(self.tokenizer, self._dummy_text, self._dummy_ids)
 
@@ -110,12 +111,6 @@ class ChatTemplateTokenizer:
         if text is None:
             return None
         return guard.encode(self._without_end_marker(text) if has_ended else text)
-
-    def _find_dependence(self) -> Divergence | None:
-        """Where the delimiter depends on how long the conversation is; such a template is always rendered whole."""
-        texts = self._trick.find_dependence()
-        found = None if texts is None else first_difference(self.tokenizer, *texts)
-        return None if found is None else Divergence("the delimiter, early and late", *found)
 
     def _has_ended(self, output_ids: Sequence[int]) -> bool:
         """The output ended itself, with a marker that the template ends answers with."""

@@ -7,6 +7,7 @@ with the first token that differs; sessions keep what was sampled whatever it sa
 from collections.abc import Sequence
 
 from harness.tokens.chat_tokenizer import Divergence
+from harness.tokens.delimiter import PrefixTrick
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
@@ -27,6 +28,13 @@ def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Token
     return None
 
 
+def find_dependence(trick: PrefixTrick, tokenizer: Tokenizer) -> Divergence | None:
+    """Where a delimiter depends on how long the conversation is; such a template can only be rendered whole."""
+    texts = trick.find_dependence()
+    found = None if texts is None else _first_difference(tokenizer, *texts)
+    return None if found is None else Divergence("the delimiter, early and late", *found)
+
+
 def _compare(
     template: JinjaTemplate, tokenizer: Tokenizer, messages: Sequence[Message], answer: int
 ) -> Divergence | None:
@@ -35,13 +43,13 @@ def _compare(
     prompt = template.try_render(messages[:answer])
     answered = template.try_render(messages[: answer + 1], generation_prompt=False)
     for shorter in (prompt, answered):
-        position = None if longer is None or shorter is None else first_difference(tokenizer, shorter, longer)
+        position = None if longer is None or shorter is None else _first_difference(tokenizer, shorter, longer)
         if position is not None:
             return Divergence(" ".join(str(message["role"]) for message in messages), *position)
     return None
 
 
-def first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:
+def _first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:
     """Position and both tokens where `longer` stops to begin with `shorter`."""
     before, after = tokenizer.encode(shorter), tokenizer.encode(longer)
     same = next(

@@ -58,7 +58,9 @@ async def lying(kind: str, lie: Lie, **options: object) -> AsyncIterator[tuple[P
     """A provider of a server that tells `lie` from now on."""
     fake = make_fake(kind, scripted_engine(Step(text="Hello there.", token_delay_s=0.001)))
     async with serving(fake, notices_disconnects=kind.startswith("vllm")):
-        settings = {"logprob_scale": LogprobScale.AFTER_TEMPERATURE, "generation_timeout_s": 0.3} | options
+        # Only silence has to run into the deadline; any other lie must be caught however slow the machine is.
+        patience_s = 0.3 if lie is Lie.HANG else 30.0
+        settings = {"logprob_scale": LogprobScale.AFTER_TEMPERATURE, "generation_timeout_s": patience_s} | options
         async with fake_provider(fake, **settings) as provider:
             fake.lie = lie
             yield provider, fake

@@ -200,11 +200,11 @@ async def measure(turns: int, *, quiet: bool) -> dict[str, object]:
         ratio = ours.cpu_ms_per_turn / bare.cpu_ms_per_turn
         added = ours.p50_ms - bare.p50_ms, ours.p99_ms - bare.p99_ms
         say(f"{'ratio':>10} CPU x{ratio:.2f}, added latency p50 {added[0]:.2f} ms, p99 {added[1]:.2f} ms")
-        report["load"].append({"bare": vars(bare), "harness": vars(ours), "cpu_ratio": ratio})  # type: ignore[attr-defined]
+        report["load"].append({"bare": vars(bare), "harness": vars(ours), "cpu_ratio": ratio})  # type: ignore[attr-defined]  # JSON edge
     for role in ("bare", "harness"):
         early, late = await measure_growth(role)
         say(f"{role:>10} turn 5: {early:.2f} ms, turn 200: {late:.2f} ms, ratio {late / early:.2f}")
-        report["growth"][role] = {"turn_5_ms": early, "turn_200_ms": late, "ratio": late / early}  # type: ignore[index]
+        report["growth"][role] = {"turn_5_ms": early, "turn_200_ms": late, "ratio": late / early}  # type: ignore[index]  # JSON edge
     return report
 
 

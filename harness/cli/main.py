@@ -37,7 +37,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"harness {__version__}")  # noqa: T201
+        print(f"harness {__version__}")  # noqa: T201  # the result of --version
         raise typer.Exit
 
 

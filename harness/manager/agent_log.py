@@ -81,6 +81,6 @@ class LogPipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._log.write(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
         if not self.closed.done():
             self.closed.set_result(None)

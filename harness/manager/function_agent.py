@@ -71,7 +71,7 @@ async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionE
     """Whatever an agent raises is data about the agent; its cancellation is not."""
     try:
         value = await agent.run(**arguments, **agent.kwargs)
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is its outcome
         detail = "".join(traceback.format_exception_only(error)).strip()
         return FunctionEnd(AgentEnd(Ending.RAISED, detail=detail), trace=traceback.format_exc())
     return FunctionEnd(AgentEnd(Ending.RETURNED), value=value)

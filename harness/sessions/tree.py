@@ -79,7 +79,8 @@ class TurnTree:
     def snapshot(self) -> Self:
         """A tree of its own with the turns of now."""
         frozen = copy(self)
-        frozen._turns, frozen._paths, frozen._by_key = dict(self._turns), dict(self._paths), dict(self._by_key)  # noqa: SLF001
+        frozen._turns, frozen._paths = dict(self._turns), dict(self._paths)  # noqa: SLF001  # the copy is of this class
+        frozen._by_key, frozen._latest_children = dict(self._by_key), dict(self._latest_children)  # noqa: SLF001
         return frozen
 
     def replace(self, turn: Turn) -> None:

@@ -30,10 +30,10 @@ class _PackedForward:
 
     def __init__(self, linear: Linear) -> None:
         operators = torch.ops.mkldnn  # the ones that torch.compile calls; torch has no public name for them
-        self._packed = operators._reorder_linear_weight(linear.weight, None)  # noqa: SLF001
+        self._packed = operators._reorder_linear_weight(linear.weight, None)  # noqa: SLF001  # no public name
         self._bias = linear.bias
         self._features = linear.out_features
-        self._multiply = operators._linear_pointwise.default  # noqa: SLF001
+        self._multiply = operators._linear_pointwise.default  # noqa: SLF001  # as above
 
     def __call__(self, rows: Tensor) -> Tensor:
         if not rows.numel():

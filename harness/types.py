@@ -32,8 +32,17 @@ class FinishReason(StrEnum):
     """A stop token or stop string."""
     LENGTH = "length"
     """The token budget of the request, or the model's context."""
+    REPEAT = "repeat"
+    """The engine's repeat guard: the output repeated itself."""
     ABORT = "abort"
     """Somebody aborted the request; the output is a partial."""
+
+
+REPEAT_TERMINATED = "repeat_terminated"
+"""`Turn.finish_reason` of a turn that the repeat guard ended."""
+
+DISCONNECT = "disconnect"
+"""`Turn.finish_reason` of a turn whose client left before the answer; a retry continues it (I5)."""
 
 
 class TurnStatus(StrEnum):
@@ -42,7 +51,7 @@ class TurnStatus(StrEnum):
     COMPLETED = "completed"
     """Ended by the model (stop, tool calls)."""
     TRUNCATED = "truncated"
-    """Cut by a length limit."""
+    """Cut by a length limit or by the repeat guard."""
     ABORTED = "aborted"
     """Cut by an abort; never served as COMPLETED (I2)."""
     FAILED = "failed"
@@ -80,6 +89,8 @@ class SamplingParams:
     """Go on after the model's own end-of-turn ids."""
     top_logprobs: int = 0
     """Alternatives to report per output token."""
+    continues: int = 0
+    """The last `continues` input ids were sampled for this same turn; what looks at an output starts there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,8 @@ class GenerationResult:
     """The stop id or stop string that ended the output."""
     top_logprobs: TopLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    forced_tokens: int = 0
+    """Tokens at the end of the output that a guard forced: not sampled from the model, never trained."""
     cached_tokens: int = 0
     """Input tokens whose KV cache was reused."""
     seconds: float = 0.0
@@ -175,6 +188,16 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Discarded:
+    """Sampled tokens that are in no output: they count as generated and as dropped for `reason` (I4)."""
+
+    request_id: str
+    tokens: int
+    reason: str
+    """A `sessions.ledger.DropReason`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One model call of a session, as recorded.
 
@@ -187,7 +210,7 @@ class Turn:
     """Index of the turn this one extends; None for the root of a branch."""
     status: TurnStatus
     finish_reason: str
-    """`stop`, `tool_calls`, `length`, `abort`, or `error`."""
+    """`stop`, `tool_calls`, `length`, `repeat_terminated`, `abort`, `disconnect`, or `error`."""
     context_ids: TokenIds
     """Prompt tokens that the parent does not have: delimiter, new messages, generation prompt."""
     prompt_length: int
@@ -218,6 +241,18 @@ class Turn:
     """The answer was handed to the client's connection completely."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Facts worth keeping: `malformed_tool_call`, `error`, `cached_tokens`."""
+    forced_tokens: int = 0
+    """Tokens at the end of `output_ids` that a guard forced; never trained."""
+    discarded: tuple[Discarded, ...] = ()
+    proximal_logprobs: Logprobs | None = None
+    """Per output token; None while every token holds its behaviour value (I7)."""
+    proximal_versions: npt.NDArray[np.int32] | None = None
+    """The policy version each proximal logprob was computed under; None like `proximal_logprobs`."""
+
+    @property
+    def repeat_terminated(self) -> bool:
+        """The repeat guard ended this turn."""
+        return self.finish_reason == REPEAT_TERMINATED
 
 
 @dataclass(frozen=True, slots=True)

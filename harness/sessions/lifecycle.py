@@ -51,6 +51,7 @@ TRANSITIONS: Mapping[tuple[Phase, Command], Phase] = {
 STATUS_OF_FINISH: Mapping[FinishReason, TurnStatus] = {
     FinishReason.STOP: TurnStatus.COMPLETED,
     FinishReason.LENGTH: TurnStatus.TRUNCATED,
+    FinishReason.REPEAT: TurnStatus.TRUNCATED,
     FinishReason.ABORT: TurnStatus.ABORTED,
 }
 

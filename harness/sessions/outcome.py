@@ -139,7 +139,8 @@ def _blank_turn(admission: Admission, now: float) -> Turn:
 
 
 def _used(params: SamplingParams) -> Json:
-    return {parameter.name: getattr(params, parameter.name) for parameter in fields(params)}
+    """The parameters of the whole turn; `continues` belongs to single requests."""
+    return {each.name: getattr(params, each.name) for each in fields(params) if each.name != "continues"}
 
 
 def _branch_note(admission: Admission) -> Json:

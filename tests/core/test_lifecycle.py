@@ -98,6 +98,7 @@ def test_only_a_stop_is_worth_a_completed_turn():
     assert STATUS_OF_FINISH == {
         FinishReason.STOP: TurnStatus.COMPLETED,
         FinishReason.LENGTH: TurnStatus.TRUNCATED,
+        FinishReason.REPEAT: TurnStatus.TRUNCATED,
         FinishReason.ABORT: TurnStatus.ABORTED,
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP_LEVEL = {"harness", "session_harness-0.1.0.dist-info"}
+TOP_LEVEL = {"harness", "server_patch", "session_harness-0.1.0.dist-info"}
 
 
 @pytest.fixture(scope="module", name="wheel_names")

@@ -1,0 +1,123 @@
+"""Decides, token by token, whether a generation has fallen into repetition.
+
+Sees the generated tokens of one sequence, never its prompt. Three rules, looked at in the order of `Rule` once
+`min_new_tokens` have been generated. A token costs O(1) time and a sequence O(`ngram_size`) memory, because one
+counter per rule is enough: the last n tokens are one n-gram r times back to back exactly when x[t] == x[t-n] has held
+for n*(r-1) tokens in a row.
+
+It only decides. Ending the sequence is the engine's business; a token that an engine forces in order to end it is not
+a generated token and must not be pushed.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from server_patch.repeat_terminate.config import OBJECT_KEY_TEXT, ConfigError, RepeatTerminateConfig
+from server_patch.repeat_terminate.key_automaton import key_transitions
+
+
+class Rule(StrEnum):
+    """What a sequence was ended for, in the order in which the rules are looked at."""
+
+    OBJECT_KEYS = "object_keys"
+    """`max_object_keys` occurrences of the object key, anywhere in the output."""
+    CONSECUTIVE = "consecutive"
+    """The last `max_consecutive_token_repeats` tokens are identical."""
+    NGRAM = "ngram"
+    """The last `ngram_size` tokens, `ngram_repeats` times back to back."""
+
+
+class RepeatDetector:
+    """The state of one sequence.
+
+    `object_key_ids` are the tokens of `OBJECT_KEY_TEXT`; `ConfigError` when the configuration counts them and they are
+    missing.
+    """
+
+    __slots__ = (
+        "_config",
+        "_key_state",
+        "_last",
+        "_matched",
+        "_run",
+        "_transitions",
+        "_window",
+        "keys",
+        "length",
+        "rule",
+    )
+
+    def __init__(self, config: RepeatTerminateConfig, object_key_ids: Sequence[int] | None = None) -> None:
+        self._config = config
+        self._window: list[int | None] = [None] * (config.ngram_size if config.ngram_matches else 0)
+        self._matched = 0
+        self._last: int | None = None
+        self._run = 0
+        self._transitions = key_transitions(counted_key_ids(config, object_key_ids))
+        self._key_state = 0
+        self.keys = 0
+        """Occurrences of the object key; stays 0 while they are not counted."""
+        self.length = 0
+        """Generated tokens seen, those of `seed` included, up to the one that triggered."""
+        self.rule: Rule | None = None
+        """The rule that triggered, None while none has."""
+
+    @property
+    def triggered(self) -> bool:
+        return self.rule is not None
+
+    def push(self, token: int) -> bool:
+        """Take the next generated token; True from the token on that triggers a rule, for good."""
+        if self.rule is None:
+            self._count_key(token)
+            self._count_run(token)
+            self._count_match(token)
+            self.length += 1
+            if self.length >= self._config.min_new_tokens:
+                self.rule = self._first_rule()
+        return self.rule is not None
+
+    def push_all(self, tokens: Iterable[int]) -> int | None:
+        """Take tokens until a rule triggers; the index of the one that triggers it, None when none does."""
+        return next((index for index, token in enumerate(tokens) if self.push(token)), None)
+
+    def seed(self, tokens: Iterable[int]) -> None:
+        """Take the tokens generated before a continuation: they count as if they had been generated here."""
+        self.push_all(tokens)
+
+    def _count_key(self, token: int) -> None:
+        if self._transitions:
+            self._key_state = self._transitions[self._key_state].get(token, 0)
+            self.keys += self._key_state == len(self._transitions) - 1
+
+    def _count_run(self, token: int) -> None:
+        self._run = self._run + 1 if token == self._last else 1
+        self._last = token
+
+    def _count_match(self, token: int) -> None:
+        if self._window:
+            slot = self.length % len(self._window)
+            self._matched = self._matched + 1 if self._window[slot] == token else 0
+            self._window[slot] = token
+
+    def _first_rule(self) -> Rule | None:
+        config = self._config
+        if config.max_object_keys is not None and self.keys >= config.max_object_keys:
+            return Rule.OBJECT_KEYS
+        if 0 < config.max_consecutive_token_repeats <= self._run:
+            return Rule.CONSECUTIVE
+        if 0 < config.ngram_matches <= self._matched:
+            return Rule.NGRAM
+        return None
+
+
+def counted_key_ids(config: RepeatTerminateConfig, object_key_ids: Sequence[int] | None) -> tuple[int, ...]:
+    """The tokens to count, none when the rule is off; `ConfigError` when it is on and they are missing."""
+    if config.max_object_keys is None:
+        return ()
+    if not object_key_ids:
+        raise ConfigError(
+            f"max_object_keys: expected the token ids of {OBJECT_KEY_TEXT!r} beside it, got none;"
+            " encode that text with the model's tokenizer, without special tokens"
+        )
+    return tuple(object_key_ids)

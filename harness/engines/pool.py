@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
 from harness.engines.placement import Placement, WorkerLoad
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
-from harness.samples.merge import policy_version
+from harness.samples.versions import policy_version
 from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds
 
 _T = TypeVar("_T")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
-from harness.samples.merge import policy_version
+from harness.samples.versions import policy_version
 from harness.types import (
     FinishReason,
     GenerationDelta,

@@ -22,7 +22,7 @@ import numpy as np
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
-from harness.samples.merge import policy_version
+from harness.samples.versions import policy_version
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (

@@ -45,7 +45,7 @@ from harness.engines.sglang_wire import (
     score_body,
 )
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
-from harness.samples.merge import policy_version
+from harness.samples.versions import policy_version
 from harness.types import (
     GenerationDelta,
     GenerationResult,

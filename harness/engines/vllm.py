@@ -34,7 +34,7 @@ from harness.engines.vllm_wire import (
     read_piece,
 )
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
-from harness.samples.merge import policy_version
+from harness.samples.versions import policy_version
 from harness.types import (
     GenerationDelta,
     GenerationResult,

@@ -8,12 +8,13 @@ that FAILED have no usable output and are part of no branch.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.errors import UnknownWeightVersion
-from harness.types import Sample, SampleStatus, Turn, TurnStatus, as_ids, as_logprobs
+from harness.samples.proximal import ProximalColumns, staleness
+from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans
+from harness.types import Logprobs, Sample, SampleStatus, Turn, TurnStatus, as_ids, as_logprobs
 
 
 class Selection(StrEnum):
@@ -59,18 +60,6 @@ def build_samples(turns: Sequence[Turn], selection: Selection, metadata: Mapping
     return samples
 
 
-def policy_version(label: str) -> int:
-    """The integer policy version a label stands for; an engine's initial label `default` is version 0.
-
-    Raises `UnknownWeightVersion`.
-    """
-    if label == "default":
-        return 0
-    if not label.isdecimal():
-        raise UnknownWeightVersion(f"expected a weight version label that is a number, the engine reported {label!r}")
-    return int(label)
-
-
 def _branch(usable: Mapping[int, Turn], leaf: Turn) -> list[Turn]:
     branch = [leaf]
     while branch[-1].parent is not None:
@@ -88,41 +77,54 @@ def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any])
     turns = branch.kept
     tokens = np.concatenate([part for turn in turns for part in (turn.context_ids, turn.output_ids)])
     start = turns[0].context_ids.size
-    columns = [_columns(turn, is_trained=turn.index not in trained) for turn in turns]
-    logprobs = as_logprobs(np.concatenate([column.logprobs for column in columns])[start:])
-    versions = as_ids(np.concatenate([column.versions for column in columns])[start:])
+    columns = _joined([_columns(turn, is_trained=turn.index not in trained) for turn in turns], start)
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
-        loss_mask=np.concatenate([column.mask for column in columns])[start:],
-        rollout_log_probs=logprobs,
+        loss_mask=columns.mask,
+        rollout_log_probs=columns.logprobs,
         status=SampleStatus(turns[-1].status),
         weight_versions=_labels(turns),
-        behavior_versions=versions,
-        # A token that has not met its next version carries its behaviour values in both columns (I7).
-        proximal_logprobs=logprobs,
-        proximal_versions=versions,
-        metadata=_stamp(metadata, branch),
+        behavior_versions=columns.versions,
+        proximal_logprobs=columns.proximal_logprobs,
+        proximal_versions=columns.proximal_versions,
+        metadata=_stamp(metadata, branch, columns),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
+class _Columns(NamedTuple):
     mask: np.ndarray[Any, np.dtype[np.uint8]]
-    logprobs: np.ndarray[Any, np.dtype[np.float32]]
-    versions: np.ndarray[Any, np.dtype[np.int32]]
+    logprobs: Logprobs
+    versions: Versions
+    proximal_logprobs: Logprobs
+    proximal_versions: Versions
 
 
 def _columns(turn: Turn, *, is_trained: bool) -> _Columns:
+    """The tokens of `turn`: context that nobody sampled, then its output."""
     context, output = turn.context_ids.size, turn.output_ids.size
-    mask = np.zeros(context + output, dtype=np.uint8)
-    mask[context:] = is_trained
-    logprobs = np.zeros(context + output, dtype=np.float32)
-    logprobs[context:] = turn.logprobs
-    versions = np.full(context + output, -1, dtype=np.int32)
-    for span in turn.version_spans:
-        versions[context + span.start : context + span.end] = policy_version(span.version)
-    return _Columns(mask, logprobs, versions)
+    proximal = ProximalColumns.of_turn(turn)
+    return _Columns(
+        _after(context, 0, np.full(output, is_trained, dtype=np.uint8)),
+        _after(context, 0.0, turn.logprobs),
+        _after(context, NOT_SAMPLED, expand_spans(turn.version_spans, output)),
+        _after(context, 0.0, proximal.logprobs),
+        _after(context, NOT_SAMPLED, proximal.versions),
+    )
+
+
+def _after(context: int, fill: float, output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.concatenate([np.full(context, fill, dtype=output.dtype), output])
+
+
+def _joined(parts: Sequence[_Columns], start: int) -> _Columns:
+    """One column each, without the first `start` tokens."""
+    mask, logprobs, versions, proximal_logprobs, proximal_versions = (
+        np.concatenate(column)[start:] for column in zip(*parts, strict=True)
+    )
+    return _Columns(
+        mask, as_logprobs(logprobs), as_ids(versions), as_logprobs(proximal_logprobs), as_ids(proximal_versions)
+    )
 
 
 def _labels(turns: Sequence[Turn]) -> tuple[str, ...]:
@@ -130,8 +132,9 @@ def _labels(turns: Sequence[Turn]) -> tuple[str, ...]:
     return tuple(label for i, label in enumerate(labels) if i == 0 or labels[i - 1] != label)
 
 
-def _stamp(metadata: Mapping[str, Any], branch: MergedBranch) -> dict[str, Any]:
+def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns) -> dict[str, Any]:
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept]}
     if branch.dropped:
         stamped["dropped_trailing_turns"] = len(branch.dropped)
-    return stamped
+    stale = staleness(columns.versions, columns.proximal_versions)
+    return stamped if stale is None else {**stamped, "staleness": stale.to_json()}

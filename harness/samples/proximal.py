@@ -1,0 +1,185 @@
+"""The logprob of every sampled token under the policy after its own (I7), caught while that policy is live.
+
+A token sampled under version v waits for exactly one other version, v + 1. A scoring computed under v + 1 settles it,
+once and for good; a scoring under any other version leaves it alone; and a token that never meets v + 1 keeps its
+behaviour values in both columns (importance weight 1). There is no third state. So whoever scores may score too much,
+too early, too late or twice: `scored` takes from a scoring what is right and nothing else.
+
+Positions are absolute in a branch: token 0 is the first of its first prompt. The outputs of a turn begin at its
+`prompt_length`, so the turns of a branch can be looked at one by one and in any selection; environment tokens lie
+between them and are never touched, nor are tokens that a guard forced.
+
+What this module cannot see is left to its callers: that a scoring is of one version, that its scale is that of the
+behaviour logprobs, and that its tokens are those of the branch.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, policy_version
+from harness.types import Logprobs, PromptLogprobs, Sample, Turn, VersionSpan, as_ids, as_logprobs
+
+_Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ProximalColumns:
+    """Tokens in a row, the first of them at position `start` of its branch; all columns have shape [n]."""
+
+    start: int
+    behavior_versions: Versions
+    """`NOT_SAMPLED` for tokens that no scoring may change."""
+    logprobs: Logprobs
+    """Proximal; the behaviour logprob of a token that has not met its next version."""
+    versions: Versions
+    """The version each logprob was computed under."""
+
+    @classmethod
+    def unscored(cls, start: int, logprobs: Logprobs, spans: Iterable[VersionSpan]) -> Self:
+        """Sampled tokens as an engine reports them. Raises `UnknownWeightVersion`."""
+        versions = as_ids(expand_spans(spans, logprobs.size))
+        return cls(start, versions, logprobs, versions)
+
+    @classmethod
+    def of_turn(cls, turn: Turn) -> Self:
+        """The output of `turn`. Raises `UnknownWeightVersion`."""
+        sampled = cls.unscored(turn.prompt_length, turn.logprobs, turn.version_spans)
+        behavior = sampled.behavior_versions.copy()
+        behavior[behavior.size - turn.forced_tokens :] = NOT_SAMPLED
+        logprobs = sampled.logprobs if turn.proximal_logprobs is None else turn.proximal_logprobs
+        versions = sampled.versions if turn.proximal_versions is None else turn.proximal_versions
+        return cls(turn.prompt_length, as_ids(behavior), logprobs, versions)
+
+    @classmethod
+    def of_sample(cls, sample: Sample) -> Self:
+        """The response of `sample`; environment tokens in between are `NOT_SAMPLED`."""
+        start = sample.tokens.size - sample.response_length
+        return cls(start, sample.behavior_versions, sample.proximal_logprobs, sample.proximal_versions)
+
+    def extended(self, logprobs: Logprobs, spans: Iterable[VersionSpan]) -> Self:
+        """These tokens, and after them those of the next segment; `spans` count from its first token."""
+        more = self.unscored(self.start + self.logprobs.size, logprobs, spans)
+        return replace(
+            self,
+            behavior_versions=as_ids(np.concatenate([self.behavior_versions, more.behavior_versions])),
+            logprobs=as_logprobs(np.concatenate([self.logprobs, more.logprobs])),
+            versions=as_ids(np.concatenate([self.versions, more.versions])),
+        )
+
+    def waiting(self, version: int) -> _Mask:
+        """Which tokens a scoring under `version` settles: sampled one version earlier, and not yet scored."""
+        is_next = (self.behavior_versions == version - 1) & (self.behavior_versions != NOT_SAMPLED)
+        waiting: _Mask = is_next & (self.versions == self.behavior_versions)
+        return waiting
+
+    def waiting_from(self, version: int) -> int | None:
+        """Position of the first token that waits for `version`; None when none does."""
+        waiting = self.waiting(version)
+        return self.start + int(waiting.argmax()) if waiting.any() else None
+
+    def scored(self, scoring: PromptLogprobs) -> Self:
+        """These tokens after `scoring`; the same object when it settles none of them."""
+        version = policy_version(scoring.version)
+        position = np.arange(self.start, self.start + self.logprobs.size) - scoring.start
+        settled = self.waiting(version) & (position >= 0) & (position < scoring.logprobs.size)
+        if not settled.any():
+            return self
+        logprobs, versions = self.logprobs.copy(), self.versions.copy()
+        logprobs[settled] = scoring.logprobs[position[settled]]
+        versions[settled] = version
+        return replace(self, logprobs=as_logprobs(logprobs), versions=as_ids(versions))
+
+
+def scoring_start(turns: Iterable[Turn], version: int) -> int | None:
+    """The first position of a branch whose token waits for `version`, None when none of `turns` has one.
+
+    At least 1 in a branch with a prompt, as `TokenProvider.score` wants it. A turn without a token of the version
+    before costs a look at its spans, whatever its length.
+    """
+    starts = (columns.waiting_from(version) for columns in _candidates(turns, version))
+    return min((start for start in starts if start is not None), default=None)
+
+
+def waiting_tokens(turns: Iterable[Turn], version: int) -> int:
+    """How many tokens of `turns` wait for `version`."""
+    return sum(int(columns.waiting(version).sum()) for columns in _candidates(turns, version))
+
+
+def score_turns(turns: Iterable[Turn], scoring: PromptLogprobs) -> list[Turn]:
+    """Those of `turns`, all of one branch, that `scoring` changes, changed.
+
+    A turn that other branches share is changed once: it is the same turn there, and settled from then on.
+    """
+    changed = []
+    for turn in _candidate_turns(turns, policy_version(scoring.version)):
+        before = ProximalColumns.of_turn(turn)
+        after = before.scored(scoring)
+        if after is not before:
+            changed.append(replace(turn, proximal_logprobs=after.logprobs, proximal_versions=after.versions))
+    return changed
+
+
+def sample_scoring_start(sample: Sample, version: int) -> int | None:
+    """Like `scoring_start`, for a sample that has left its session."""
+    return ProximalColumns.of_sample(sample).waiting_from(version)
+
+
+def score_sample(sample: Sample, scoring: PromptLogprobs) -> Sample:
+    """`sample` after `scoring`, whose positions count from the first of `sample.tokens`."""
+    after = ProximalColumns.of_sample(sample).scored(scoring)
+    scored = replace(sample, proximal_logprobs=after.logprobs, proximal_versions=after.versions)
+    stale = staleness(after.behavior_versions, after.versions)
+    return scored if stale is None else replace(scored, metadata={**sample.metadata, "staleness": stale.to_json()})
+
+
+class Staleness(NamedTuple):
+    """How far the sampled tokens of a sample lie behind a policy version."""
+
+    newest_version: int
+    """The version that the lags are counted from."""
+    lag_min: int
+    lag_mean: float
+    lag_max: int
+    proximal_share: float
+    """Share of the sampled tokens whose proximal logprob is that of their next version."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in a sample's metadata."""
+        return self._asdict()
+
+
+def staleness(behavior: Versions, proximal: Versions, newest: int | None = None) -> Staleness | None:
+    """The statistics of tokens sampled under `behavior` and scored under `proximal`; None when none was sampled.
+
+    Lags are counted from `newest`, or from the newest version that sampled one of the tokens.
+    """
+    is_sampled = behavior != NOT_SAMPLED
+    if not is_sampled.any():
+        return None
+    sampled = behavior[is_sampled]
+    newest = int(sampled.max()) if newest is None else newest
+    return Staleness(
+        newest,
+        lag_min=newest - int(sampled.max()),
+        lag_mean=newest - float(sampled.mean()),
+        lag_max=newest - int(sampled.min()),
+        proximal_share=float((proximal[is_sampled] == sampled + 1).mean()),
+    )
+
+
+def oldest_version(turns: Sequence[Turn]) -> int | None:
+    """The oldest policy version that sampled a token of `turns`, by their spans; None when none was sampled."""
+    return min((policy_version(span.version) for turn in turns for span in turn.version_spans), default=None)
+
+
+def _candidates(turns: Iterable[Turn], version: int) -> Iterator[ProximalColumns]:
+    return (ProximalColumns.of_turn(turn) for turn in _candidate_turns(turns, version))
+
+
+def _candidate_turns(turns: Iterable[Turn], version: int) -> Iterator[Turn]:
+    """The turns with a token that the version before `version` sampled."""
+    return (turn for turn in turns if any(policy_version(span.version) == version - 1 for span in turn.version_spans))

@@ -1,0 +1,39 @@
+"""Which policy version sampled each token (I6).
+
+Engines label their weights with strings and report spans of output tokens; policies are counted. A label that is not a
+number has no place in that count and is an error, never a guess.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import UnknownWeightVersion
+from harness.types import VersionSpan
+
+NOT_SAMPLED = -1
+"""Stands in a column of versions for a token that no policy sampled."""
+
+Versions = npt.NDArray[np.int32]
+"""Policy versions, shape [n]; `NOT_SAMPLED` where no policy sampled the token."""
+
+
+def policy_version(label: str) -> int:
+    """The integer policy version a label stands for; an engine's initial label `default` is version 0.
+
+    Raises `UnknownWeightVersion`.
+    """
+    if label == "default":
+        return 0
+    if not label.isdecimal():
+        raise UnknownWeightVersion(f"expected a weight version label that is a number, the engine reported {label!r}")
+    return int(label)
+
+
+def expand_spans(spans: Iterable[VersionSpan], size: int) -> Versions:
+    """The policy version of each of `size` output tokens. Raises `UnknownWeightVersion`."""
+    versions = np.full(size, NOT_SAMPLED, dtype=np.int32)
+    for span in spans:
+        versions[span.start : span.end] = policy_version(span.version)
+    return versions

@@ -1,0 +1,95 @@
+"""The repeat guard for `model.generate` of transformers, as a logits processor.
+
+    guard = RepeatTerminateProcessor(config, eos_token_id=tokenizer.eos_token_id)
+    output = model.generate(**inputs, logits_processor=[guard])
+    guard.triggered  # one 0 or 1 per row
+
+A row that repeats itself gets its end-of-sequence token as the next one; the scores of the other rows are not touched,
+so they come out as without the guard. The forced token is not the model's: `forced_columns` says where it stands. One
+processor serves one call of `generate`. Beam search, which moves rows, is not supported.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from transformers import LogitsProcessor
+
+from server_patch.repeat_terminate.batched import RULE_CODES, BatchedRepeatDetector
+from server_patch.repeat_terminate.config import ConfigError, RepeatTerminateConfig
+from server_patch.repeat_terminate.detector import Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
+    """Ends the rows that repeat themselves.
+
+    Args:
+        config: When that is the case; a configuration that is not enabled does nothing.
+        eos_token_id: The model's end-of-sequence ids; the first of them is the one that is forced.
+        object_key_ids: As for `RepeatDetector`.
+        continues: The last `continues` input ids of every row were generated before, for this same output.
+    """
+
+    def __init__(
+        self,
+        config: RepeatTerminateConfig,
+        *,
+        eos_token_id: int | Sequence[int],
+        object_key_ids: Sequence[int] | None = None,
+        continues: int = 0,
+    ) -> None:
+        self._config = config
+        self._eos_ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+        if not self._eos_ids:
+            raise ConfigError("eos_token_id: expected at least one id to end a row with, got none")
+        self._object_key_ids = object_key_ids
+        self._continues = continues
+        self._detector: BatchedRepeatDetector | None = None
+        self._length = 0
+
+    @property
+    def rules(self) -> list[Rule | None]:
+        """Per row, the rule it was ended for."""
+        return [] if self._detector is None else [RULE_CODES.get(code) for code in self._detector.codes.tolist()]
+
+    @property
+    def triggered(self) -> list[int]:
+        """Per row, 1 when it was ended by the guard, else 0; empty before the first step."""
+        return [int(rule is not None) for rule in self.rules]
+
+    def __call__(self, input_ids: "Tensor", scores: "Tensor") -> "Tensor":
+        """The scores of the next tokens; `input_ids` int64 [rows, length], `scores` [rows, vocabulary]."""
+        if not self._config.enabled:
+            return scores
+        detector = self._advanced(input_ids)
+        forced = scores.new_full(scores.shape[1:], float("-inf"))
+        forced[self._eos_ids[0]] = 0.0
+        return scores.where(~detector.triggered[:, None], forced)
+
+    def _advanced(self, input_ids: "Tensor") -> BatchedRepeatDetector:
+        """The detector, after the tokens that have come since the last step."""
+        rows, length = input_ids.shape
+        if self._detector is None:
+            detector = BatchedRepeatDetector(self._config, rows, self._object_key_ids, device=str(input_ids.device))
+            new_tokens = self._continues
+        else:
+            detector, new_tokens = self._detector, 1
+            if (rows, length) != (detector.codes.shape[0], self._length + 1):
+                raise ValueError(
+                    f"expected {detector.codes.shape[0]} rows of {self._length + 1} ids, one more than in the step"
+                    f" before, got {rows} of {length}; a processor serves one call of generate, without beams"
+                )
+        for column in range(length - new_tokens, length):
+            detector.retire(self._ends(input_ids[:, column]))
+            detector.push(input_ids[:, column])
+        self._detector, self._length = detector, length
+        return detector
+
+    def _ends(self, tokens: "Tensor") -> "Tensor":
+        """Where a row has ended; what is appended to it afterwards is padding."""
+        ends = tokens == self._eos_ids[0]
+        for other in self._eos_ids[1:]:
+            ends = ends | (tokens == other)
+        return ends

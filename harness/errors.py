@@ -15,6 +15,7 @@
     │   ├── BranchEnded            the branch's last turn is not COMPLETED
     │   └── LimitReached           turns or tokens of the session used up
     ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
+    ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
     ├── EngineError                the engine failed; the tokens it produced are in the ledger
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
     │   ├── EngineConnectionLost   died in the middle of a generation
@@ -28,6 +29,7 @@
     ├── TokenizerError             tokenizer or chat template cannot be loaded or is unusable
     ├── ModelError                 weights cannot be fetched, verified or converted
     ├── SessionServerError         a session server was not reached, or answered with an error
+    ├── LaneError                  an engine cannot be installed, started or found on this machine
     ├── AgentError                 an agent cannot be prepared or started
     ├── ScenarioError              a scenario file or its check is wrong
     └── RunError                   a run directory cannot be created or resumed
@@ -180,6 +182,15 @@ class GateClosed(HarnessError):
         self.retry_after_s = retry_after_s
 
 
+class ClientLeft(HarnessError):
+    """The client closed its connection before the answer; what was sampled waits for its retry (I5)."""
+
+    cause = Cause.AGENT
+    status = 499
+    code = "client_left"
+    retryable = True
+
+
 class EngineError(HarnessError):
     """The engine failed."""
 
@@ -259,6 +270,13 @@ class ModelError(HarnessError):
 
     cause = Cause.SCENARIO
     code = "model_error"
+
+
+class LaneError(HarnessError):
+    """A real engine cannot be installed or started on this machine, or there is none of that name."""
+
+    cause = Cause.ENGINE
+    code = "lane_error"
 
 
 class AgentError(HarnessError):

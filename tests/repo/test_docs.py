@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_SERVED = {
     "agent_error",
     "illegal_transition",
+    "lane_error",
     "ledger_imbalance",
     "model_error",
     "run_error",

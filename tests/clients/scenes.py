@@ -1,0 +1,180 @@
+"""What happens to clients: two drains, a long pause, a refusal. All libraries play a scene at the same time."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import msgspec
+
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.manager.session_client import SessionHandle
+from harness.server.serving import serve_in_process
+from harness.server.settings import ServerSettings
+from harness.store.memory import MemoryStore
+from harness.tokens.opening import open_chat_tokenizer
+from tests.clients.players import (
+    LIBRARIES,
+    PATIENCE_S,
+    SCRIPT,
+    ClientLibrary,
+    Command,
+    Ending,
+    Player,
+    playing,
+    prepare_cast,
+)
+from tests.clients.witness import Witness
+from tests.toy_model import write_toy_model
+
+PAUSE_S = 20
+STOPS_WITHIN_S = 30  # three times what is promised, so that a slow client is a figure and not a missing one
+
+
+class Played(NamedTuple):
+    """What one client did in a scene."""
+
+    ending: Ending
+    requests: int
+    """How often it asked, all in all."""
+    seconds: float
+    """From what happened to the end of its process."""
+
+
+Cast = Mapping[ClientLibrary, Command]
+"""Who plays, and the command of each program."""
+Outcome = Mapping[ClientLibrary, Played]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A server, the clients that play against it, and who counts their requests."""
+
+    engine: ScriptedEngine
+    server: httpx.AsyncClient
+    witness: Witness
+    players: Mapping[ClientLibrary, Player]
+
+    async def turn_gate(self, verb: str) -> None:
+        """`POST /sessions/<verb>`."""
+        (await self.server.post(f"/sessions/{verb}")).raise_for_status()
+
+    async def reach_tool(self) -> None:
+        """Return once every client waits in its tool."""
+        await asyncio.gather(*(player.reaches_tool() for player in self.players.values()))
+
+    def leave_tool(self, *, times: int = 1) -> None:
+        """Let every tool answer."""
+        for player in self.players.values():
+            player.leaves_tool(times)
+
+    async def become(self, field: str, count: int) -> None:
+        """Return once the gate's report says that `field` is `count`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.server.get("/sessions/gate")).json()[field] != count:
+                await asyncio.sleep(0.02)
+
+    async def all_refused(self, code: str) -> None:
+        """Return once every client has had a turn refused with `code`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while await self._refused(code) < len(self.players):
+                await asyncio.sleep(0.02)
+
+    async def _refused(self, code: str) -> int:
+        records = [await self.server.get(f"/sessions/{player.session_id}") for player in self.players.values()]
+        return sum(code in record.json()["refusals"] for record in records)
+
+    async def end(self, within_s: float) -> Outcome:
+        """What every client did, now that it is given `within_s` to end."""
+        began = time.monotonic()
+        endings = await asyncio.gather(*(player.ends(within_s) for player in self.players.values()))
+        return {
+            library: Played(ending, self.witness.requests[player.session_id], ending.at - began)
+            for (library, player), ending in zip(self.players.items(), endings, strict=True)
+        }
+
+
+async def drained_between_turns(folder: Path, cast: Cast) -> Outcome:
+    """The server is drained while every client is in its tool; the next turn is refused."""
+    async with scene(folder, cast) as stage:
+        await stage.reach_tool()
+        await stage.turn_gate("drain")
+        stage.leave_tool(times=len(SCRIPT))
+        return await stage.end(STOPS_WITHIN_S)
+
+
+async def drained_in_flight(folder: Path, cast: Cast) -> Outcome:
+    """The server is drained and the engine told to abort while every client waits for its second turn."""
+    endless = msgspec.structs.replace(SCRIPT[1], fault=ScriptedFault.HANG, fault_after=3)
+    async with scene(folder, cast, [SCRIPT[0], endless]) as stage:
+        await stage.reach_tool()
+        stage.leave_tool(times=len(SCRIPT))
+        await stage.become("turns_in_flight", len(cast))
+        await stage.turn_gate("drain")
+        await stage.engine.abort(None)
+        return await stage.end(STOPS_WITHIN_S)
+
+
+async def paused(folder: Path, cast: Cast) -> Outcome:
+    """The gate is shut for `PAUSE_S` when every client asks for its second turn."""
+    async with scene(folder, cast) as stage:
+        await stage.reach_tool()
+        await stage.turn_gate("pause")
+        stage.leave_tool(times=len(SCRIPT))
+        await stage.become("held", len(cast))
+        await asyncio.sleep(PAUSE_S)
+        await stage.turn_gate("resume")
+        return await stage.end(PATIENCE_S)
+
+
+async def refused_for_a_while(folder: Path, cast: Cast) -> Outcome:
+    """The second turn is answered 503 with Retry-After once, because the gate holds nothing for long."""
+    async with scene(folder, cast, settings=ServerSettings(pause_timeout_s=0.05)) as stage:
+        await stage.reach_tool()
+        await stage.turn_gate("pause")
+        stage.leave_tool(times=len(SCRIPT))
+        await stage.all_refused("gate_closed")
+        await stage.turn_gate("resume")
+        return await stage.end(PATIENCE_S)
+
+
+@asynccontextmanager
+async def scene(
+    folder: Path, cast: Cast, script: Sequence[Step] = SCRIPT, settings: ServerSettings | None = None
+) -> AsyncIterator[Scene]:
+    """A server whose model says `script` to each client of `cast`."""
+    chat_tokenizer = open_chat_tokenizer(write_toy_model(folder))
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(tuple(script)))
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(serve_in_process(engine, chat_tokenizer, MemoryStore(), settings))
+        witness = await stack.enter_async_context(Witness.of(running.url))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
+        players = {}
+        for library, command in cast.items():
+            session = SessionHandle(**(await http.post("/sessions")).json())
+            players[library] = await stack.enter_async_context(playing(library, command, session, witness.url))
+        yield Scene(engine, http, witness, players)
+
+
+class Findings(NamedTuple):
+    """What every client did in every scene."""
+
+    drained_between_turns: Outcome
+    drained_in_flight: Outcome
+    paused: Outcome
+    refused_for_a_while: Outcome
+
+
+async def play_all(folder: Path) -> Findings:
+    """Every scene with every client; the other scenes are played during the long pause."""
+    cast = await prepare_cast(LIBRARIES)
+    async with asyncio.TaskGroup() as group:
+        pause = group.create_task(paused(folder / "paused", cast))
+        between = await drained_between_turns(folder / "between", cast)
+        in_flight = await drained_in_flight(folder / "in_flight", cast)
+        refused = await refused_for_a_while(folder / "refused", cast)
+    return Findings(between, in_flight, pause.result(), refused)

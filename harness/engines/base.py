@@ -38,6 +38,11 @@ class LogprobScale(StrEnum):
     """The distribution after the division by the temperature."""
 
 
+def is_on_prompt_scale(scale: LogprobScale, temperature: float) -> bool:
+    """Whether sampled logprobs on `scale` may stand beside prompt logprobs, which are raw on every engine."""
+    return scale is LogprobScale.RAW or temperature == 1.0
+
+
 class PauseMode(StrEnum):
     """What happens to generations in flight when an engine is paused."""
 

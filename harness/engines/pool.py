@@ -4,60 +4,206 @@ Generations are placed by `placement`; control verbs go to every worker at once,
 error that names each worker and its failure. A worker that cannot be reached when a request is placed is passed over:
 the request has not been sampled there, so nothing is generated twice. Once a token has come, no request moves.
 
-All workers must serve the same vocabulary on the same logprob scale, and the same weights; `update_weights` says so
-when they no longer do. The pool does not restart engines.
+Workers may join and leave while the pool serves. A worker is entered (its self-test included) before it serves, and
+left when its last request has ended. `fence` keeps one from serving without letting it go: its sessions move, control
+still reaches it.
+
+All workers must serve the same vocabulary on the same logprob scale, and the same weights: a worker that joins with
+older weights than the others is fenced until it reports theirs; `update_weights` says so when a worker falls behind.
+The pool does not start or restart engines, and does not find them; see `discovered`.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import structlog
 
 from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
-from harness.engines.placement import Placement, WorkerLoad
+from harness.engines.placement import Place, Placement, WorkerLoad
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.versions import policy_version
 from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds
 
+log = structlog.get_logger()
+
 _T = TypeVar("_T")
+
+_STALE = "its weights are older than those of the other workers"
+
+
+class WorkerStatus(NamedTuple):
+    """One worker of a pool, as it stands."""
+
+    name: str
+    """Its URL; its position in a pool that was given its workers."""
+    weight_version: str
+    fence: str
+    """Why it serves nobody; empty while it serves."""
+    in_flight: int
+    sessions: int
+    """Sessions that were served there last."""
+
+
+class PoolObserver(Protocol):
+    """Counts what a pool does; the metrics of a server are one."""
+
+    def session_moved(self, recomputed_tokens: int) -> None:
+        """A session was served by another worker than before, which had to compute that many tokens anew."""
+
+    def workers_serving(self, count: int) -> None:
+        """How many workers serve now."""
+
+
+class _Nobody:
+    """Counts nothing."""
+
+    def session_moved(self, recomputed_tokens: int) -> None:
+        """See `PoolObserver`."""
+
+    def workers_serving(self, count: int) -> None:
+        """See `PoolObserver`."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker that has been entered."""
+
+    provider: TokenProvider
+    load: WorkerLoad
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    is_leaving: bool = False
 
 
 class EnginePool:
-    """Serves through `workers`, which it enters and leaves."""
+    """Serves through `workers`, which it enters and leaves, and through those that `join` later.
 
-    def __init__(self, workers: Sequence[TokenProvider]) -> None:
-        if not workers:
-            raise ScenarioError("an engine pool needs at least one worker, got none")
-        self._workers = tuple(workers)
-        self._placement = Placement([WorkerLoad() for _ in workers])
-        self._serving: dict[str, int] = {}
-        self._entered = AsyncExitStack()
+    Args:
+        workers: Those to begin with.
+        limit: Requests that one worker has in flight at most; further ones wait here. None does not bound them.
+        queue_timeout_s: How long a request waits for a worker before it is `EngineUnavailable`.
+    """
+
+    observer: PoolObserver = _Nobody()
+
+    def __init__(
+        self, workers: Sequence[TokenProvider], *, limit: int | None = None, queue_timeout_s: float = 600.0
+    ) -> None:
+        self._begin_with = {str(index): worker for index, worker in enumerate(workers)}
+        self._members: dict[str, _Member] = {}
+        self._placement = Placement(limit)
+        self._queue_timeout_s = queue_timeout_s
+        self._granted: dict[int, asyncio.Future[_Member]] = {}
+        self._tickets = itertools.count()
+        self._serving: dict[str, _Member] = {}
+        self._paused: PauseMode | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        """What every worker can do."""
-        return _common([worker.capabilities for worker in self._workers])
+        """What every worker can do. Raises `EngineUnavailable` while there is none."""
+        providers = [member.provider for member in self._members.values()] or list(self._begin_with.values())
+        if not providers:
+            raise EngineUnavailable("the pool has no worker; start one")
+        return _common([provider.capabilities for provider in providers])
 
     @property
     def weight_version(self) -> str:
-        """The label of all workers; the oldest one while they disagree."""
-        return min((worker.weight_version for worker in self._workers), key=policy_version)
+        """The label of all workers that serve; the oldest one while they disagree."""
+        serving = [member.provider for member in self._members.values() if not member.load.fence]
+        providers = serving or [member.provider for member in self._members.values()] or self._begin_with.values()
+        return min((provider.weight_version for provider in providers), key=policy_version, default="")
+
+    @property
+    def workers(self) -> list[WorkerStatus]:
+        """Every worker, in the order in which they joined."""
+        return [
+            WorkerStatus(name, each.provider.weight_version, each.load.fence, each.load.in_flight, each.load.sessions)
+            for name, each in self._members.items()
+        ]
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a worker."""
+        return self._placement.waiting
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            for worker in self._workers:
-                await stack.enter_async_context(worker)
-            _require_alike([worker.capabilities for worker in self._workers])
-            self._entered = stack.pop_all()
+        if not self._begin_with:
+            raise ScenarioError("an engine pool needs at least one worker, got none")
+        try:
+            for name, worker in self._begin_with.items():
+                await self.join(name, worker)
+        except BaseException:
+            await self._leave_all()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._entered.__aexit__(kind, error, trace)
+        await self._leave_all()
+
+    # Membership
+
+    async def join(self, name: str, worker: TokenProvider) -> None:
+        """Enter `worker` and let it serve as `name`; in a paused pool it is paused first.
+
+        Raises `ScenarioError` when it serves another model than the others, and what entering it raises.
+        """
+        if name in self._members:
+            raise ScenarioError(f"the pool has a worker {name} already")
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(worker)
+            _require_alike([*(member.provider.capabilities for member in self._members.values()), worker.capabilities])
+            await self._catch_up(worker)
+            self._members[name] = _Member(worker, self._placement.join(name), stack.pop_all())
+        log.info("worker_joined", worker=name, weight_version=worker.weight_version)
+        self._fence_stale(name)
+        self._changed()
+
+    async def _catch_up(self, worker: TokenProvider) -> None:
+        """Pause `worker` when the pool is paused, also when that changes meanwhile."""
+        mode = None
+        while mode is not self._paused:
+            mode = self._paused
+            await (worker.resume() if mode is None else worker.pause(mode))
+
+    async def retire(self, name: str, reason: str, *, at_once: bool = False) -> None:
+        """Send nothing more to the worker and leave it when its requests have ended, or `at_once`."""
+        member = self._members.pop(name)
+        self._placement.leave(name)
+        log.info("worker_retired", worker=name, reason=reason, in_flight=member.load.in_flight)
+        self._changed()
+        member.is_leaving = True
+        if at_once or not member.load.in_flight:
+            await member.stack.aclose()
+
+    def fence(self, name: str, reason: str) -> None:
+        """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
+        self._members[name].load.fence = reason
+        log.warning("worker_fenced", worker=name, reason=reason)
+        self._changed()
+
+    def unfence(self, name: str) -> None:
+        """The worker serves again. Idempotent."""
+        self._members[name].load.fence = ""
+        self._changed()
+
+    def _changed(self) -> None:
+        self.observer.workers_serving(sum(not member.load.fence for member in self._members.values()))
+        self._grant()
+
+    async def _leave_all(self) -> None:
+        async with AsyncExitStack() as stack:
+            for name in list(self._members):
+                self._placement.leave(name)
+                stack.push_async_exit(self._members.pop(name).stack)
+
+    # Generating
 
     async def generate(
         self,
@@ -69,17 +215,20 @@ class EnginePool:
         prompt_logprobs_from: int | None = None,
     ) -> GenerationResult:
         """See `TokenProvider.generate`."""
-        return await self._placed(
-            session_id,
-            request_id,
-            lambda worker: worker.generate(
+        before = self._placement.place_of(session_id)
+
+        async def ask(member: _Member) -> GenerationResult:
+            result = await member.provider.generate(
                 input_ids,
                 params,
                 request_id=request_id,
                 session_id=session_id,
                 prompt_logprobs_from=prompt_logprobs_from,
-            ),
-        )
+            )
+            self._settle(session_id, before, member, result)
+            return result
+
+        return await self._placed(session_id, request_id, ask)
 
     async def stream(
         self,
@@ -91,9 +240,12 @@ class EnginePool:
         prompt_logprobs_from: int | None = None,
     ) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`; the request moves to another worker only before its first delta."""
-        for index in self._offers(session_id):
+        before = self._placement.place_of(session_id)
+        tried: set[str] = set()
+        while True:
+            member = await self._worker_for(session_id, tried)
             has_begun = False
-            pieces: Any = self._workers[index].stream(
+            pieces: Any = member.provider.stream(
                 input_ids,
                 params,
                 request_id=request_id,
@@ -101,113 +253,188 @@ class EnginePool:
                 prompt_logprobs_from=prompt_logprobs_from,
             )
             try:
-                with self._busy(index, request_id):
-                    async with aclosing(pieces):
-                        async for piece in pieces:
-                            has_begun = self._has_begun(index, session_id)
-                            yield piece
+                async with self._busy(member, request_id), aclosing(pieces):
+                    async for piece in pieces:
+                        has_begun = True
+                        if isinstance(piece, GenerationResult):
+                            self._settle(session_id, before, member, piece)
+                        yield piece
                 return
-            except EngineUnavailable as error:
-                self._failed(index)
-                if has_begun:
+            except EngineUnavailable:
+                if has_begun or self._placement.is_exhausted(tried):
                     raise
-                last = error
-        raise last
 
     async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
         """See `TokenProvider.score`."""
-        return await self._placed(None, None, lambda worker: worker.score(input_ids, start=start))
+        return await self._placed(None, None, lambda member: member.provider.score(input_ids, start=start))
+
+    async def _placed(
+        self, session_id: str | None, request_id: str | None, ask: Callable[[_Member], Awaitable[_T]]
+    ) -> _T:
+        tried: set[str] = set()
+        while True:
+            member = await self._worker_for(session_id, tried)
+            try:
+                async with self._busy(member, request_id):
+                    return await ask(member)
+            except EngineUnavailable:
+                if self._placement.is_exhausted(tried):
+                    raise
+
+    async def _worker_for(self, session_id: str | None, tried: set[str]) -> _Member:
+        """The worker whose turn it is, with a place taken there, added to `tried`; waits for one."""
+        ticket = next(self._tickets)
+        granted = self._granted[ticket] = asyncio.get_running_loop().create_future()
+        self._placement.ask(ticket, session_id, tried)
+        self._grant()
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                member = await granted
+        except TimeoutError:
+            raise EngineUnavailable(self._nobody_came()) from None
+        except asyncio.CancelledError:
+            if not granted.cancelled():
+                self._placement.finish(granted.result().load)
+                self._grant()
+            raise
+        finally:
+            self._placement.withdraw(ticket)
+            del self._granted[ticket]
+        tried.add(member.load.name)
+        return member
+
+    def _grant(self) -> None:
+        for ticket, load in self._placement.grants(asyncio.get_running_loop().time()):
+            if self._granted[ticket].done():  # cancelled a moment ago
+                self._placement.finish(load)
+            else:
+                self._granted[ticket].set_result(self._members[load.name])
+
+    def _nobody_came(self) -> str:
+        found = "; ".join(f"{each.name}: {each.fence or f'{each.in_flight} in flight'}" for each in self.workers)
+        return f"no worker had room for the request within {self._queue_timeout_s:g} s ({found or 'no worker at all'})"
+
+    @asynccontextmanager
+    async def _busy(self, member: _Member, request_id: str | None) -> AsyncGenerator[None]:
+        """The worker serves the request; whatever comes of it, its place is free afterwards."""
+        try:
+            with self._named(member, request_id):
+                yield
+            member.load.failed_at = None
+        except EngineUnavailable:
+            member.load.failed_at = asyncio.get_running_loop().time()
+            raise
+        finally:
+            self._placement.finish(member.load)
+            self._grant()
+            if member.is_leaving and not member.load.in_flight:
+                await member.stack.aclose()
+
+    @contextmanager
+    def _named(self, member: _Member, request_id: str | None) -> Iterator[None]:
+        if request_id is None:
+            yield
+            return
+        if request_id in self._serving:
+            raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
+        self._serving[request_id] = member
+        try:
+            yield
+        finally:
+            del self._serving[request_id]
+
+    def _settle(self, session_id: str | None, before: Place | None, member: _Member, result: GenerationResult) -> None:
+        self._placement.settle(session_id, member.load, result.input_ids.size + result.output_ids.size)
+        if before is None or before.worker is member.load:
+            return
+        recomputed = max(0, min(before.tokens, result.input_ids.size) - result.cached_tokens)
+        self.observer.session_moved(recomputed)
+        log.info(
+            "session_moved",
+            session_id=session_id,
+            before=before.worker.name,
+            after=member.load.name,
+            prompt_tokens=result.input_ids.size,
+            cached_tokens=result.cached_tokens,
+            recomputed_tokens=recomputed,
+        )
+
+    # Control
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`."""
-        index = None if request_id is None else self._serving.get(request_id)
-        if index is not None:
-            return await self._workers[index].abort(request_id)
+        member = None if request_id is None else self._serving.get(request_id)
+        if member is not None:
+            return await member.provider.abort(request_id)
         return sum(await self._everywhere("abort", lambda worker: worker.abort(request_id)))
 
     async def pause(self, mode: PauseMode) -> None:
         """See `TokenProvider.pause`; workers that could be paused stay paused when another one fails."""
+        self._paused = mode
         await self._everywhere("pause", lambda worker: worker.pause(mode))
 
     async def resume(self) -> None:
         """See `TokenProvider.resume`."""
+        self._paused = None
         await self._everywhere("resume", lambda worker: worker.resume())
 
     async def update_weights(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; after a failure workers may serve different versions."""
         await self._everywhere(f"update to version {version}", lambda worker: worker.update_weights(path, version))
+        self._fence_stale(*self._members)
 
     async def health(self) -> EngineHealth:
         """Ready while any worker is, paused when every ready one is; details come per worker."""
-        states = await asyncio.gather(*(worker.health() for worker in self._workers))
-        ready = [state for state in states if state.ready]
+        states = await self.probe()
+        ready = [state for state in states.values() if state.ready]
         return EngineHealth(
             ready=bool(ready),
             paused=bool(ready) and all(state.paused for state in ready),
-            running=sum(state.running for state in states),
-            waiting=sum(state.waiting for state in states),
-            detail="; ".join(f"{i}: {'ready' if s.ready else 'NOT ready'} {s.detail}" for i, s in enumerate(states)),
+            running=sum(state.running for state in states.values()),
+            waiting=sum(state.waiting for state in states.values()) + self.waiting,
+            detail="; ".join(f"{name}: {'ready' if s.ready else 'NOT ready'} {s.detail}" for name, s in states.items()),
         )
 
-    async def _placed(
-        self, session_id: str | None, request_id: str | None, ask: Callable[[TokenProvider], Awaitable[_T]]
-    ) -> _T:
-        for index in self._offers(session_id):
-            try:
-                with self._busy(index, request_id):
-                    answer = await ask(self._workers[index])
-            except EngineUnavailable as error:
-                self._failed(index)
-                last = error
-            else:
-                self._has_begun(index, session_id)
-                return answer
-        raise last
+    async def probe(self) -> dict[str, EngineHealth]:
+        """A look at every worker; one that was fenced for its old weights and has caught up serves again."""
+        members = dict(self._members)
+        states = await asyncio.gather(*(member.provider.health() for member in members.values()))
+        newest = self._newest()
+        for name, member in members.items():
+            if member.load.fence == _STALE and policy_version(member.provider.weight_version) >= newest:
+                self.unfence(name)
+        return dict(zip(members, states, strict=True))
 
-    def _offers(self, session_id: str | None) -> list[int]:
-        return self._placement.order(session_id, asyncio.get_running_loop().time())
+    def _newest(self) -> int:
+        return max((policy_version(each.provider.weight_version) for each in self._members.values()), default=0)
 
-    @contextmanager
-    def _busy(self, index: int, request_id: str | None) -> Iterator[None]:
-        if request_id in self._serving:
-            raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
-        self._placement.workers[index].in_flight += 1
-        if request_id is not None:
-            self._serving[request_id] = index
-        try:
-            yield
-        finally:
-            self._placement.workers[index].in_flight -= 1
-            if request_id is not None:
-                self._serving.pop(request_id, None)
-
-    def _has_begun(self, index: int, session_id: str | None) -> bool:
-        self._placement.workers[index].failed_at = None
-        self._placement.settle(session_id, index)
-        return True
-
-    def _failed(self, index: int) -> None:
-        self._placement.workers[index].failed_at = asyncio.get_running_loop().time()
+    def _fence_stale(self, *names: str) -> None:
+        for name in names:
+            if policy_version(self._members[name].provider.weight_version) < self._newest():
+                self.fence(name, _STALE)
 
     async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
         """The answers of all workers; when one fails, the failures of all of them as one error."""
-        answers = await asyncio.gather(*(verb(worker) for worker in self._workers), return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        unexpected = next((failure for failure in failures if not isinstance(failure, EngineError)), None)
+        members = dict(self._members)
+        told = await asyncio.gather(*(verb(each.provider) for each in members.values()), return_exceptions=True)
+        failures = {
+            name: answer for name, answer in zip(members, told, strict=True) if isinstance(answer, BaseException)
+        }
+        unexpected = next((failure for failure in failures.values() if not isinstance(failure, EngineError)), None)
         if unexpected is not None:
             raise unexpected
         if failures:
-            raise _collected(what, answers)
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+            raise _collected(what, len(members), failures)
+        return [answer for answer in told if not isinstance(answer, BaseException)]
 
 
-def _collected(what: str, answers: Sequence[object]) -> EngineError:
+def _collected(what: str, asked: int, failures: Mapping[str, BaseException]) -> EngineError:
     """One error for all failures: of their type when they share one."""
-    failures = {index: answer for index, answer in enumerate(answers) if isinstance(answer, EngineError)}
-    kinds = Counter(type(error) for error in failures.values())
-    kind = next(iter(kinds)) if len(kinds) == 1 else EngineError
-    details = "; ".join(f"worker {index}: {error.message}" for index, error in failures.items())
-    return kind(f"{len(failures)} of {len(answers)} workers failed to {what}: {details}")
+    errors = {name: error for name, error in failures.items() if isinstance(error, EngineError)}
+    kinds = {type(error) for error in errors.values()}
+    kind = kinds.pop() if len(kinds) == 1 else EngineError
+    details = "; ".join(f"worker {name}: {error.message}" for name, error in errors.items())
+    return kind(f"{len(errors)} of {asked} workers failed to {what}: {details}")
 
 
 def _common(all_capabilities: Sequence[Capabilities]) -> Capabilities:

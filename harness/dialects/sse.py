@@ -1,0 +1,33 @@
+"""Server-sent events as the bytes that go out.
+
+Every dialect that streams writes its events with these. Reading events of engines is `engines.event_stream`.
+"""
+
+import msgspec
+
+from harness.types import Json
+
+MEDIA_TYPE = "text/event-stream"
+
+_encoder = msgspec.json.Encoder()
+# Text that JSON leaves as it is, and at which clients that split decoded lines would cut an event in two.
+_ESCAPES = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
+
+
+def event(value: Json) -> bytes:
+    """An event with `value` as its data."""
+    return encoded_event(_encoder.encode(value))
+
+
+def encoded_event(data: bytes) -> bytes:
+    """An event with `data`: JSON, or a word, in one line."""
+    assert b"\n" not in data, data
+    for text, escape in _ESCAPES.items():
+        data = data.replace(text, escape)
+    return b"data: " + data + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that clients skip; it tells them and every proxy between that somebody is still there."""
+    assert "\n" not in text, text
+    return f": {text}\n\n".encode()

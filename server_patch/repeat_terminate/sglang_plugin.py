@@ -1,0 +1,97 @@
+"""The guard in SGLang's scheduler: the entry point `harness_repeat_terminate` of the group `sglang.srt.plugins`.
+
+`Req.update_finish_state` runs for every request after every step, on every tensor-parallel rank, with the tokens that
+were committed, those of speculative decoding included. The guard looks at the output after it:
+
+- an end that SGLang found at an earlier token, or at the same one, stands, and so does an abort;
+- otherwise the request ends as by its length (`type` `length`), so that a client that knows nothing of the guard sees
+  a truncated answer; no token is forced and no logits are touched.
+
+Every finish reason of a watched request carries `repeat_terminate` 0 or 1. Beam search ends its groups elsewhere: its
+requests are not watched and carry no mark. Known to fit SGLang 0.5.23.
+"""
+
+from typing import Any
+
+from server_patch.repeat_terminate.attach import NotAttached, attach_guard, learn_object_keys, wrap
+from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
+from server_patch.repeat_terminate.watch import Guard, Watch
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes."""
+    attach_guard("SGLang", _patch)
+
+
+def _patch(guard: Guard) -> None:
+    from sglang.srt.managers import schedule_batch
+
+    reasons = schedule_batch.BaseFinishReason.__subclasses__()
+    if not reasons:
+        raise NotAttached("BaseFinishReason has no subclasses")
+    for reason in reasons:
+        wrap(reason, "to_json", _marked)
+    wrap(schedule_batch.Req, "update_finish_state", _Finish(guard, schedule_batch))
+    if guard.config.max_object_keys is not None:
+        from sglang.srt.managers.scheduler import Scheduler
+
+        wrap(Scheduler, "__init__", _learning(guard))
+
+
+class _Finish:
+    """Around `Req.update_finish_state`."""
+
+    def __init__(self, guard: Guard, schedule_batch: Any) -> None:
+        self._guard = guard
+        self._length = schedule_batch.FINISH_LENGTH
+        self._abort = schedule_batch.FINISH_ABORT
+
+    def __call__(self, original: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        if request.finished_reason is None:
+            original(request, *args, **kwargs)
+            self._decide(request)
+
+    def _decide(self, request: Any) -> None:
+        watch = self._watch(request)
+        hit = watch.hit(request.output_ids)
+        if hit is not None and self._comes_first(hit, request):
+            self._end(request, hit, {MARK: 1, "matched": SGLANG_MATCHED})
+        elif watch.is_probe and request.output_ids:
+            self._end(request, 1, {MARK: 0, PROBE: self._guard.digest})
+        elif request.finished_reason is not None:
+            setattr(request.finished_reason, MARK, {MARK: 0})
+
+    def _watch(self, request: Any) -> Watch:
+        watch: Watch | None = getattr(request, MARK, None)
+        if watch is None:
+            watch = self._guard.watch(request.origin_input_ids, request.sampling_params.custom_params)
+            setattr(request, MARK, watch)
+        return watch
+
+    def _comes_first(self, hit: int, request: Any) -> bool:
+        """No end of SGLang's own, or one at a later token of the same step."""
+        if request.finished_reason is None:
+            return True
+        end = len(request.output_ids) if request.finished_len is None else request.finished_len
+        return hit < end and not isinstance(request.finished_reason, self._abort)
+
+    def _end(self, request: Any, length: int, marks: dict[str, Any]) -> None:
+        request.finished_reason = self._length(length=length)
+        request.finished_len = length
+        setattr(request.finished_reason, MARK, marks)
+
+
+def _marked(original: Any, reason: Any) -> dict[str, Any]:
+    """Around `to_json` of a finish reason."""
+    told: dict[str, Any] = original(reason)
+    return told | getattr(reason, MARK, {})
+
+
+def _learning(guard: Guard) -> Any:
+    """Around `Scheduler.__init__`."""
+
+    def learning(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scheduler, *args, **kwargs)
+        learn_object_keys(guard, scheduler.tokenizer)
+
+    return learning

@@ -1,0 +1,70 @@
+"""The guard in vLLM's engine core: the entry point `harness_repeat_terminate` of the group `vllm.general_plugins`.
+
+The scheduler asks `check_stop` after every token it accepts, those of speculative decoding included, whichever model
+runner sampled it. The guard answers where vLLM itself says "go on"; an end that vLLM found at the same token stands.
+It ends a request with `finish_reason` `repetition` and `stop_reason` `repeat_terminate`: vLLM has the first for its own
+detection, the second tells the two apart. No token is forced and no logits are touched.
+
+Stop strings are looked for in the API server, after this. Known to fit vLLM 0.32.
+"""
+
+from typing import Any
+
+from server_patch.repeat_terminate.attach import attach_guard, learn_object_keys, wrap
+from server_patch.repeat_terminate.signals import MARK, probe_answer
+from server_patch.repeat_terminate.watch import Guard, Watch
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes."""
+    attach_guard("vLLM", _patch)
+
+
+def _patch(guard: Guard) -> None:
+    from vllm.v1.core.sched import scheduler
+    from vllm.v1.request import RequestStatus
+
+    # The name in `scheduler` is the one that is called; `sched.utils` only defines it.
+    wrap(scheduler, "check_stop", _Stop(guard, RequestStatus.FINISHED_REPETITION))
+    if guard.config.max_object_keys is not None:
+        wrap(scheduler.Scheduler, "__init__", _learning(guard))
+
+
+class _Stop:
+    """Around `check_stop`."""
+
+    def __init__(self, guard: Guard, repetition: Any) -> None:
+        self._guard = guard
+        self._repetition = repetition
+
+    def __call__(self, original: Any, request: Any, *args: Any, **kwargs: Any) -> bool:
+        watch = self._watch(request)
+        if watch.is_probe:
+            return self._end(request, probe_answer(self._guard.digest))
+        if original(request, *args, **kwargs):
+            return True
+        return watch.hit(request.output_token_ids) is not None and self._end(request, MARK)
+
+    def _watch(self, request: Any) -> Watch:
+        watch: Watch | None = getattr(request, MARK, None)
+        if watch is None:
+            watch = self._guard.watch(request.prompt_token_ids, request.sampling_params.extra_args)
+            setattr(request, MARK, watch)
+        return watch
+
+    def _end(self, request: Any, reason: str) -> bool:
+        request.status = self._repetition
+        request.stop_reason = reason
+        return True
+
+
+def _learning(guard: Guard) -> Any:
+    """Around `Scheduler.__init__`."""
+
+    def learning(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        original(scheduler, *args, **kwargs)
+        learn_object_keys(guard, cached_tokenizer_from_config(scheduler.vllm_config.model_config))
+
+    return learning

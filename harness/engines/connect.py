@@ -47,12 +47,18 @@ def _local(model_dir: Path | None) -> TokenProvider:
 def _servers(kind: str, urls: list[str], vocab_size: int) -> TokenProvider:
     # aiohttp takes a third of a second to import, which `--help` and the engines in this process need not pay.
     from harness.engines.pool import EnginePool
+
+    workers = [open_server(kind, url, vocab_size) for url in urls]
+    return workers[0] if len(workers) == 1 else EnginePool(workers)
+
+
+def open_server(kind: str, url: str, vocab_size: int) -> TokenProvider:
+    """The provider for the server at `url`, which is a `sglang` or a `vllm`."""
     from harness.engines.sglang import SGLangTokenProvider
     from harness.engines.vllm import VLLMTokenProvider
 
     provider = SGLangTokenProvider if kind == "sglang" else VLLMTokenProvider
-    workers: list[TokenProvider] = [provider(url, vocab_size=vocab_size) for url in urls]
-    return workers[0] if len(workers) == 1 else EnginePool(workers)
+    return provider(url, vocab_size=vocab_size)
 
 
 def _urls(kind: str, text: str) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from harness.errors import SessionNotFound
 from harness.sessions.session import Session, SessionConfig
 
-_API_KEY_PREFIX = "sk-harness-"
+API_KEY_PREFIX = "sk-harness-"
+"""Of the key of every session."""
 
 
 class SessionRegistry:
@@ -25,7 +26,7 @@ class SessionRegistry:
 
     def create(self, config: SessionConfig) -> Session:
         """A new session with an id (32 hex digits) and a key of its own, not yet added."""
-        return Session(secrets.token_hex(16), _API_KEY_PREFIX + secrets.token_hex(16), config, time.time())
+        return Session(secrets.token_hex(16), API_KEY_PREFIX + secrets.token_hex(16), config, time.time())
 
     def add(self, sessions: Iterable[Session]) -> None:
         """Hold `sessions`."""

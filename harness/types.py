@@ -250,6 +250,21 @@ class Turn:
     """The policy version each proximal logprob was computed under; None like `proximal_logprobs`."""
 
     @property
+    def is_suspended(self) -> bool:
+        """It broke off with nobody to answer; its partial output waits for a retry."""
+        return self.finish_reason == DISCONNECT
+
+    @property
+    def is_usable(self) -> bool:
+        """Its output can be part of a sample, and of what comes after it."""
+        return self.status is not TurnStatus.FAILED and not self.is_suspended
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Every token that was sampled for it, discarded ones included."""
+        return int(self.output_ids.size) + sum(each.tokens for each in self.discarded)
+
+    @property
     def repeat_terminated(self) -> bool:
         """The repeat guard ended this turn."""
         return self.finish_reason == REPEAT_TERMINATED

@@ -3,6 +3,7 @@
 Nothing here replaces code of ours: sessions, templates and engines are the real ones, on a tokenizer of 259 ids.
 """
 
+import asyncio
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -13,10 +14,19 @@ from typing import Any
 import numpy as np
 from toy_model import write_toy_model
 
+from harness.engines.base import TokenProvider
 from harness.engines.scripted import scripted_logprobs
-from harness.sessions.outcome import Reply, completed_turn, failed_turn
+from harness.server.connection import ClientConnection
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.settings import ServerSettings
+from harness.server.turns import TurnService
+from harness.sessions.continuation import Output
+from harness.sessions.outcome import Reply, broken_off_turn, ended_turn
 from harness.sessions.session import Admission, Session, SessionConfig, TurnRequest
+from harness.store.base import SessionStore
+from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.matching import chain_keys
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -102,14 +112,14 @@ def finish(
 ) -> Turn:
     """Record that the engine said `text`."""
     reply = Reply(assistant(text), str(reason))
-    turn = completed_turn(admission, sampled(admission, text, reason=reason, version=version), reply, 1_002.0)
+    turn = ended_turn(admission, output_of(sampled(admission, text, reason=reason, version=version)), reply, 1_002.0)
     session.record(turn)
     return turn
 
 
 def fail(session: Session, admission: Admission, error: Any) -> Turn:
     """Record that the engine failed."""
-    turn = failed_turn(admission, error, 1_002.0)
+    turn = broken_off_turn(admission, Output.nothing(), error, 1_002.0)
     session.record(turn)
     return turn
 
@@ -162,3 +172,25 @@ def prompt_of(session: Session, turn: Turn) -> list[int]:
 def tokens_of(session: Session, turn: Turn) -> list[int]:
     """Prompt and output ids of a turn."""
     return prompt_of(session, turn) + turn.output_ids.tolist()
+
+
+def output_of(*results: GenerationResult) -> Output:
+    """The output that the requests `results` of one turn make together."""
+    output = Output.nothing()
+    for result in results:
+        output = output.joined(result)
+    return output
+
+
+def turn_service(
+    engine: TokenProvider, chat_tokenizer: ChatTokenizer, store: SessionStore, **settings: Any
+) -> TurnService:
+    """A turn service as a server has it."""
+    chosen = ServerSettings(model="m", **settings)
+    gatekeeper = Gatekeeper(pause_timeout_s=chosen.pause_timeout_s)
+    return TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, chosen)
+
+
+def patient_client() -> ClientConnection:
+    """A client that waits for ever and never retries."""
+    return ClientConnection(asyncio.Event().wait, {})

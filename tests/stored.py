@@ -27,6 +27,15 @@ class StoredTurn:
     reply: dict[str, Any]
     delivered: bool
     seed: int | None
+    finish_reason: str
+    request_digest: str
+    segments: list[dict[str, Any]]
+    discarded: list[dict[str, Any]]
+    forced: int
+
+    @property
+    def is_usable(self) -> bool:
+        return self.status != "failed" and self.finish_reason != "disconnect"
 
     @property
     def tokens(self) -> list[int]:
@@ -75,6 +84,11 @@ def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
         json.loads(row["reply"]),
         bool(row["delivered"]),
         json.loads(row["sampling"])["used"]["seed"],
+        row["finish_reason"],
+        row["request_digest"],
+        json.loads(row["segments"]),
+        json.loads(row["discarded"]),
+        row["forced_tokens"],
     )
 
 
@@ -87,7 +101,7 @@ def numbers(kind: str, blob: bytes) -> list[Any]:
 
 def ledger_of(session: StoredSession) -> dict[str, Any]:
     """The ledger of the branch of the last turn, counted from the rows (I3, I4)."""
-    usable = {index: turn for index, turn in session.turns.items() if turn.status != "failed"}
+    usable = {index: turn for index, turn in session.turns.items() if turn.is_usable}
     branch: list[StoredTurn] = []
     index = max(usable, default=None)
     while index is not None:
@@ -97,11 +111,22 @@ def ledger_of(session: StoredSession) -> dict[str, Any]:
     kept, trailing = {turn.index for turn in branch[:end]}, {turn.index for turn in branch[end:]}
     ledger: dict[str, Any] = {"generated": 0, "trained": 0, "masked": 0, "dropped": {}}
     for turn in session.turns.values():
-        ledger["generated"] += len(turn.output)
+        ledger["generated"] += len(turn.output) + sum(each["tokens"] for each in turn.discarded)
         if turn.index in kept:
-            ledger["trained"] += len(turn.output)
+            ledger["trained"] += len(turn.output) - turn.forced
+            ledger["masked"] += turn.forced
         elif turn.output:
-            reason = "after_incomplete" if turn.index in trailing else "other_branch"
-            reason = "failed_turn" if turn.status == "failed" else reason
-            ledger["dropped"][reason] = ledger["dropped"].get(reason, 0) + len(turn.output)
+            drop(ledger, "after_incomplete" if turn.index in trailing else reason_of(turn), len(turn.output))
+        for each in turn.discarded:
+            drop(ledger, each["reason"], each["tokens"])
     return ledger
+
+
+def reason_of(turn: StoredTurn) -> str:
+    if turn.status == "failed":
+        return "failed_turn"
+    return "undelivered" if turn.finish_reason == "disconnect" else "other_branch"
+
+
+def drop(ledger: dict[str, Any], reason: str, tokens: int) -> None:
+    ledger["dropped"][reason] = ledger["dropped"].get(reason, 0) + tokens

@@ -15,7 +15,7 @@ import msgspec
 from harness.dialects.json_values import check_json
 from harness.errors import HarnessError, MalformedRequest, RequestError
 from harness.tokens.parsing import ParsedOutput
-from harness.types import GenerationResult, Json, Message, SamplingWishes, Turn
+from harness.types import FinishReason, Json, Message, SamplingWishes, TopLogprobs, Turn
 
 
 class ToolMode(StrEnum):
@@ -157,13 +157,18 @@ def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
     return message
 
 
-def completion(turn: Turn, result: GenerationResult, model: str, token_text: Callable[[int], str] | None) -> Json:
-    """The `chat.completion` object; with `token_text` (text of one id) it carries logprobs."""
-    choice: Json = {"index": 0, "message": turn.reply, "finish_reason": turn.finish_reason, "logprobs": None}
+def completion(
+    turn: Turn, model: str, token_text: Callable[[int], str] | None, top_logprobs: TopLogprobs | None = None
+) -> Json:
+    """The `chat.completion` object; with `token_text` (text of one id) it carries logprobs.
+
+    A stored turn gives the answer it gave before; only the alternatives to its tokens are not stored.
+    """
+    choice: Json = {"index": 0, "message": turn.reply, "finish_reason": _served_finish(turn), "logprobs": None}
     if token_text is not None:
-        choice["logprobs"] = {"content": _logprob_entries(result, token_text)}
+        choice["logprobs"] = {"content": _logprob_entries(turn, top_logprobs, token_text)}
     return {
-        "id": f"chatcmpl-{result.request_id}",
+        "id": f"chatcmpl-{turn.segments[-1].request_id if turn.segments else turn.request_digest}",
         "object": "chat.completion",
         "created": int(turn.created_at),
         "model": model,
@@ -172,7 +177,7 @@ def completion(turn: Turn, result: GenerationResult, model: str, token_text: Cal
             "prompt_tokens": turn.prompt_length,
             "completion_tokens": turn.output_ids.size,
             "total_tokens": turn.prompt_length + turn.output_ids.size,
-            "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": turn.notes.get("cached_tokens", 0)},
         },
     }
 
@@ -275,18 +280,22 @@ def _wishes(wire: _WireRequest) -> SamplingWishes:
     )
 
 
-def _logprob_entries(result: GenerationResult, token_text: Callable[[int], str]) -> list[Json]:
+def _served_finish(turn: Turn) -> str:
+    """In the words that clients know: the repeat guard is a limit."""
+    return str(FinishReason.LENGTH) if turn.repeat_terminated else turn.finish_reason
+
+
+def _logprob_entries(turn: Turn, top: TopLogprobs | None, token_text: Callable[[int], str]) -> list[Json]:
     return [
         {
-            **_logprob_entry(token_text(int(token_id)), float(result.logprobs[i])),
-            "top_logprobs": _alternatives(result, i, token_text),
+            **_logprob_entry(token_text(int(token_id)), float(turn.logprobs[i])),
+            "top_logprobs": _alternatives(top, i, token_text),
         }
-        for i, token_id in enumerate(result.output_ids)
+        for i, token_id in enumerate(turn.output_ids)
     ]
 
 
-def _alternatives(result: GenerationResult, position: int, token_text: Callable[[int], str]) -> list[Json]:
-    top = result.top_logprobs
+def _alternatives(top: TopLogprobs | None, position: int, token_text: Callable[[int], str]) -> list[Json]:
     if top is None:
         return []
     pairs = zip(top.ids[position], top.logprobs[position], strict=True)

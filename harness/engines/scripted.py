@@ -1,6 +1,7 @@
 """An engine that says what it was told to say: deterministic, instant unless asked to be slow, and able to fail on cue.
 
-A `Script` is a list of steps; the n-th generation of a session plays the n-th step. Logprobs are a known function of
+A `Script` is a list of steps; the n-th generation of a session plays the n-th step, and a continuation
+(`SamplingParams.continues`) goes on in the step it continues, without its fault. Logprobs are a known function of
 (token, position, weight version), so scores can be checked against a definition (`scripted_logprobs`). It keeps every
 promise of `TokenProvider`; it is for tests, benchmarks and demonstrations, not a model.
 """
@@ -19,6 +20,7 @@ from typing import Self, assert_never
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
@@ -213,7 +215,7 @@ class ScriptedEngine:
         began = monotonic()
         live = self._live[request_id] = _Live(input_ids, params)
         try:
-            step = self._next_step(session_id)
+            step = self._next_step(session_id, params.continues)
             ending = self._ending(step, params, self.capabilities.context_length - input_ids.size)
             async for delta in self._play(live, step, ending):
                 yield delta
@@ -258,9 +260,11 @@ class ScriptedEngine:
         """Always ready."""
         return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
 
-    def _next_step(self, session_id: str | None) -> Step:
+    def _next_step(self, session_id: str | None, continues: int) -> Step:
         steps = self._script.steps
         played = self._played[session_id or ""]
+        if continues:
+            return replace(steps[(played - 1) % len(steps)], delay_s=0.0, fault=None)
         self._played[session_id or ""] += 1
         return steps[played % len(steps)]
 
@@ -269,6 +273,7 @@ class ScriptedEngine:
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
         if not step.tokens and step.finish is FinishReason.STOP and self._tokenizer.eos_ids:
             ids.append(min(self._tokenizer.eos_ids))
+        ids = ids[params.continues :]
         stops = StopStrings(self._tokenizer.decode, params.stop)
         for position, token_id in enumerate(ids[:budget], start=1):
             matched = stops.push(token_id)

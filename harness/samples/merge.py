@@ -37,7 +37,7 @@ class MergedBranch:
 
 def merge_branches(turns: Sequence[Turn], selection: Selection) -> list[MergedBranch]:
     """The selected branches of a session, each cut by the merge rule; empty when no turn has an output."""
-    usable = {turn.index: turn for turn in turns if turn.status is not TurnStatus.FAILED}
+    usable = {turn.index: turn for turn in turns if turn.is_usable}
     parents = {turn.parent for turn in usable.values()}
     leaves = [turn for turn in usable.values() if turn.index not in parents]
     if selection is Selection.LAST:

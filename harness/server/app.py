@@ -28,18 +28,16 @@ from harness.errors import (
     Unauthorized,
 )
 from harness.samples.codec import sample_to_json
-from harness.server.gatekeeper import Gatekeeper
+from harness.server.connection import ClientConnection
 from harness.server.registry import SessionRegistry
 from harness.server.responses import error_response, json_response
-from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.server.wire import parse_session_config
 from harness.sessions.gate import GateState, Work
 from harness.sessions.lifecycle import Phase
 from harness.sessions.record import empty_record, session_record, session_summary
 from harness.sessions.session import Session
-from harness.store.base import SessionStore
-from harness.telemetry.metrics import CONTENT_TYPE, ServerMetrics
+from harness.telemetry.metrics import CONTENT_TYPE
 from harness.types import Json
 
 log = structlog.get_logger()
@@ -50,15 +48,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 class SessionServer:
     """The state behind the routes: sessions, gate, store, and the service that answers turns."""
 
-    def __init__(
-        self, turns: TurnService, store: SessionStore, metrics: ServerMetrics, settings: ServerSettings
-    ) -> None:
-        self.settings = settings
+    def __init__(self, turns: TurnService) -> None:
+        self.settings = turns.settings
         self.sessions = SessionRegistry()
-        self.gatekeeper = Gatekeeper(pause_timeout_s=settings.pause_timeout_s)
+        self.gatekeeper = turns.gatekeeper
         self._turns = turns
-        self._store = store
-        self._metrics = metrics
+        self._store = turns.store
+        self._metrics = turns.metrics
 
     async def restore(self) -> int:
         """Take up the sessions a previous server left open (I9); returns how many."""
@@ -104,7 +100,9 @@ class SessionServer:
 
     async def _create(self, request: Request) -> Response:
         config = parse_session_config(await self._body(request), self.settings.matchings)
-        await self.gatekeeper.enter(Work.CREATE)
+        client = ClientConnection(request.receive, request.headers)
+        async with client.watched():
+            await self.gatekeeper.enter(Work.CREATE, client)
         session = await self._keep_new(self.sessions.create(config))
         self._metrics.session_created()
         base = self.settings.public_url or str(request.base_url)
@@ -171,13 +169,14 @@ class SessionServer:
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
         session = self._session_of(request)
+        client = ClientConnection(request.receive, request.headers)
         try:
-            await self.gatekeeper.enter(Work.TURN)
-            served = await self._turns.serve_chat(session, body)
+            async with client.watched():
+                served = await self._turns.serve_chat(session, body, client)
         except HarnessError as error:
             session.refuse(error)
             raise
-        if await request.is_disconnected():
+        if client.has_left:
             return json_response(served.body)
         return _delivering(json_response(served.body), self._mark_delivered, session, served.turn.index)
 

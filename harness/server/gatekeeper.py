@@ -3,6 +3,7 @@
 import asyncio
 
 from harness.errors import GateClosed
+from harness.server.connection import ClientConnection
 from harness.sessions.gate import Gate, GateState, Verdict, Work
 
 _RETRY_AFTER_S = 2
@@ -26,20 +27,23 @@ class Gatekeeper:
             self._changed = asyncio.Event()
         return changed
 
-    async def enter(self, work: Work) -> None:
-        """Return when `work` may go on. Raises `GateClosed` when it may not, or not in time."""
+    async def enter(self, work: Work, client: ClientConnection) -> None:
+        """Return when `work` may go on.
+
+        Raises `GateClosed` when it may not, or not in time; `ClientLeft` when nobody waits for it any more.
+        """
         match self.gate.verdict(work):
             case Verdict.SERVE:
                 return
             case Verdict.HOLD:
-                await self._hold(work)
+                await self._hold(work, client)
             case Verdict.REFUSE:
                 raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
 
-    async def _hold(self, work: Work) -> None:
+    async def _hold(self, work: Work, client: ClientConnection) -> None:
         self.held += 1
         try:
-            async with asyncio.timeout(self._pause_timeout_s):
+            async with client.patience(), asyncio.timeout(self._pause_timeout_s):
                 while self.gate.verdict(work) is Verdict.HOLD:
                     await self._changed.wait()
         except TimeoutError:
@@ -48,4 +52,4 @@ class Gatekeeper:
             ) from None
         finally:
             self.held -= 1
-        await self.enter(work)
+        await self.enter(work, client)

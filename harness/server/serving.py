@@ -13,6 +13,7 @@ import uvicorn
 from harness.engines.base import TokenProvider
 from harness.errors import HarnessError
 from harness.server.app import SessionServer
+from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.store.base import SessionStore
@@ -51,9 +52,9 @@ async def serve_in_process(
         listener = stack.enter_context(_bind(settings))
         await stack.enter_async_context(store)
         await stack.enter_async_context(engine)
-        metrics = ServerMetrics()
-        turns = TurnService(engine, chat_tokenizer, store, metrics, settings.model or engine.capabilities.model)
-        server = SessionServer(turns, store, metrics, settings)
+        gatekeeper = Gatekeeper(pause_timeout_s=settings.pause_timeout_s)
+        turns = TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, settings)
+        server = SessionServer(turns)
         restored = await server.restore()
         await stack.enter_async_context(_uvicorn(server, listener))
         host, port = listener.getsockname()[:2]

@@ -19,6 +19,12 @@ class ServerSettings:
     """Required from whoever creates, reads, drains or deletes sessions, when set."""
     pause_timeout_s: float = 600.0
     """How long a paused gate holds a request before it answers 503."""
+    engine_attempts: int = 3
+    """How often a request is sent to an engine that fails in a way that may pass."""
+    engine_retry_s: float = 0.25
+    """Before the second attempt; doubles with each further one."""
+    max_unsolicited_aborts: int = 3
+    """How often a turn is continued that the engine cut short and nobody asked it to; then it is ABORTED."""
     max_body_bytes: int = 64 * 1024 * 1024
     model: str | None = None
     """Model name in answers; None takes the engine's."""

@@ -10,20 +10,34 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
 from harness.engines.base import TokenProvider
-from harness.errors import EngineError, HarnessError, MalformedRequest, StoreError, TurnAborted
-from harness.sessions.outcome import Admission, Reply, TurnRequest, completed_turn, failed_turn, lost_turn
+from harness.errors import ClientLeft, HarnessError, MalformedRequest, StoreError, TurnAborted
+from harness.server.connection import ClientConnection
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.generation import Generation
+from harness.server.settings import ServerSettings
+from harness.sessions.continuation import Endings, Output
+from harness.sessions.gate import Work
+from harness.sessions.outcome import (
+    Admission,
+    Reply,
+    TurnRequest,
+    broken_off_turn,
+    ended_turn,
+    finish_reason_of,
+    lost_turn,
+)
+from harness.sessions.retries import Treatment, request_digest
 from harness.sessions.session import AfterIncomplete, Session
 from harness.sessions.tree import AttachPoint
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
 from harness.tokens.matching import chain_keys
-from harness.types import FinishReason, GenerationResult, Json, Message, TokenIds, Turn, as_ids
+from harness.types import FinishReason, Json, Message, TokenIds, TopLogprobs, Turn, as_ids
 
 _LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
 _TAIL = 256  # ids at the end of a prompt: enough to see what the generation prompt began
@@ -43,6 +57,16 @@ class ServedTurn:
     body: Json
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A model call on its way through the steps."""
+
+    session: Session
+    chat: ChatRequest
+    digest: str
+    client: ClientConnection
+
+
 def _fresh_request_ids() -> Iterator[str]:
     """Ids of 32 hex digits: a random half per server and a count. One length, so none is another's prefix."""
     server = secrets.token_hex(8)
@@ -57,36 +81,102 @@ class TurnService:
     chat_tokenizer: ChatTokenizer
     store: SessionStore
     metrics: ServerMetrics
-    model: str
+    gatekeeper: Gatekeeper
+    settings: ServerSettings
     clock: Clock = time.time
     _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
+    _outcomes: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
 
-    async def serve_chat(self, session: Session, body: bytes) -> ServedTurn:
+    @property
+    def model(self) -> str:
+        """The model's name in answers."""
+        return self.settings.model or self.engine.capabilities.model
+
+    async def serve_chat(self, session: Session, body: bytes, client: ClientConnection) -> ServedTurn:
         """Answer one chat completion of `session`.
 
-        Raises `RequestError` (nothing changed), `TurnRefused`, `EngineError` (the turn is recorded as FAILED) or
-        `StoreError`.
+        Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
+        `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
         """
         began = self.clock()
+        await self.gatekeeper.enter(Work.TURN, client)
         chat = parse_request(body)
         self._check_offered(chat)
-        admission = await self._admit(session, chat, blake2b(body, digest_size=16).hexdigest())
-        result, reply = await self._sample(session, admission, chat)
-        turn = completed_turn(admission, result, reply, self.clock())
-        await self._keep(session, turn)
-        self._require_servable(session, turn)
-        self.metrics.turn_served(self.clock() - began - turn.seconds)
-        token_text = self.chat_tokenizer.tokenizer.token_text if chat.wants_logprobs else None
-        return ServedTurn(turn, completion(turn, result, self.model, token_text))
+        call = _Call(session, chat, request_digest(body, client.idempotency_key), client)
+        served = await self._served(call)
+        self._require_servable(session, served.turn)
+        self.metrics.turn_served(max(0.0, self.clock() - began - served.turn.seconds))
+        return served
 
-    async def _admit(self, session: Session, chat: ChatRequest, digest: str) -> Admission:
+    async def _served(self, call: _Call) -> ServedTurn:
+        """A new turn for the call, or what an earlier one with the same body has come to (I5)."""
+        while True:
+            treatment, index = call.session.treatment(call.digest, says_retry=call.client.says_retry)
+            match treatment:
+                case Treatment.SAMPLE:
+                    return await self._sampled(call, await self._admit(call))
+                case Treatment.CONTINUE:
+                    return await self._sampled(call, call.session.take_up(index, self.clock()))
+                case Treatment.REPLAY:
+                    return self._answer(call, call.session.turn(index), None)
+                case Treatment.JOIN:
+                    async with call.client.patience():
+                        await self._outcomes[call.session.session_id, index].wait()
+                case _:
+                    assert_never(treatment)
+
+    async def _sampled(self, call: _Call, admission: Admission) -> ServedTurn:
+        """Have the engine sample; however that ends, the admitted turn gets an outcome."""
+        self._outcomes[call.session.session_id, admission.index] = asyncio.Event()
+        self.metrics.turn_started()
+        generation = self._generation(call, admission)
+        with call.client.on_leave(lambda: call.session.abandon(admission.index)):
+            try:
+                await generation.run()
+                turn = self._outcome(call, generation)
+            except HarnessError as error:
+                await self._keep(call.session, broken_off_turn(admission, generation.output, error, self.clock()))
+                raise
+            except BaseException as error:
+                reason = HarnessError(f"the turn was given up: {type(error).__name__} {error}")
+                self._record(call.session, broken_off_turn(admission, generation.output, reason, self.clock()))
+                raise
+            await self._keep(call.session, turn)
+        if turn.is_suspended:
+            raise ClientLeft("the client left before its answer; the same request goes on with the turn")
+        return self._answer(call, turn, generation.output.top_logprobs)
+
+    def _generation(self, call: _Call, admission: Admission) -> Generation:
+        tokenizer = self.chat_tokenizer.tokenizer
+        return Generation(
+            self.engine,
+            self.gatekeeper,
+            Endings(tokenizer.eos_ids, tokenizer.decode),
+            self.settings,
+            self._request_ids,
+            call.session,
+            admission,
+            call.client,
+        )
+
+    def _outcome(self, call: _Call, generation: Generation) -> Turn:
+        """The turn as it ended; one that could go on but for its client waits for the client's retry."""
+        admission, output = generation.admission, generation.output
+        if not output.is_complete and call.client.has_left and call.session.is_open:
+            return broken_off_turn(admission, output, ClientLeft("the client left"), self.clock())
+        return ended_turn(admission, output, self._reply(admission, call.chat, output), self.clock())
+
+    def _answer(self, call: _Call, turn: Turn, top_logprobs: TopLogprobs | None) -> ServedTurn:
+        token_text = self.chat_tokenizer.tokenizer.token_text if call.chat.wants_logprobs else None
+        return ServedTurn(turn, completion(turn, self.model, token_text, top_logprobs))
+
+    async def _admit(self, call: _Call) -> Admission:
+        session, chat = call.session, call.chat
         point = session.attach(chain_keys(chat.messages, chat.tools, session.normal_form))
         diverged = session.divergence(point, chat.messages)
         point, context_ids = await self._encode(session, point, chat)
-        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, digest, diverged)
-        admission = session.admit(point, request, self.engine.capabilities.context_length, self.clock())
-        self.metrics.turn_started()
-        return admission
+        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.digest, diverged)
+        return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
     async def _encode(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
         """The ids that `point` does not have; a template that cannot extend there makes the request a new root."""
@@ -110,26 +200,6 @@ class TurnService:
         """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
         return self.chat_tokenizer.call_beginning_ids(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else []
 
-    async def _sample(
-        self, session: Session, admission: Admission, chat: ChatRequest
-    ) -> tuple[GenerationResult, Reply]:
-        """Have the engine sample; however that ends, the admitted turn gets an outcome."""
-        try:
-            result = await self.engine.generate(
-                admission.prompt_ids,
-                admission.params,
-                request_id=next(self._request_ids),
-                session_id=session.session_id,
-            )
-            return result, self._reply(admission, chat, result)
-        except EngineError as error:
-            await self._keep(session, failed_turn(admission, error, self.clock()))
-            raise
-        except BaseException as error:
-            reason = HarnessError(f"the turn was given up: {type(error).__name__} {error}")
-            self._record(session, failed_turn(admission, reason, self.clock()))
-            raise
-
     async def _keep(self, session: Session, turn: Turn) -> None:
         """Make `turn` durable, then record it; one that cannot be made durable is recorded as FAILED."""
         try:
@@ -141,19 +211,19 @@ class TurnService:
             self._record(session, turn)
 
     def _record(self, session: Session, turn: Turn) -> None:
-        session.record(turn)
-        self.metrics.turn_recorded(turn)
+        sampled = session.record(turn)
+        self.metrics.turn_recorded(turn, sampled)
+        self._outcomes.pop((session.session_id, turn.index)).set()
 
-    def _reply(self, admission: Admission, chat: ChatRequest, result: GenerationResult) -> Reply:
+    def _reply(self, admission: Admission, chat: ChatRequest, output: Output) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
-        stop = result.matched_stop if isinstance(result.matched_stop, str) else None
+        stop = output.matched_stop if isinstance(output.matched_stop, str) else None
         context_ids = admission.request.context_ids[-_TAIL:].tolist()
-        output = SampledOutput(result.output_ids.tolist(), context_ids, self._forced_ids(chat), stop)
-        parsed = self.chat_tokenizer.parse(output, chat.tools if chat.tool_mode is not ToolMode.NONE else ())
+        sampled = SampledOutput(output.ids.tolist(), context_ids, self._forced_ids(chat), stop)
+        parsed = self.chat_tokenizer.parse(sampled, chat.tools if chat.tool_mode is not ToolMode.NONE else ())
         message = reply_message(parsed, _call_id_prefix(admission))
-        finish = "tool_calls" if parsed.tool_calls and result.finish_reason is FinishReason.STOP else None
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
-        return Reply(message, finish or str(result.finish_reason), notes)
+        return Reply(message, finish_reason_of(output.finish, has_calls=bool(parsed.tool_calls)), notes)
 
     def _require_servable(self, session: Session, turn: Turn) -> None:
         """Raises `TurnAborted` for an aborted turn unless the session wants to see incomplete ones (I2)."""

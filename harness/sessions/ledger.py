@@ -23,6 +23,10 @@ class DropReason(StrEnum):
     """Turns of a branch that was not selected."""
     FAILED_TURN = "failed_turn"
     """Partial output of a turn that FAILED."""
+    UNDELIVERED = "undelivered"
+    """Partial output of a turn whose client left, and has not come back for it."""
+    AFTER_STOP = "after_stop"
+    """What an engine sampled behind a stop string that began in the request before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +66,17 @@ def account(turns: Sequence[Turn], generated: int, selection: Selection) -> Ledg
     branches = merge_branches(turns, selection)
     kept = {turn.index for branch in branches for turn in branch.kept}
     trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
-    trained = 0
+    trained = masked = 0
     dropped: Counter[str] = Counter()
     for turn in turns:
         if turn.index in kept:
-            trained += turn.output_ids.size
+            masked += turn.forced_tokens
+            trained += turn.output_ids.size - turn.forced_tokens
         elif turn.output_ids.size:
             dropped[_reason(turn, trailing)] += turn.output_ids.size
-    return Ledger(generated, trained, 0, dict(dropped))
+        for each in turn.discarded:
+            dropped[each.reason] += each.tokens
+    return Ledger(generated, trained, masked, dict(dropped))
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
@@ -87,4 +94,6 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
 def _reason(turn: Turn, trailing: set[int]) -> DropReason:
     if turn.status is TurnStatus.FAILED:
         return DropReason.FAILED_TURN
+    if turn.is_suspended:
+        return DropReason.UNDELIVERED
     return DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH

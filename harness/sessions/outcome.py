@@ -10,24 +10,25 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from msgspec import convert
 
-from harness.errors import HarnessError
+from harness.errors import ClientLeft, GateClosed, HarnessError
+from harness.sessions.continuation import Output
 from harness.sessions.divergence import Divergence
 from harness.sessions.lifecycle import STATUS_OF_FINISH
 from harness.sessions.token_log import TokenPath
 from harness.tokens.matching import ChainKey
 from harness.types import (
-    GenerationResult,
+    DISCONNECT,
+    REPEAT_TERMINATED,
+    FinishReason,
     Json,
     Message,
     SamplingParams,
     SamplingWishes,
-    Segment,
     TokenIds,
     Turn,
     TurnStatus,
-    as_ids,
-    as_logprobs,
 )
 
 
@@ -61,11 +62,25 @@ class Admission:
     params: SamplingParams
     admitted_at: float
     """Unix seconds."""
+    prior: Turn | None = None
+    """The turn as it broke off, when this takes it up again."""
 
     @property
     def prompt_ids(self) -> TokenIds:
         """The whole prompt, read-only."""
         return self.path.ids
+
+    def output_so_far(self) -> Output:
+        """What earlier requests of this turn have produced."""
+        return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
+
+
+def taken_up(turn: Turn, path: TokenPath, now: float) -> Admission:
+    """The admission of a turn that broke off and goes on; `path` is its whole prompt."""
+    asked = convert(turn.sampling["asked"], SamplingWishes)
+    params = convert(turn.sampling["used"], SamplingParams)
+    request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest)
+    return Admission(turn.index, turn.parent, turn.key, turn.ordinal, path, request, params, now, prior=turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +92,37 @@ class Reply:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def completed_turn(admission: Admission, result: GenerationResult, reply: Reply, now: float) -> Turn:
-    """The turn for which an engine sampled `result`."""
+def ended_turn(admission: Admission, output: Output, reply: Reply, now: float) -> Turn:
+    """The turn that ended with `output`: by itself, at a limit, or cut short for good."""
     return replace(
-        _blank_turn(admission, now),
-        status=STATUS_OF_FINISH[result.finish_reason],
+        _with_output(admission, output, now),
+        status=STATUS_OF_FINISH[output.finish or FinishReason.ABORT],
         finish_reason=reply.finish_reason,
-        output_ids=result.output_ids,
-        logprobs=result.logprobs,
-        version_spans=result.version_spans,
-        segments=(Segment(result.request_id, 0, result.output_ids.size, result.finish_reason),),
         reply=reply.message,
-        notes={**reply.notes, "cached_tokens": result.cached_tokens, **_branch_note(admission)},
+        notes={**_notes(admission, output), **reply.notes},
     )
 
 
-def failed_turn(admission: Admission, error: HarnessError, now: float) -> Turn:
-    """The turn that ended without a usable output."""
-    return replace(_blank_turn(admission, now), notes=_error_note(error))
+def broken_off_turn(admission: Admission, output: Output, error: HarnessError, now: float) -> Turn:
+    """The turn that nobody could be answered; the same request takes it up again (I5).
+
+    Without any output an engine's error makes it FAILED; whatever was sampled is kept for the retry.
+    """
+    turn = replace(_with_output(admission, output, now), notes={**_notes(admission, output), **_error_note(error)})
+    if output.ids.size == 0 and not isinstance(error, ClientLeft | GateClosed):
+        return turn
+    return replace(turn, status=TurnStatus.ABORTED, finish_reason=DISCONNECT)
+
+
+def finish_reason_of(finish: FinishReason | None, *, has_calls: bool) -> str:
+    """`Turn.finish_reason` for what ended an output; None is a turn that never reached the engine."""
+    match finish:
+        case FinishReason.STOP if has_calls:
+            return "tool_calls"
+        case FinishReason.REPEAT:
+            return REPEAT_TERMINATED
+        case _:
+            return str(finish or FinishReason.ABORT)
 
 
 def lost_turn(turn: Turn, error: HarnessError) -> Turn:
@@ -113,8 +141,8 @@ def digest_ids(ids: TokenIds) -> str:
     return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()
 
 
-def _blank_turn(admission: Admission, now: float) -> Turn:
-    request = admission.request
+def _with_output(admission: Admission, output: Output, now: float) -> Turn:
+    request, prior = admission.request, admission.prior
     return Turn(
         index=admission.index,
         parent=admission.parent,
@@ -123,18 +151,20 @@ def _blank_turn(admission: Admission, now: float) -> Turn:
         context_ids=request.context_ids,
         prompt_length=admission.path.length,
         prompt_digest=digest_ids(admission.prompt_ids),
-        output_ids=as_ids(()),
-        logprobs=as_logprobs(()),
-        version_spans=(),
-        segments=(),
+        output_ids=output.ids,
+        logprobs=output.logprobs,
+        version_spans=output.version_spans,
+        segments=output.segments,
         messages_delta=request.messages_delta,
         key=admission.key,
         ordinal=admission.ordinal,
         reply={"role": "assistant"},
         sampling={"asked": request.asked.stated(), "used": _used(admission.params)},
         request_digest=request.digest,
-        created_at=admission.admitted_at,
-        seconds=now - admission.admitted_at,
+        created_at=admission.admitted_at if prior is None else prior.created_at,
+        seconds=now - admission.admitted_at + (0.0 if prior is None else prior.seconds),
+        forced_tokens=output.forced_tokens,
+        discarded=output.discarded,
     )
 
 
@@ -143,9 +173,13 @@ def _used(params: SamplingParams) -> Json:
     return {each.name: getattr(params, each.name) for each in fields(params) if each.name != "continues"}
 
 
-def _branch_note(admission: Admission) -> Json:
+def _notes(admission: Admission, output: Output) -> Json:
+    """What an earlier attempt noted, its error excepted, and what this one has to say."""
+    kept = {} if admission.prior is None else {k: v for k, v in admission.prior.notes.items() if k != "error"}
     diverged = admission.request.divergence
-    return {} if diverged is None else {"diverged": diverged.to_json()}
+    branched = {} if diverged is None else {"diverged": diverged.to_json()}
+    cached = {"cached_tokens": output.cached_tokens} if output.segments else {}
+    return {**cached, **kept, **branched}
 
 
 def _error_note(error: HarnessError) -> Json:

@@ -53,6 +53,18 @@ def _turn_record(session: Session, turn: Turn) -> Json:
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in turn.version_spans
         ],
+        "segments": [
+            {
+                "request_id": each.request_id,
+                "start": each.start,
+                "end": each.end,
+                "finish_reason": str(each.finish_reason),
+            }
+            for each in turn.segments
+        ],
+        "discarded": [
+            {"request_id": each.request_id, "tokens": each.tokens, "reason": each.reason} for each in turn.discarded
+        ],
         "messages_delta": list(turn.messages_delta),
         "reply": dict(turn.reply),
         "sampling": dict(turn.sampling),

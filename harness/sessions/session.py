@@ -1,7 +1,8 @@
 """One session: what it was given, what it has recorded, and what it lets happen next.
 
-The heart of the sans-IO core. The server finds the place of a request (`attach`), encodes what is new, admits the turn
-(`admit`), has the engine sample, makes the outcome durable (`sessions.outcome`), and records it (`record`). Between
+The heart of the sans-IO core. The server asks what a request means (`treatment`), finds its place (`attach`), encodes
+what is new, admits the turn (`admit`, or `take_up` for one that broke off), has the engine sample, makes the outcome
+durable (`sessions.outcome`), and records it (`record`). Between
 these steps anything may happen to the session: each step decides by the state it finds and either changes everything
 or nothing. No method waits, so a single-threaded shell needs no lock; another thread reads a `snapshot`.
 """
@@ -19,7 +20,8 @@ from harness.sessions.admission import Limits, TurnPlace, plan_sampling
 from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import Ledger, account
 from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance
-from harness.sessions.outcome import Admission, TurnRequest
+from harness.sessions.outcome import Admission, TurnRequest, taken_up
+from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.tokens.matching import ChainKey, normal_form
 from harness.types import Message, Sample, SamplingWishes, TokenIds, Turn, TurnStatus
@@ -66,6 +68,13 @@ class Session:
         self._in_flight: dict[int, Admission] = {}
         self._admitted = 0
         self._asked: Counter[ChainKey] = Counter()
+        self._latest_with_body: dict[str, int] = {}
+        self._abandoned: set[int] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Turns may start, and go on."""
+        return (self.phase, Command.ADMIT) in TRANSITIONS
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -77,6 +86,15 @@ class Session:
         """Admitted turns without an outcome."""
         return list(self._in_flight.values())
 
+    def treatment(self, digest: str, *, says_retry: bool) -> tuple[Treatment, int]:
+        """What a request with that body digest means, and the turn it is about (-1 for none).
+
+        Raises `SessionClosing`.
+        """
+        self._require_open()
+        index = self._latest_with_body.get(digest, -1)
+        return TREATMENTS[self._standing(index), says_retry], index
+
     def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
         """Where a request with the prefix digests `keys` continues.
 
@@ -86,6 +104,10 @@ class Session:
         point = self._tree.attach(keys)
         self._require_extendable(point.parent)
         return point
+
+    def turn(self, index: int) -> Turn:
+        """The recorded turn with that index."""
+        return self._tree.turn(index)
 
     def parent_turn(self, point: AttachPoint) -> Turn | None:
         """The turn that a request at `point` extends."""
@@ -115,17 +137,34 @@ class Session:
         admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now)
         self._in_flight[admission.index] = admission
         self._count(admission.index, point.key, ordinal)
+        self._latest_with_body[request.digest] = admission.index
         return admission
 
-    def record(self, turn: Turn) -> None:
-        """Take in the outcome of an admitted turn, once it is durable.
+    def take_up(self, index: int, now: float) -> Admission:
+        """Go on with a turn that broke off, under its own index, parameters and seed. Raises `SessionClosing`."""
+        self._require_open()
+        turn = self._tree.turn(index)
+        admission = taken_up(turn, self._tree.path(index).truncated(turn.prompt_length), now)
+        self._in_flight[index] = admission
+        return admission
+
+    def abandon(self, index: int) -> None:
+        """Note that the client of a turn in flight has left."""
+        if index in self._in_flight:
+            self._abandoned.add(index)
+
+    def record(self, turn: Turn) -> int:
+        """Take in the outcome of an admitted turn, once it is durable; returns how many tokens were sampled for it.
 
         Only now can it be extended: what the store does not have has no children (I9).
         """
         self.phase = advance(self.phase, Command.COMMIT)
         admission = self._in_flight.pop(turn.index)
-        self._generated += turn.output_ids.size
+        self._abandoned.discard(turn.index)
+        sampled = turn.sampled_tokens - (0 if admission.prior is None else admission.prior.sampled_tokens)
+        self._generated += sampled
         self._tree.add(turn, admission.path.extended(turn.output_ids))
+        return sampled
 
     def mark_delivered(self, index: int) -> Turn:
         """Note that the answer of a turn has been handed over completely."""
@@ -148,7 +187,8 @@ class Session:
     def restore(self, turn: Turn) -> None:
         """Add a turn read back from the store; turns come in order of their admission."""
         self._count(turn.index, turn.key, turn.ordinal)
-        self._generated += turn.output_ids.size
+        self._latest_with_body[turn.request_digest] = turn.index
+        self._generated += turn.sampled_tokens
         self._tree.add(turn, self._tree.path(turn.parent).extended(turn.context_ids).extended(turn.output_ids))
 
     def snapshot(self) -> Self:
@@ -171,8 +211,15 @@ class Session:
         """The whole prompt of a recorded turn."""
         return self._tree.path(turn.index).ids[: turn.prompt_length]
 
+    def _standing(self, index: int) -> Standing:
+        if index < 0:
+            return Standing.UNKNOWN
+        if index in self._in_flight:
+            return Standing.ABANDONED if index in self._abandoned else Standing.AWAITED
+        return standing(self._tree.turn(index))
+
     def _require_open(self) -> None:
-        if (self.phase, Command.ADMIT) not in TRANSITIONS:
+        if not self.is_open:
             raise SessionClosing(f"the session is {self.phase} and accepts no further turn")
 
     def _require_extendable(self, parent: int | None) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 
 from harness.sessions.token_log import TokenPath
 from harness.tokens.matching import STRICT, ChainKey, NormalForm, next_key
-from harness.types import Turn, TurnStatus
+from harness.types import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class TurnTree:
         return AttachPoint(None, 0, keys[-1])
 
     def add(self, turn: Turn, path: TokenPath) -> None:
-        """Take in a new turn; it becomes an attach point unless it FAILED."""
+        """Take in a turn, or another outcome of one that broke off; it becomes an attach point when it is usable."""
         self._turns[turn.index] = turn
         self._paths[turn.index] = path
-        if turn.status is not TurnStatus.FAILED:
+        if turn.is_usable:
             key = next_key(turn.key, turn.reply, self._form)
             self._by_key[key] = max(turn.index, self._by_key.get(key, -1))
             self._latest_children[turn.parent] = max(turn.index, self._latest_children.get(turn.parent, -1))
 
     def latest_child(self, index: int | None) -> Turn | None:
-        """The turn admitted last of those that extend `index` (None: of the roots) and did not fail."""
+        """The turn admitted last of those that extend `index` (None: of the roots) and are usable."""
         child = self._latest_children.get(index)
         return None if child is None else self._turns[child]
 

@@ -24,7 +24,7 @@ class SessionStore(Protocol):
         """Keep a session that has no turns yet."""
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """Keep a finished turn."""
+        """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
 
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""

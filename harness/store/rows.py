@@ -12,9 +12,9 @@ import numpy as np
 
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
-from harness.types import Logprobs, Segment, TokenIds, Turn, TurnStatus, VersionSpan
+from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, TurnStatus, VersionSpan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = f"""
 CREATE TABLE sessions (
@@ -47,13 +47,20 @@ CREATE TABLE turns (
     seconds        REAL NOT NULL,
     delivered      INTEGER NOT NULL,
     notes          TEXT NOT NULL,
+    forced_tokens  INTEGER NOT NULL,
+    discarded      TEXT NOT NULL,
+    proximal_logprobs BLOB,
+    proximal_versions BLOB,
     PRIMARY KEY (session_id, turn)
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
 INSERT_SESSION = "INSERT INTO sessions VALUES (?, ?, ?, ?, ?)"
-INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_TURN = (
+    "INSERT OR REPLACE INTO turns VALUES"
+    " (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
 UPDATE_DELIVERED = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
@@ -93,6 +100,10 @@ def turn_row(session_id: str, turn: Turn) -> Row:
         turn.seconds,
         int(turn.delivered),
         _text(turn.notes),
+        turn.forced_tokens,
+        _text(turn.discarded),
+        None if turn.proximal_logprobs is None else _blob(turn.proximal_logprobs),
+        None if turn.proximal_versions is None else _blob(turn.proximal_versions),
     )
 
 
@@ -129,6 +140,10 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         seconds=row["seconds"],
         delivered=bool(row["delivered"]),
         notes=decode(row["notes"]),
+        forced_tokens=row["forced_tokens"],
+        discarded=decode(row["discarded"], type=tuple[Discarded, ...]),
+        proximal_logprobs=None if row["proximal_logprobs"] is None else _logprobs(row["proximal_logprobs"]),
+        proximal_versions=None if row["proximal_versions"] is None else _ids(row["proximal_versions"]),
     )
 
 

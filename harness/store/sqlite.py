@@ -65,7 +65,7 @@ class SQLiteStore:
         await self._write(rows.INSERT_SESSION, rows.session_row(session))
 
     async def commit(self, session_id: str, turn: Turn) -> None:
-        """Keep a finished turn."""
+        """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
         await self._write(rows.INSERT_TURN, rows.turn_row(session_id, turn))
 
     async def set_phase(self, session: Session) -> None:

@@ -50,11 +50,11 @@ class ServerMetrics:
         """A turn was admitted."""
         self._in_flight.inc()
 
-    def turn_recorded(self, turn: Turn) -> None:
-        """An admitted turn came to an end."""
+    def turn_recorded(self, turn: Turn, sampled: int) -> None:
+        """An admitted turn came to an end, for which `sampled` tokens were sampled."""
         self._in_flight.dec()
         self._turns.labels(str(turn.status)).inc()
-        self._tokens.inc(turn.output_ids.size)
+        self._tokens.inc(sampled)
         self._engine.observe(turn.seconds)
 
     def turn_served(self, overhead_s: float) -> None:

@@ -4,14 +4,14 @@ import json
 
 import msgspec
 import pytest
-from fakes import EOS, admit, assistant, body, new_session, sampled, toy_template, toy_tokenizer, user
+from fakes import EOS, admit, assistant, body, new_session, output_of, sampled, toy_template, toy_tokenizer, user
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.dialects.openai_chat import ToolMode, completion, error_body, parse_request, reply_message
 from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, PromptTooLong, RequestError
 from harness.server.wire import parse_session_config
-from harness.sessions.outcome import Reply, completed_turn
+from harness.sessions.outcome import Reply, ended_turn
 from harness.tokens.matching import chain_keys, next_key
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.types import SamplingWishes
@@ -368,9 +368,9 @@ def test_a_completion_says_what_the_turn_is():
     session = new_session()
     admission = admit(session, HI)
     result = sampled(admission, "yo")
-    turn = completed_turn(admission, result, Reply(assistant("yo"), "stop"), 1_003.0)
+    turn = ended_turn(admission, output_of(result), Reply(assistant("yo"), "stop"), 1_003.0)
 
-    answer = completion(turn, result, "m", toy_tokenizer().token_text)
+    answer = completion(turn, "m", toy_tokenizer().token_text)
 
     assert answer["usage"]["prompt_tokens"] == admission.prompt_ids.size
     assert answer["usage"]["completion_tokens"] == 3

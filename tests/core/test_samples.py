@@ -4,7 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import EOS, admit, assistant, fail, finish, new_session, prompt_of, sampled, take_turn, tokens_of, user
+from fakes import (
+    EOS,
+    admit,
+    assistant,
+    fail,
+    finish,
+    new_session,
+    output_of,
+    prompt_of,
+    sampled,
+    take_turn,
+    tokens_of,
+    user,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +25,7 @@ from harness.errors import EngineUnavailable, LedgerImbalance, UnknownWeightVers
 from harness.samples.merge import Selection
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger, account, total
-from harness.sessions.outcome import Reply, completed_turn
+from harness.sessions.outcome import Reply, ended_turn
 from harness.sessions.session import AfterIncomplete, Session
 from harness.types import FinishReason, SampleStatus, Turn, TurnStatus, VersionSpan
 
@@ -66,7 +79,7 @@ def test_versions_are_those_of_the_tokens():
     admission = admit(session, [user("a"), assistant("one"), user("b")])
     result = sampled(admission, "four")
     spans = (VersionSpan("3", 0, 2), VersionSpan("4", 2, result.output_ids.size))
-    turn = completed_turn(admission, replace(result, version_spans=spans), Reply(assistant("four"), "stop"), 0.0)
+    turn = ended_turn(admission, output_of(replace(result, version_spans=spans)), Reply(assistant("four"), "stop"), 0.0)
     session.record(turn)
 
     [sample] = session.samples()

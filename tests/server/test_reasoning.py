@@ -1,13 +1,11 @@
 """Reasoning over the wire: served apart from the content, and what a client that drops it can expect."""
 
 import pytest
-from fakes import body, new_session, toy_template, toy_tokenizer, user
+from fakes import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
 from tokenizers import AddedToken
 
 from harness.engines.scripted import Script, ScriptedEngine, Step
-from harness.server.turns import TurnService
 from harness.store.memory import MemoryStore
-from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 
@@ -27,14 +25,14 @@ async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning
     """With it the branch goes on; without it that is for the session's matching to say."""
     chat_tokenizer = reasoning_tokenizer()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(Step(text="<think>\nhm\n</think>\n\nyes"),)))
-    service = TurnService(engine, chat_tokenizer, MemoryStore(), ServerMetrics(), "m")
+    service = turn_service(engine, chat_tokenizer, MemoryStore())
     session = new_session(matching=matching)
 
     async with engine:
-        first = await service.serve_chat(session, body([user("a")]))
+        first = await service.serve_chat(session, body([user("a")]), patient_client())
         reply = dict(first.body["choices"][0]["message"])
         sent = reply if keeps_reasoning else {name: reply[name] for name in ("role", "content")}
-        second = await service.serve_chat(session, body([user("a"), sent, user("b")]))
+        second = await service.serve_chat(session, body([user("a"), sent, user("b")]), patient_client())
 
     assert reply == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     assert second.turn.parent == parent

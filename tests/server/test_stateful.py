@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-from fakes import body, tool, toy_template, toy_tokenizer, user
+from fakes import body, tool, toy_template, toy_tokenizer, turn_service, user
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -31,10 +31,7 @@ from stored import ledger_of, read_file
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
 from harness.server.app import SessionServer
-from harness.server.settings import ServerSettings
-from harness.server.turns import TurnService
 from harness.store.connect import open_store
-from harness.telemetry.metrics import ServerMetrics
 from harness.types import FinishReason
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -123,9 +120,8 @@ class ServerMachine(RuleBasedStateMachine):
         self.exits.append(stack)
         store = await stack.enter_async_context(open_store(self.path))
         engine = await stack.enter_async_context(ScriptedEngine(toy_tokenizer(), self.script))
-        metrics = ServerMetrics()
-        turns = TurnService(engine, toy_template(), store, metrics, "m")
-        self.server = SessionServer(turns, store, metrics, ServerSettings(pause_timeout_s=0.005))
+        turns = turn_service(engine, toy_template(), store, pause_timeout_s=0.005, engine_retry_s=0.0)
+        self.server = SessionServer(turns)
         await self.server.restore()
         transport = httpx.ASGITransport(app=self.server.app())
         self.http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://server"))

@@ -4,15 +4,13 @@ import asyncio
 import json
 
 import pytest
-from fakes import body, new_session, prompt_of, tokens_of, tool, toy_template
+from fakes import body, new_session, patient_client, prompt_of, tokens_of, tool, toy_template, turn_service
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from harness.engines.scripted import Script, ScriptedEngine, Step
-from harness.server.turns import TurnService
 from harness.sessions.session import AfterIncomplete, Session
 from harness.store.memory import MemoryStore
-from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason
@@ -40,14 +38,16 @@ async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -
         for _, said, finish in turns
     ]
     engine = ScriptedEngine(template.tokenizer, Script(steps=tuple(steps)))
-    service = TurnService(engine, template, MemoryStore(), ServerMetrics(), "m")
+    service = turn_service(engine, template, MemoryStore())
     session = new_session(after_incomplete=AfterIncomplete.SERVE)
     messages: list[dict] = []
     for inputs, _, _ in turns:
         messages += [
             {"role": role, "content": text} | ({"tool_call_id": "c"} if role == "tool" else {}) for role, text in inputs
         ]
-        served = await service.serve_chat(session, body(messages, tools=[tool("add")] if has_tools else []))
+        served = await service.serve_chat(
+            session, body(messages, tools=[tool("add")] if has_tools else []), patient_client()
+        )
         messages.append(json.loads(json.dumps(served.body["choices"][0]["message"])))
     return session
 

@@ -19,7 +19,7 @@ from harness.sessions.lifecycle import Phase
 from harness.sessions.session import AfterIncomplete, Session, SessionConfig
 from harness.store.connect import open_store
 from harness.store.sqlite import SQLiteStore, read_sessions
-from harness.types import FinishReason, SamplingWishes, Turn
+from harness.types import DISCONNECT, FinishReason, SamplingWishes, Turn, TurnStatus
 
 RICH = SessionConfig(
     metadata={"task": "日本語", "nested": {"list": [1, None, 2.5, True]}, "big": 2**63},
@@ -137,18 +137,30 @@ async def test_many_writers_at_once_are_all_durable(tmp_path):
 
 
 async def test_a_write_that_fails_is_an_error_for_who_waits_and_the_store_goes_on(tmp_path):
-    """The same turn twice is refused; the first one stays as it was and later turns are kept."""
+    """A session cannot be created twice; what was kept stays as it was and turns go on being kept."""
     session = numbered(1)
     turn = take_turn(session, [user("a")], "1")
     async with SQLiteStore(tmp_path / "s.db") as store:
         await store.create(session)
         await store.commit(session.session_id, turn)
         with pytest.raises(StoreError, match=r"s\.db"):
-            await store.commit(session.session_id, turn)
+            await store.create(session)
         second = finish(session, admit(session, [user("b")]), "2")
         await store.commit(session.session_id, second)
 
     assert [turn.index for turn in read_sessions(tmp_path / "s.db")[0].turns] == [0, 1]
+
+
+async def test_another_outcome_of_a_turn_takes_the_place_of_the_first(tmp_path):
+    """A turn that broke off and went on is one row."""
+    session = numbered(1)
+    turn = take_turn(session, [user("a")], "1")
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.create(session)
+        await store.commit(session.session_id, replace(turn, finish_reason=DISCONNECT, status=TurnStatus.ABORTED))
+        await store.commit(session.session_id, turn)
+
+    assert [kept.finish_reason for kept in read_sessions(tmp_path / "s.db")[0].turns] == ["stop"]
 
 
 async def test_a_value_that_cannot_be_stored_does_not_end_the_writer(tmp_path):

@@ -1,0 +1,126 @@
+"""Having an engine produce the output of one turn, whatever happens to the requests on the way.
+
+One request usually does it. The loop goes on when the engine cut the output short and the turn may be continued
+(`sessions.continuation`), waits at the gate while the server is paused, repeats a request that failed in a way that may
+pass, and stops the engine at once when the client leaves. What has been produced is in `output` at any moment.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from harness.engines.base import TokenProvider
+from harness.errors import ClientLeft, EngineError
+from harness.server.connection import ClientConnection
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.settings import ServerSettings
+from harness.sessions.continuation import Endings, Output
+from harness.sessions.gate import Work
+from harness.sessions.outcome import Admission
+from harness.sessions.session import Session
+from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
+
+_STOP_S = 5.0  # what an engine gets to hand over the partial output of a client that left
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Generation:
+    """The output of one admitted turn in the making."""
+
+    engine: TokenProvider
+    gatekeeper: Gatekeeper
+    endings: Endings
+    settings: ServerSettings
+    request_ids: Iterator[str]
+    session: Session
+    admission: Admission
+    client: ClientConnection
+    output: Output = field(init=False)
+    _unsolicited_aborts: int = 0
+
+    def __post_init__(self) -> None:
+        self.output = self.admission.output_so_far().settled(self.admission.params, self.endings)
+
+    @property
+    def may_go_on(self) -> bool:
+        """The turn can still be completed: neither drained, nor left by its client, nor cut short too often."""
+        return (
+            self.session.is_open
+            and not self.client.has_left
+            and self._unsolicited_aborts <= self.settings.max_unsolicited_aborts
+        )
+
+    async def run(self) -> None:
+        """Ask the engine until the output is complete or may not go on.
+
+        Raises `EngineError`, `GateClosed`, `ClientLeft`; `output` then holds what there was.
+        """
+        while not self.output.is_complete:
+            await self.gatekeeper.enter(Work.TURN, self.client)
+            if not self.may_go_on:
+                return
+            await self._next_segment()
+
+    async def _next_segment(self) -> None:
+        epoch = self.gatekeeper.gate.epoch
+        params = self.output.next_params(self.admission.params)
+        self.output = self.output.joined(await self._ask(params)).settled(self.admission.params, self.endings)
+        if not self.output.is_complete and self.gatekeeper.gate.epoch == epoch:
+            self._unsolicited_aborts += 1
+
+    async def _ask(self, params: SamplingParams) -> GenerationResult:
+        """The engine's answer; failures that may pass are repeated, each time with a fresh request id."""
+        for attempt in range(1, self.settings.engine_attempts):
+            try:
+                return await self._ask_once(params)
+            except EngineError as error:
+                if not error.retryable or not self.may_go_on:
+                    raise
+                log.warning("engine_request_repeated", attempt=attempt, code=error.code, error=error.message)
+            async with self.client.patience():
+                await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
+        return await self._ask_once(params)
+
+    async def _ask_once(self, params: SamplingParams) -> GenerationResult:
+        request_id = next(self.request_ids)
+        async with self._stopped_on_leave(request_id):
+            return await self.engine.generate(
+                self._input_ids(), params, request_id=request_id, session_id=self.session.session_id
+            )
+
+    def _input_ids(self) -> TokenIds:
+        """Prompt and partial output."""
+        prompt_ids, so_far = self.admission.prompt_ids, self.output.ids
+        return as_ids(np.concatenate([prompt_ids, so_far])) if so_far.size else prompt_ids
+
+    @asynccontextmanager
+    async def _stopped_on_leave(self, request_id: str) -> AsyncIterator[None]:
+        """End the request inside the engine when the client leaves, and wait a bounded time for its partial output."""
+        stops: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(None) as deadline:
+
+                def stop() -> None:
+                    deadline.reschedule(asyncio.get_running_loop().time() + _STOP_S)
+                    stops.append(asyncio.create_task(self._stop(request_id)))
+
+                with self.client.on_leave(stop):
+                    yield
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise ClientLeft(f"the client left, and the engine did not stop within {_STOP_S:g} s") from None
+        finally:
+            for task in stops:
+                task.cancel()
+            await asyncio.gather(*stops, return_exceptions=True)
+
+    async def _stop(self, request_id: str) -> None:
+        with suppress(EngineError):
+            await self.engine.abort(request_id)

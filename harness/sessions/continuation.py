@@ -1,0 +1,209 @@
+"""From the engine requests of a turn to its output: what has been gathered so far, and what to ask for next.
+
+A turn is one engine request when nothing interferes. When an engine cuts it short (a weight update, an abort nobody
+asked for, a client that left and came back), the next request takes prompt + partial as its input, and the agent sees
+one answer. Every segment keeps its own request id, its versions and its logprobs; nothing is sampled twice.
+
+Pure: the server asks the engine, waits at the gate and decides when to give up.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from harness.sessions.ledger import DropReason
+from harness.tokens.incremental import StopStrings
+from harness.types import (
+    Discarded,
+    FinishReason,
+    GenerationResult,
+    Logprobs,
+    PromptLogprobs,
+    SamplingParams,
+    Segment,
+    TokenIds,
+    TopLogprobs,
+    Turn,
+    VersionSpan,
+    as_ids,
+    as_logprobs,
+)
+
+_SEED_BITS = 63
+
+
+class Endings(NamedTuple):
+    """What a model's own output ends with."""
+
+    eos_ids: frozenset[int]
+    decode: Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the requests of a turn have produced.
+
+    `finish` is None before the first request, and ABORT while there is more to come.
+    """
+
+    ids: TokenIds
+    logprobs: Logprobs
+    finish: FinishReason | None = None
+    matched_stop: int | str | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    top_logprobs: TopLogprobs | None = None
+    forced_tokens: int = 0
+    cached_tokens: int = 0
+    """Input tokens of the first request whose KV cache was reused."""
+    discarded: tuple[Discarded, ...] = ()
+    scorings: tuple[PromptLogprobs, ...] = ()
+    """Logprobs of input tokens, by absolute position, that came along with the requests."""
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """The output before the first request."""
+        return cls(as_ids(()), as_logprobs(()))
+
+    @classmethod
+    def of_turn(cls, turn: Turn) -> Self:
+        """Where a turn that broke off goes on from; of one that FAILED nothing is usable."""
+        if not turn.is_suspended:
+            lost = Discarded(_last_request(turn), int(turn.output_ids.size), DropReason.FAILED_TURN)
+            return cls(as_ids(()), as_logprobs(()), discarded=(*turn.discarded, *([lost] if lost.tokens else [])))
+        return cls(
+            turn.output_ids,
+            turn.logprobs,
+            FinishReason.ABORT if turn.segments else None,
+            version_spans=turn.version_spans,
+            segments=turn.segments,
+            discarded=turn.discarded,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """The model, a limit or a guard ended it; nothing is left to ask for."""
+        return self.finish is not None and self.finish is not FinishReason.ABORT
+
+    def joined(self, result: GenerationResult) -> Self:
+        """This output with that of the next request behind it."""
+        start = int(self.ids.size)
+        end = start + int(result.output_ids.size)
+        scored = () if result.prompt_logprobs is None else (result.prompt_logprobs,)
+        return replace(
+            self,
+            ids=as_ids(np.concatenate([self.ids, result.output_ids])) if start else result.output_ids,
+            logprobs=as_logprobs(np.concatenate([self.logprobs, result.logprobs])) if start else result.logprobs,
+            finish=result.finish_reason,
+            matched_stop=result.matched_stop,
+            version_spans=_joined_spans(self.version_spans, result.version_spans, start),
+            segments=(*self.segments, Segment(result.request_id, start, end, result.finish_reason)),
+            top_logprobs=_joined_alternatives(self.top_logprobs, result.top_logprobs) if start else result.top_logprobs,
+            forced_tokens=result.forced_tokens,
+            cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
+            scorings=(*self.scorings, *scored),
+        )
+
+    def settled(self, params: SamplingParams, endings: Endings) -> Self:
+        """This output, ended where it ends as a whole: an engine judges by the tokens of its own request only."""
+        if self.finish is FinishReason.ABORT or len(self.segments) > 1:
+            return self._ended(params, endings)
+        return self
+
+    def next_params(self, params: SamplingParams) -> SamplingParams:
+        """The parameters of the next request: what is left of the budget, and a seed of its own."""
+        done = int(self.ids.size)
+        if not done:
+            return params
+        seed = None if params.seed is None else segment_seed(params.seed, done)
+        return replace(params, max_new_tokens=params.max_new_tokens - done, seed=seed, continues=done)
+
+    def _ended(self, params: SamplingParams, endings: Endings) -> Self:
+        match = first_stop_string(self.ids, params.stop, endings.decode)
+        if match is not None:
+            return self._cut(match.end, match.text)
+        if self.finish is not FinishReason.ABORT:
+            return self
+        last = int(self.ids[-1]) if self.ids.size else None
+        if last is not None and _is_stop_id(last, params, endings):
+            return replace(self, finish=FinishReason.STOP, matched_stop=last)
+        if self.ids.size >= params.max_new_tokens:
+            return replace(self, finish=FinishReason.LENGTH)
+        return self
+
+    def _cut(self, end: int, stop: str) -> Self:
+        """The first `end` tokens; what came after the stop string is discarded."""
+        over = int(self.ids.size) - end
+        surplus = (Discarded(self.segments[-1].request_id, over, DropReason.AFTER_STOP),) if over else ()
+        top = self.top_logprobs
+        return replace(
+            self,
+            ids=self.ids[:end],
+            logprobs=self.logprobs[:end],
+            finish=FinishReason.STOP,
+            matched_stop=stop,
+            version_spans=tuple(
+                replace(span, end=min(span.end, end)) for span in self.version_spans if span.start < end
+            ),
+            segments=tuple(replace(each, start=min(each.start, end), end=min(each.end, end)) for each in self.segments),
+            top_logprobs=None if top is None else TopLogprobs(top.ids[:end], top.logprobs[:end]),
+            forced_tokens=max(0, self.forced_tokens - over),
+            discarded=(*self.discarded, *surplus),
+        )
+
+
+class StopMatch(NamedTuple):
+    """A stop string in an output: it is complete with the token before `end`."""
+
+    end: int
+    text: str
+
+
+def first_stop_string(ids: TokenIds, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> StopMatch | None:
+    """The first stop string that `ids` complete, joints between requests included."""
+    if not stop:
+        return None
+    strings = StopStrings(decode, stop)
+    for position, token_id in enumerate(ids.tolist(), start=1):
+        text = strings.push(token_id)
+        if text is not None:
+            return StopMatch(position, text)
+    return None
+
+
+def segment_seed(turn_seed: int, position: int) -> int:
+    """The seed of the request that goes on at output token `position`; that of the turn itself at 0.
+
+    It depends on the position only, so a request that has to be repeated samples the same again (I10).
+    """
+    if position == 0:
+        return turn_seed
+    return int.from_bytes(blake2b(f"{turn_seed},{position}".encode(), digest_size=8).digest()) >> (64 - _SEED_BITS)
+
+
+def _is_stop_id(token_id: int, params: SamplingParams, endings: Endings) -> bool:
+    return token_id in params.stop_token_ids or (token_id in endings.eos_ids and not params.ignore_eos)
+
+
+def _joined_spans(
+    before: tuple[VersionSpan, ...], after: Sequence[VersionSpan], offset: int
+) -> tuple[VersionSpan, ...]:
+    moved = [VersionSpan(span.version, span.start + offset, span.end + offset) for span in after]
+    if before and moved and before[-1].version == moved[0].version:
+        moved[0] = replace(moved[0], start=before[-1].start)
+        before = before[:-1]
+    return (*before, *moved)
+
+
+def _joined_alternatives(before: TopLogprobs | None, after: TopLogprobs | None) -> TopLogprobs | None:
+    """Both, when both are there: alternatives are not stored, so a turn taken up after a restart has none before."""
+    if before is None or after is None:
+        return None
+    return TopLogprobs(np.concatenate([before.ids, after.ids]), np.concatenate([before.logprobs, after.logprobs]))
+
+
+def _last_request(turn: Turn) -> str:
+    return turn.segments[-1].request_id if turn.segments else ""

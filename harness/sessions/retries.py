@@ -1,0 +1,73 @@
+"""At most once (I5): what a request means whose body this session has seen before.
+
+A client that never got its answer sends the same bytes again; a client that wants another sample does too. What tells
+them apart is what became of the turn, and whether the client says that it retries. The table is the whole policy.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from hashlib import blake2b
+
+from harness.types import Turn, TurnStatus
+
+
+class Standing(StrEnum):
+    """What became of the last turn that was asked for with the same body."""
+
+    UNKNOWN = "unknown"
+    """There is none."""
+    AWAITED = "awaited"
+    """In flight, and its client waits for it."""
+    ABANDONED = "abandoned"
+    """In flight; its client has left."""
+    BROKEN_OFF = "broken_off"
+    """It FAILED, or was suspended with a partial output."""
+    UNDELIVERED = "undelivered"
+    """It has an outcome that nobody was handed."""
+    DELIVERED = "delivered"
+    """Its answer was handed over completely."""
+
+
+class Treatment(StrEnum):
+    """What to do with the request."""
+
+    SAMPLE = "sample"
+    """A turn of its own; a sibling when there is an earlier one."""
+    JOIN = "join"
+    """Wait for the turn in flight, then look again."""
+    CONTINUE = "continue"
+    """Take up the turn where it broke off."""
+    REPLAY = "replay"
+    """The stored answer."""
+
+
+TREATMENTS: Mapping[tuple[Standing, bool], Treatment] = {
+    # (standing, the client says that it retries)
+    (Standing.UNKNOWN, False): Treatment.SAMPLE,
+    (Standing.UNKNOWN, True): Treatment.SAMPLE,
+    (Standing.AWAITED, False): Treatment.SAMPLE,
+    (Standing.AWAITED, True): Treatment.JOIN,
+    (Standing.ABANDONED, False): Treatment.JOIN,
+    (Standing.ABANDONED, True): Treatment.JOIN,
+    (Standing.BROKEN_OFF, False): Treatment.CONTINUE,
+    (Standing.BROKEN_OFF, True): Treatment.CONTINUE,
+    (Standing.UNDELIVERED, False): Treatment.REPLAY,
+    (Standing.UNDELIVERED, True): Treatment.REPLAY,
+    (Standing.DELIVERED, False): Treatment.SAMPLE,
+    (Standing.DELIVERED, True): Treatment.REPLAY,
+}
+
+
+def standing(turn: Turn) -> Standing:
+    """Where a turn that has an outcome stands."""
+    if turn.status is TurnStatus.FAILED or turn.is_suspended:
+        return Standing.BROKEN_OFF
+    return Standing.DELIVERED if turn.delivered else Standing.UNDELIVERED
+
+
+def request_digest(body: bytes, idempotency_key: str) -> str:
+    """What makes two requests of a session the same call: blake2b-128 of the body, and the client's own key for it."""
+    digest = blake2b(body, digest_size=16)
+    if idempotency_key:
+        digest.update(b"\0" + idempotency_key.encode())
+    return digest.hexdigest()

@@ -1,0 +1,73 @@
+"""What of a session still waits for the policy version that is live, request by request (I7).
+
+A scoring covers one branch. Branches share turns: after a scoring has been taken in, the next one asks only for what is
+still missing, so a shared prefix is scored once. Turns in flight are left out: the request that goes on with them
+scores them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.samples.merge import merge_branches
+from harness.samples.proximal import waiting_tokens, waiting_window
+from harness.sessions.session import Session
+from harness.types import TokenIds, Turn, TurnStatus, as_ids
+
+IsComparable = Callable[[Turn], bool]
+"""Whether the logprobs of a turn are on the scale of prompt logprobs."""
+
+
+class ScoringTask(NamedTuple):
+    """One request to the engine: score `input_ids[start:]`."""
+
+    leaf: int
+    """Index of the turn that ends the branch."""
+    input_ids: TokenIds
+    """The branch up to the last token that waits."""
+    start: int
+
+
+def next_scoring(session: Session, version: int, is_comparable: IsComparable) -> ScoringTask | None:
+    """What to score next under `version`; None when no token of the session waits for it."""
+    for branch in _branches(session):
+        window = waiting_window(filter(is_comparable, _settled(session, branch)), version)
+        if window is not None:
+            return ScoringTask(branch[-1].index, _ids(branch, window.stop), window.start)
+    return None
+
+
+def waiting_in(session: Session, version: int, is_comparable: IsComparable) -> int:
+    """How many tokens of the session wait for `version`."""
+    turns = {turn.index: turn for branch in _branches(session) for turn in _settled(session, branch)}
+    return waiting_tokens(filter(is_comparable, turns.values()), version)
+
+
+def _branches(session: Session) -> Iterator[Sequence[Turn]]:
+    """Branches whose tokens may still be delivered: of a session that may go on, all of them."""
+    if not session.is_open:
+        yield from (branch.kept for branch in merge_branches(session.turns, session.config.selection))
+        return
+    turns = {turn.index: turn for turn in session.turns if turn.status is not TurnStatus.FAILED}
+    parents = {turn.parent for turn in turns.values()}
+    for leaf in turns:
+        if leaf not in parents:
+            yield _path(turns, leaf)
+
+
+def _path(turns: dict[int, Turn], leaf: int) -> list[Turn]:
+    path = [turns[leaf]]
+    while path[-1].parent is not None:
+        path.append(turns[path[-1].parent])
+    return path[::-1]
+
+
+def _settled(session: Session, branch: Iterable[Turn]) -> list[Turn]:
+    """The turns of `branch` that nobody works on; another outcome of the others is on its way to the store."""
+    in_flight = {admission.index for admission in session.turns_in_flight}
+    return [turn for turn in branch if turn.index not in in_flight]
+
+
+def _ids(branch: Iterable[Turn], stop: int) -> TokenIds:
+    return as_ids(np.concatenate([part for turn in branch for part in (turn.context_ids, turn.output_ids)])[:stop])

@@ -148,6 +148,22 @@ def test_the_least_recently_used_prefix_goes_first() -> None:
     assert schedule.take_kv_ops() == [KvDrop(kept[0] or 0)]
 
 
+def test_a_short_sequence_does_not_take_the_room_of_a_long_prefix() -> None:
+    """A prefix that fills the memory goes when a sequence shares its beginning, and the next one can run beside it."""
+    schedule = scheduler(kv_tokens=640, step_tokens=640)
+    filling = tokens(range(620))
+    schedule.add(filling)
+    step(schedule)
+    schedule.finish(filling)
+    short = [tokens(range(20), range(first, first + 5)) for first in (1000, 2000)]
+    for sequence in short:
+        schedule.add(sequence)
+    step(schedule)
+
+    assert schedule.running == short
+    assert schedule.used_tokens == 128
+
+
 def test_the_youngest_goes_back_to_waiting_when_memory_runs_out() -> None:
     """The oldest always advances; the youngest is computed again later, with what it has sampled."""
     schedule = scheduler(kv_tokens=192, sequences=2)

@@ -234,7 +234,13 @@ class Scheduler:
         if capacity > self.limits.kv_tokens - sum(other.capacity for other in self.running):
             return False
         match match.source:
-            case _Prefix() as prefix if self._may_take_over(prefix, sequence, match.tokens, capacity):
+            case _Prefix() as prefix if self._continues(prefix, sequence, match.tokens):
+                self._take_over(prefix, sequence)
+            case _Prefix() as prefix if not self._fits_beside(prefix, capacity):
+                if match.tokens < prefix.capacity // 2:
+                    # Taken over, it would take the room of the sequences after this one for a few tokens' sake.
+                    self._evict(prefix)
+                    return self._start(sequence, self._best_match(sequence))
                 self._take_over(prefix, sequence)
             case source:
                 self._make_room(capacity, keep=source)
@@ -247,14 +253,13 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _may_take_over(self, prefix: _Prefix, sequence: Sequence, tokens: int, capacity: int) -> bool:
-        """Whether to move the KV of `prefix` instead of copying it.
+    def _continues(self, prefix: _Prefix, sequence: Sequence, tokens: int) -> bool:
+        """Whether the session of `prefix` goes on with `sequence`, and so needs the prefix no more."""
+        return prefix.session_id == sequence.session_id and tokens == prefix.ids.size
 
-        A session that goes on needs its old prefix no more; a copy that does not fit beside the original is no choice.
-        """
-        continues = prefix.session_id == sequence.session_id and tokens == prefix.ids.size
-        in_use = prefix.capacity + sum(other.capacity for other in self.running)
-        return continues or in_use + capacity > self.limits.kv_tokens
+    def _fits_beside(self, prefix: _Prefix, capacity: int) -> bool:
+        """Whether `prefix` may stay when `capacity` more tokens are used."""
+        return prefix.capacity + sum(other.capacity for other in self.running) + capacity <= self.limits.kv_tokens
 
     def _take_over(self, prefix: _Prefix, sequence: Sequence) -> None:
         del self._prefixes[prefix.kv]

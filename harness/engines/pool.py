@@ -36,6 +36,9 @@ _T = TypeVar("_T")
 
 _STALE = "its weights are older than those of the other workers"
 
+MISSED_UPDATE = "it missed the update of its weights"
+"""Fences a worker that an update of all the others did not reach, until a later one does."""
+
 
 class WorkerStatus(NamedTuple):
     """One worker of a pool, as it stands."""
@@ -89,8 +92,6 @@ class EnginePool:
         queue_timeout_s: How long a request waits for a worker before it is `EngineUnavailable`.
     """
 
-    observer: PoolObserver = _Nobody()
-
     def __init__(
         self, workers: Sequence[TokenProvider], *, limit: int | None = None, queue_timeout_s: float = 600.0
     ) -> None:
@@ -102,6 +103,7 @@ class EnginePool:
         self._tickets = itertools.count()
         self._serving: dict[str, _Member] = {}
         self._paused: PauseMode | None = None
+        self._observer: PoolObserver = _Nobody()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -127,6 +129,11 @@ class EnginePool:
         ]
 
     @property
+    def providers(self) -> dict[str, TokenProvider]:
+        """Every worker by its name, for whoever has to treat them one by one."""
+        return {name: member.provider for name, member in self._members.items()}
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for a worker."""
         return self._placement.waiting
@@ -146,6 +153,11 @@ class EnginePool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._leave_all()
+
+    def observe(self, observer: PoolObserver) -> None:
+        """Have `observer` count from now on."""
+        self._observer = observer
+        self._changed()
 
     # Membership
 
@@ -194,7 +206,7 @@ class EnginePool:
         self._changed()
 
     def _changed(self) -> None:
-        self.observer.workers_serving(sum(not member.load.fence for member in self._members.values()))
+        self._observer.workers_serving(sum(not member.load.fence for member in self._members.values()))
         self._grant()
 
     async def _leave_all(self) -> None:
@@ -348,7 +360,7 @@ class EnginePool:
         if before is None or before.worker is member.load:
             return
         recomputed = max(0, min(before.tokens, result.input_ids.size) - result.cached_tokens)
-        self.observer.session_moved(recomputed)
+        self._observer.session_moved(recomputed)
         log.info(
             "session_moved",
             session_id=session_id,

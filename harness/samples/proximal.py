@@ -76,10 +76,10 @@ class ProximalColumns:
         waiting: _Mask = is_next & (self.versions == self.behavior_versions)
         return waiting
 
-    def waiting_from(self, version: int) -> int | None:
-        """Position of the first token that waits for `version`; None when none does."""
-        waiting = self.waiting(version)
-        return self.start + int(waiting.argmax()) if waiting.any() else None
+    def waiting_window(self, version: int) -> range | None:
+        """From the first to the last position that waits for `version`; None when none does."""
+        positions = np.flatnonzero(self.waiting(version))
+        return range(self.start + int(positions[0]), self.start + int(positions[-1]) + 1) if positions.size else None
 
     def scored(self, scoring: PromptLogprobs) -> Self:
         """These tokens after `scoring`; the same object when it settles none of them."""
@@ -94,14 +94,20 @@ class ProximalColumns:
         return replace(self, logprobs=as_logprobs(logprobs), versions=as_ids(versions))
 
 
-def scoring_start(turns: Iterable[Turn], version: int) -> int | None:
-    """The first position of a branch whose token waits for `version`, None when none of `turns` has one.
+def waiting_window(turns: Iterable[Turn], version: int) -> range | None:
+    """From the first to the last position of a branch whose token waits for `version`; None when no token does.
 
-    At least 1 in a branch with a prompt, as `TokenProvider.score` wants it. A turn without a token of the version
-    before costs a look at its spans, whatever its length.
+    Begins at 1 or later in a branch with a prompt, as `TokenProvider.score` wants it. A turn without a token of the
+    version before costs a look at its spans, whatever its length.
     """
-    starts = (columns.waiting_from(version) for columns in _candidates(turns, version))
-    return min((start for start in starts if start is not None), default=None)
+    windows = [window for columns in _candidates(turns, version) if (window := columns.waiting_window(version))]
+    return range(min(each.start for each in windows), max(each.stop for each in windows)) if windows else None
+
+
+def scoring_start(turns: Iterable[Turn], version: int) -> int | None:
+    """Where a request that goes on with a branch has to begin scoring; None when nothing waits for `version`."""
+    window = waiting_window(turns, version)
+    return None if window is None else window.start
 
 
 def waiting_tokens(turns: Iterable[Turn], version: int) -> int:
@@ -123,9 +129,25 @@ def score_turns(turns: Iterable[Turn], scoring: PromptLogprobs) -> list[Turn]:
     return changed
 
 
+def keep_scores(turn: Turn, earlier: Turn) -> Turn:
+    """`turn`, a later outcome of `earlier` whose output goes on where that one broke off, with the scores of both.
+
+    Tokens that only `earlier` has were cut away, and their scores with them.
+    """
+    if earlier.proximal_logprobs is None or earlier.proximal_versions is None:
+        return turn
+    own, shared = ProximalColumns.of_turn(turn), min(earlier.output_ids.size, turn.output_ids.size)
+    logprobs, versions = own.logprobs.copy(), own.versions.copy()
+    is_missing = own.versions[:shared] == expand_spans(turn.version_spans, turn.output_ids.size)[:shared]
+    logprobs[:shared][is_missing] = earlier.proximal_logprobs[:shared][is_missing]
+    versions[:shared][is_missing] = earlier.proximal_versions[:shared][is_missing]
+    return replace(turn, proximal_logprobs=as_logprobs(logprobs), proximal_versions=as_ids(versions))
+
+
 def sample_scoring_start(sample: Sample, version: int) -> int | None:
     """Like `scoring_start`, for a sample that has left its session."""
-    return ProximalColumns.of_sample(sample).waiting_from(version)
+    window = ProximalColumns.of_sample(sample).waiting_window(version)
+    return None if window is None else window.start
 
 
 def score_sample(sample: Sample, scoring: PromptLogprobs) -> Sample:

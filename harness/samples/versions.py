@@ -31,6 +31,14 @@ def policy_version(label: str) -> int:
     return int(label)
 
 
+def is_version(label: str, version: int) -> bool:
+    """Whether `label` stands for the policy version `version`; one that stands for none does not."""
+    try:
+        return policy_version(label) == version
+    except UnknownWeightVersion:
+        return False
+
+
 def expand_spans(spans: Iterable[VersionSpan], size: int) -> Versions:
     """The policy version of each of `size` output tokens. Raises `UnknownWeightVersion`."""
     versions = np.full(size, NOT_SAMPLED, dtype=np.int32)

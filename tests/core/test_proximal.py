@@ -11,6 +11,7 @@ from harness.samples.merge import Selection, build_samples
 from harness.samples.proximal import (
     ProximalColumns,
     Staleness,
+    keep_scores,
     oldest_version,
     sample_scoring_start,
     score_sample,
@@ -18,6 +19,7 @@ from harness.samples.proximal import (
     scoring_start,
     staleness,
     waiting_tokens,
+    waiting_window,
 )
 from harness.types import PromptLogprobs, TokenIds, as_ids, as_logprobs
 
@@ -84,6 +86,7 @@ def test_what_is_asked_for_begins_at_the_first_waiting_token():
         4: None,
     }
     assert [waiting_tokens([first, second], version) for version in range(5)] == [0, 1, 4, 1, 0]
+    assert waiting_window([first, second], 2) == range(first.prompt_length + 1, second.prompt_length + 2)
 
 
 def test_a_scoring_settles_earlier_turns_and_passes_over_what_lies_between_them():
@@ -169,7 +172,22 @@ def test_a_partial_output_is_scored_before_it_is_a_turn():
     assert columns.behavior_versions.tolist() == [0, 1, 1]
     assert columns.logprobs.tolist() == pytest.approx([-2.3, -1.8, -2.1])
     assert columns.versions.tolist() == [1, 1, 1]
-    assert (columns.waiting_from(1), columns.waiting_from(2)) == (None, 3)
+    assert (columns.waiting_window(1), columns.waiting_window(2)) == (None, range(3, 5))
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+def test_a_turn_that_goes_on_keeps_the_scores_of_its_broken_off_part(kept):
+    """A retry makes another outcome of the same turn; what the first part met is not forgotten."""
+    broken_off = turn(output=[1, 2], logprobs=[-1.0, -2.0], spans=[("0", 0, 2)])
+    [scored] = score_turns([broken_off], PromptLogprobs(2, as_logprobs([-5.0, -6.0]), "1"))
+    spans = [("0", 0, min(2, kept)), ("1", min(2, kept), kept)]
+    whole = turn(output=[1, 2, 3, 4][:kept], logprobs=[-1.0, -2.0, -3.0, -4.0][:kept], spans=spans)
+
+    went_on = keep_scores(whole, scored)
+
+    expected = [(-5.0, 1), (-6.0, 1), (-3.0, 1), (-4.0, 1)][:kept]
+    assert proximal_of([went_on]) == expected
+    assert keep_scores(whole, broken_off) is whole
 
 
 def test_a_turn_without_values_of_its_own_holds_the_behaviour_values():

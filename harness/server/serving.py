@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from harness.engines.base import TokenProvider
+from harness.engines.pool import EnginePool
 from harness.errors import HarnessError
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
@@ -26,6 +28,13 @@ _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse thei
 _SHUTDOWN_S = 5
 _START_S = 30.0
 
+Around = Callable[[ASGIApp], ASGIApp]
+"""Puts the application of a session server into a larger one."""
+
+
+def _alone(app: ASGIApp) -> ASGIApp:
+    return app
+
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
@@ -40,9 +49,14 @@ class RunningServer:
 
 @asynccontextmanager
 async def serve_in_process(
-    engine: TokenProvider, chat_tokenizer: ChatTokenizer, store: SessionStore, settings: ServerSettings | None = None
+    engine: TokenProvider,
+    chat_tokenizer: ChatTokenizer,
+    store: SessionStore,
+    settings: ServerSettings | None = None,
+    *,
+    around: Around = _alone,
 ) -> AsyncIterator[RunningServer]:
-    """A session server in the running loop, for the time of the block.
+    """A session server in the running loop, for the time of the block; `around` makes what answers at its address.
 
     Enters `engine` and `store`. Raises `HarnessError` when the address cannot be bound.
     """
@@ -56,7 +70,9 @@ async def serve_in_process(
         turns = TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, settings)
         server = SessionServer(turns)
         restored = await server.restore()
-        await stack.enter_async_context(_uvicorn(server, listener))
+        if isinstance(engine, EnginePool):
+            engine.observe(turns.metrics)
+        await stack.enter_async_context(_uvicorn(around(server.app()), listener))
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
@@ -69,13 +85,15 @@ async def serve_forever(
     store: SessionStore,
     settings: ServerSettings,
     started: Callable[[RunningServer], None],
+    *,
+    around: Around = _alone,
 ) -> None:
     """A session server until SIGINT or SIGTERM; calls `started` as soon as it answers."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
-    async with serve_in_process(engine, chat_tokenizer, store, settings) as running:
+    async with serve_in_process(engine, chat_tokenizer, store, settings, around=around) as running:
         started(running)
         await stop.wait()
 
@@ -102,9 +120,9 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _uvicorn(server: SessionServer, listener: socket.socket) -> AsyncIterator[None]:
+async def _uvicorn(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     config = uvicorn.Config(
-        server.app(),
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",

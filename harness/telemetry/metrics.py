@@ -31,6 +31,13 @@ class ServerMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._moved = Counter(
+            "harness_sessions_moved", "Sessions served by another worker than before", registry=self._registry
+        )
+        self._recomputed = Counter(
+            "harness_prefix_tokens_recomputed", "Prompt tokens that a move took out of reach", registry=self._registry
+        )
+        self._workers = Gauge("harness_workers_serving", "Workers of the pool that serve", registry=self._registry)
         self._overhead = Histogram(
             "harness_overhead_seconds",
             "Seconds the server itself spent on a turn: everything but the engine",
@@ -60,6 +67,15 @@ class ServerMetrics:
     def turn_served(self, overhead_s: float) -> None:
         """A turn was answered, after `overhead_s` seconds besides the engine's."""
         self._overhead.observe(overhead_s)
+
+    def session_moved(self, recomputed_tokens: int) -> None:
+        """A session was served by another worker, which did not have `recomputed_tokens` of its prefix."""
+        self._moved.inc()
+        self._recomputed.inc(recomputed_tokens)
+
+    def workers_serving(self, count: int) -> None:
+        """How many workers of the pool serve now."""
+        self._workers.set(count)
 
     def error_answered(self, code: str) -> None:
         """A request was answered with an error."""

@@ -70,6 +70,8 @@ class Capabilities:
     can_update_weights: bool
     weights_digest: str
     """Digest of the weights at start, empty when the engine cannot tell."""
+    repeat_guard: str | None = None
+    """Digest of the repeat guard's configuration; None when no guard was proven to be active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,5 +178,7 @@ def check_request(capabilities: Capabilities, input_ids: TokenIds, params: Sampl
         raise EngineRejected(f"max_new_tokens must be at least 1, got {params.max_new_tokens}")
     if not 0 <= params.top_logprobs <= capabilities.max_top_logprobs:
         raise EngineRejected(f"top_logprobs must be 0..{capabilities.max_top_logprobs}, got {params.top_logprobs}")
+    if not 0 <= params.continues <= input_ids.size:
+        raise EngineRejected(f"continues must be 0..{input_ids.size}, the number of input ids, got {params.continues}")
     if start is not None and not 1 <= start <= input_ids.size:
         raise EngineRejected(f"prompt logprobs start at 1..{input_ids.size}, got {start}")

@@ -64,6 +64,11 @@ class RepeatTerminateConfig:
         _expect_at_least(0, "ngram_repeats", self.ngram_repeats)
         if self.max_object_keys is not None:
             _expect_at_least(1, "max_object_keys", self.max_object_keys, otherwise=" or null (off)")
+        if self.enabled and not (self.max_consecutive_token_repeats or self.ngram_matches or self.max_object_keys):
+            raise ConfigError(
+                "enabled: expected a rule that is on, got none; set max_consecutive_token_repeats, ngram_size with"
+                " ngram_repeats, or max_object_keys"
+            )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "RepeatTerminateConfig":

@@ -59,7 +59,6 @@ def case(random: Random, *, sequences: int, length: int) -> Case:
 
 def _config(random: Random) -> RepeatTerminateConfig:
     return RepeatTerminateConfig(
-        enabled=True,
         min_new_tokens=random.choice([0, 1, 5, 16, 24]),
         max_consecutive_token_repeats=random.choice([0, 0, 2, 3, 5, 8]),
         ngram_size=random.choice([0, 1, 2, 3, 4, 5, 6, 8, 12]),

@@ -76,6 +76,10 @@ def test_the_guard_is_wanted_when_the_switch_is_on_and_the_mapping_does_not_obje
         ({"ngram_size": "64"}, "ngram_size: expected an integer of at least 0, got '64'"),
         ({"ngram_repeats": 2.0}, "ngram_repeats: expected an integer of at least 0, got 2.0"),
         ({"max_consecutive_token_repeats": 1}, "max_consecutive_token_repeats: expected 0 .off. or at least 2, got 1"),
+        (
+            {"enabled": True, "max_consecutive_token_repeats": 0, "ngram_repeats": 1},
+            "enabled: expected a rule that is on",
+        ),
         ({"max_object_keys": 0}, "max_object_keys: expected an integer of at least 1 or null .off., got 0"),
     ],
 )

@@ -24,6 +24,7 @@ from harness.types import (
     as_ids,
     as_logprobs,
 )
+from server_patch.repeat_terminate import RepeatDetector
 
 _SEED_BITS = 63
 
@@ -34,6 +35,8 @@ class StopRules(NamedTuple):
     eos_ids: frozenset[int]
     context_length: int
     decode: Callable[[Sequence[int]], str]
+    new_detector: Callable[[], RepeatDetector | None] = lambda: None
+    """The repeat guard's state for one more output; None while there is no guard."""
 
 
 class Sampled(NamedTuple):
@@ -100,6 +103,7 @@ class Generation:
         self.sampled: list[Sampled] = []
         self._versions: list[VersionSpan] = []
         self._stop_strings = StopStrings(rules.decode, request.params.stop if request.params else ())
+        self._detector = self._seeded_detector()
         self._matched_stop: int | str | None = None
 
     @property
@@ -128,7 +132,7 @@ class Generation:
         self.sampled.append(sampled)
         self.tokens.append(sampled.token_id)
         self._extend_versions(version, position)
-        return self._stop_reason(sampled.token_id) or self._length_reason()
+        return self._stop_reason(sampled.token_id) or self._length_reason() or self._repeat_reason(sampled.token_id)
 
     def result(self, reason: FinishReason, *, now: float) -> GenerationResult:
         """What has been produced until now, ended by `reason`."""
@@ -179,6 +183,17 @@ class Generation:
 
     def _length_reason(self) -> FinishReason | None:
         return FinishReason.LENGTH if self.tokens.length == self.tokens.ids.size else None
+
+    def _repeat_reason(self, token_id: int) -> FinishReason | None:
+        repeats = self._detector is not None and self._detector.push(token_id)
+        return FinishReason.REPEAT if repeats else None
+
+    def _seeded_detector(self) -> RepeatDetector | None:
+        """The guard's view of this output, which began in an earlier request when this one continues it."""
+        detector = self._rules.new_detector()
+        if detector is not None and self.request.params is not None:
+            detector.seed(self.request.input_ids[self.prompt_length - self.request.params.continues :].tolist())
+        return detector
 
     def _top_logprobs(self) -> TopLogprobs | None:
         if self.request.params is None or not self.request.params.top_logprobs:

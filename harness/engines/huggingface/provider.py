@@ -20,9 +20,11 @@ from harness.engines.base import Capabilities, EngineHealth, LogprobScale, Pause
 from harness.engines.huggingface.generation import Request, StopRules
 from harness.engines.huggingface.scheduler import Limits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
+from harness.engines.repeat_guard import object_key_ids, prove_guard, wanted_guard
 from harness.errors import EngineError, EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds, as_logprobs
+from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 if TYPE_CHECKING:  # it imports torch
     from harness.engines.huggingface.engine import Engine, Outcome
@@ -47,6 +49,8 @@ class HuggingFaceTokenProvider:
         dtype: Name of the torch type of weights and KV; `float32` is exact enough to be the ground truth.
         version: Label of the weights in `model_dir`.
         name: What the model is called; empty takes the name of the folder.
+        repeat_guard: Ends outputs that repeat themselves; None takes the configuration in the environment
+            (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class HuggingFaceTokenProvider:
         dtype: str = "float32",
         version: str = "0",
         name: str = "",
+        repeat_guard: RepeatTerminateConfig | None = None,
     ) -> None:
         self._model_dir = model_dir
         self._name = name or model_dir.resolve().name
@@ -68,6 +73,8 @@ class HuggingFaceTokenProvider:
         self._step_tokens = step_tokens
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
         self._dtype = dtype
+        self._repeat_guard = wanted_guard(repeat_guard, os.environ)
+        self._object_key_ids: list[int] = []
         self._thread = EngineThread(self._build)
         self._version = version
 
@@ -84,6 +91,7 @@ class HuggingFaceTokenProvider:
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             can_update_weights=True,
             weights_digest=engine.facts.weights_digest,
+            repeat_guard=self._repeat_guard.digest() if self._repeat_guard else None,
         )
 
     @property
@@ -97,6 +105,7 @@ class HuggingFaceTokenProvider:
         except asyncio.CancelledError:
             self._thread.request_stop()
             raise
+        await self._prove_guard()
         return self
 
     async def __aexit__(
@@ -190,8 +199,24 @@ class HuggingFaceTokenProvider:
             )
         scheduler = Scheduler(Limits(self._max_batch, self._step_tokens, kv_tokens))
         context_length = min(model.facts.context_length, kv_tokens)
-        rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode)
+        self._object_key_ids = object_key_ids(tokenizer)
+        rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode, self._new_detector)
         return Engine(model, scheduler, rules, version=self._version)
+
+    async def _prove_guard(self) -> None:
+        """Have the guard end an output, when there is one; an engine in which it does not is stopped."""
+        if self._repeat_guard is None:
+            return
+        try:
+            await prove_guard(self, self._repeat_guard, self._object_key_ids)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+
+    def _new_detector(self) -> RepeatDetector | None:
+        """The guard's state for one more output, None without a guard."""
+        guard = self._repeat_guard
+        return None if guard is None else RepeatDetector(guard, self._object_key_ids)
 
     def _entered(self) -> "Engine":
         if self._thread.engine is None:

@@ -1,0 +1,109 @@
+"""The repeat guard as the harness sees it: is it wanted, is it really there, did it tell the truth.
+
+The guard itself lives in the engine (`server_patch.repeat_terminate`). Whoever wants one refuses to work with an engine
+that has none, or one with other limits: `Capabilities.repeat_guard` names what a provider has proven, and nothing is
+inferred from stop reasons. Every turn is looked at once more with the same detector; what the engine said stands, a
+disagreement is counted.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+from uuid import uuid4
+
+from harness.engines.base import Capabilities, TokenProvider
+from harness.errors import EngineReplyInvalid, ScenarioError
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import FinishReason, SamplingParams, Turn, as_ids
+from server_patch.repeat_terminate import OBJECT_KEY_TEXT, ConfigError, RepeatDetector, RepeatTerminateConfig
+from server_patch.repeat_terminate.config import ENABLE
+
+_PROBE_TOKENS = 2  # more than one: at the last token of a budget the length limit speaks first
+
+
+def wanted_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
+    """The guard that is wanted: the one stated, else that of the environment; None for none.
+
+    Raises `ScenarioError` naming the key or the variable that is wrong.
+    """
+    try:
+        config = RepeatTerminateConfig.from_environ(environ) if stated is None else stated
+    except ConfigError as error:
+        raise ScenarioError(f"repeat guard: {error}") from error
+    return config if config is not None and config.enabled else None
+
+
+def require_guard(capabilities: Capabilities, wanted: RepeatTerminateConfig) -> None:
+    """Raises `ScenarioError`, which says what to do, when the engine does not run the guard that is wanted."""
+    if capabilities.repeat_guard == wanted.digest():
+        return
+    found = (
+        "has none that is active"
+        if capabilities.repeat_guard is None
+        else f"runs one with other limits (digest {capabilities.repeat_guard[:12]})"
+    )
+    settings = " ".join(f"{name}='{value}'" for name, value in wanted.to_environ().items())
+    raise ScenarioError(
+        f"a repeat guard is wanted (digest {wanted.digest()[:12]}), the {capabilities.engine} engine {found};"
+        f" start its server with the harness's plugin installed and {settings},"
+        f" or do without: unset {ENABLE} here, or drop engine.repeat_guard from the scenario"
+    )
+
+
+async def prove_guard(provider: TokenProvider, config: RepeatTerminateConfig, key_ids: list[int]) -> None:
+    """Have the guard end an output that began before a joint and repeats itself; raises `EngineReplyInvalid` if not."""
+    ids = tripping_ids(config, key_ids)
+    room = provider.capabilities.context_length - len(ids) - _PROBE_TOKENS
+    if room < 0:
+        raise ScenarioError(
+            f"repeat guard: it can trip after {len(ids)} tokens of output at the earliest, the context holds"
+            f" {provider.capabilities.context_length}; lower min_new_tokens, ngram_size or ngram_repeats"
+        )
+    params = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True, continues=len(ids))
+    result = await provider.generate(as_ids(ids), params, request_id=uuid4().hex)
+    if (result.finish_reason, result.output_ids.size) != (FinishReason.REPEAT, 1):
+        raise EngineReplyInvalid(
+            f"the repeat guard of the {provider.capabilities.engine} engine is enabled but not active: expected an"
+            f" output that repeats itself to end with 'repeat' at its next token, got {result.output_ids.size} tokens"
+            f" and {result.finish_reason.value!r}"
+        )
+
+
+def tripping_ids(config: RepeatTerminateConfig, key_ids: list[int]) -> list[int]:
+    """The shortest output of `key_ids` that trips the guard."""
+    ngrams = config.ngram_matches + config.ngram_size if config.ngram_matches else 0
+    run = min((limit for limit in (config.max_consecutive_token_repeats, ngrams) if limit), default=0)
+    if not run:
+        return [*key_ids[:1] * config.min_new_tokens, *key_ids * (config.max_object_keys or 0)]
+    return key_ids[:1] * max(run, config.min_new_tokens)
+
+
+def object_key_ids(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that `max_object_keys` counts."""
+    return tokenizer.encode(OBJECT_KEY_TEXT)
+
+
+class Disagreement(NamedTuple):
+    """The guard's signal for a turn, against what its tokens say."""
+
+    signalled: bool
+    """The engine says that the guard ended the turn."""
+    expected_at: int | None
+    """Index of the output token that trips the detector; None when none does."""
+    output_tokens: int
+
+
+class SignalCheck(NamedTuple):
+    """Looks at a recorded turn with the detector that its engine should have run."""
+
+    config: RepeatTerminateConfig
+    key_ids: list[int]
+
+    def disagreement(self, turn: Turn) -> Disagreement | None:
+        """What the engine said that the tokens do not bear out; None when they agree.
+
+        At the token that trips the detector a turn may also end for another reason, which then is the one it gives.
+        """
+        ids = turn.output_ids[: turn.output_ids.size - turn.forced_tokens]
+        at = RepeatDetector(self.config, self.key_ids).push_all(ids.tolist())
+        agrees = at == ids.size - 1 or (at is None and not turn.repeat_terminated)
+        return None if agrees else Disagreement(turn.repeat_terminated, at, int(ids.size))

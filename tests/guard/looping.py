@@ -1,0 +1,27 @@
+"""A prompt that makes SmolLM2-135M-Instruct loop under greedy decoding: every engine must end it at the same token.
+
+The model answers "Chant: " and then one clause for ever, eight tokens long. Along the way its best candidate is at
+least 0.2 nats ahead of the second one, far more than float32 engines differ by.
+"""
+
+from server_patch.repeat_terminate import RepeatTerminateConfig
+
+PROMPT = "<|im_start|>user\nChant: we will rock you!<|im_end|>\n<|im_start|>assistant\n"
+PROMPT_IDS = [1, 4093, 198, 2083, 403, 42, 392, 523, 4022, 346, 17, 2, 198, 1, 520, 9531, 198]
+"""`PROMPT`, encoded."""
+
+CONFIG = RepeatTerminateConfig(
+    enabled=True, min_new_tokens=32, max_consecutive_token_repeats=16, ngram_size=16, ngram_repeats=2
+)
+
+LOOP_START, PERIOD = 5, 8
+"""Output tokens from `LOOP_START` on repeat every `PERIOD`."""
+
+STOP_INDEX = LOOP_START + CONFIG.ngram_size * CONFIG.ngram_repeats - 1
+"""Index of the last output token with `CONFIG`: the sixteen tokens up to it are those before them."""
+
+MAX_NEW_TOKENS = 128
+"""Without the guard the output is this long."""
+
+OTHER_PROMPTS = ("Say something.", "Write a poem about the sea.", "What is a lighthouse for?")
+"""What others in the batch are asked, with seeds of their own."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
+from harness.errors import AgentError
+from harness.manager.abort_signal import AbortSignal, ends_before
 from harness.manager.agent_log import AgentLog
 from harness.manager.agent_result import AgentResult, read_result, result_of_value
 from harness.manager.environment import (
@@ -35,6 +37,13 @@ class AgentRun(NamedTuple):
     result: AgentResult = AgentResult()
 
 
+class _Running(NamedTuple):
+    """An agent that runs now."""
+
+    task: AgentTask
+    ended: asyncio.Future[None]
+
+
 class AgentRunner:
     """Starts and ends agents; closing it ends whatever is still there."""
 
@@ -42,6 +51,7 @@ class AgentRunner:
         self._grace_s = grace_s
         self._functions = FunctionAgents(grace_s=grace_s)
         self._watchdog = Watchdog()
+        self._running: dict[str, _Running] = {}
 
     async def close(self) -> None:
         """End every agent that is left, and the watchdog."""
@@ -50,8 +60,36 @@ class AgentRunner:
         finally:
             await self._watchdog.close()
 
-    async def run(self, task: AgentTask, session: SessionHandle) -> AgentRun:
-        """Run `task.agent` on `session` until it ends or its deadline has passed."""
+    async def run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
+        """Run `task.agent` on `session` until it ends, its deadline has passed, or `signal` is enforced."""
+        ended = asyncio.get_running_loop().create_future()
+        self._running[session.session_id] = _Running(task, ended)
+        try:
+            return await self._run(task, session, signal)
+        finally:
+            ended.set_result(None)
+            del self._running[session.session_id]
+
+    async def ask_to_end(self) -> None:
+        """Call the abort function of every running agent that has one.
+
+        Raises `AgentError` when some of them failed, after all have been called.
+        """
+        answers = await asyncio.gather(
+            *(_ask(session_id, running.task) for session_id, running in self._running.items()), return_exceptions=True
+        )
+        failures = [answer for answer in answers if isinstance(answer, Exception)]
+        if failures:
+            raise AgentError(f"{len(failures)} of {len(answers)} agents could not be asked to end: {failures[0]!r}")
+
+    async def all_ended(self, *, timeout_s: float) -> list[str]:
+        """Wait until no agent runs; the sessions of those that do even then."""
+        waited_for = dict(self._running)
+        if waited_for:
+            await asyncio.wait([running.ended for running in waited_for.values()], timeout=timeout_s)
+        return [session_id for session_id, running in waited_for.items() if not running.ended.done()]
+
+    async def _run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
         try:
             prepare_workdir(task.workdir, task.prompt)
             log = AgentLog(task.workdir / LOG_FILE)
@@ -60,14 +98,14 @@ class AgentRunner:
         with log:
             match task.agent:
                 case ProgramAgent():
-                    return await self._run_program(task.agent, task, session, log)
+                    return await self._run_program(task.agent, task, session, log, signal)
                 case FunctionAgent():
-                    return await self._run_function(task.agent, task, session, log)
+                    return await self._run_function(task.agent, task, session, log, signal)
                 case _:
                     assert_never(task.agent)
 
     async def _run_program(
-        self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog
+        self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
     ) -> AgentRun:
         env = agent_environment(agent, task, session, os.environ)
         try:
@@ -75,25 +113,32 @@ class AgentRunner:
             process = await AgentProcess.start(command, env=env, workdir=task.workdir, log=log, watchdog=self._watchdog)
         except (OSError, ValueError) as error:
             return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
-        end = await self._await_end(process, task.deadline_s)
+        end = await self._await_end(process, task.deadline_s, signal)
         return AgentRun(end, read_result(task.workdir / RESULT_FILE))
 
-    async def _await_end(self, process: AgentProcess, deadline_s: float) -> AgentEnd:
+    async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:
         """How the process ended; nothing of its group is left when this returns or raises."""
+        exit_code = asyncio.create_task(process.wait())
         try:
-            async with asyncio.timeout(deadline_s):
-                return _end_of_process(await process.wait())
-        except TimeoutError:
-            return AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
+            if await ends_before(exit_code, signal.enforced, timeout_s=deadline_s):
+                return _end_of_process(exit_code.result())
+            return _end_from_outside(signal, deadline_s)
         finally:
-            await process.stop(grace_s=self._grace_s)
+            await process.stop(grace_s=min(self._grace_s, signal.grace_s))
+            exit_code.cancel()
 
     async def _run_function(
-        self, agent: FunctionAgent, task: AgentTask, session: SessionHandle, log: AgentLog
+        self, agent: FunctionAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
     ) -> AgentRun:
-        ended = await self._functions.run(agent, _function_arguments(task, session), deadline_s=task.deadline_s)
+        arguments = _function_arguments(task, session)
+        ended = await self._functions.run(agent, arguments, deadline_s=task.deadline_s, signal=signal)
         log.write(ended.trace.encode(errors="replace"))
         return AgentRun(ended.end, result_of_value(ended.value))
+
+
+async def _ask(session_id: str, task: AgentTask) -> None:
+    if isinstance(task.agent, FunctionAgent) and task.agent.abort is not None:
+        await task.agent.abort(session_id=session_id, metadata=dict(task.metadata), **task.agent.kwargs)
 
 
 def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[str, ...]:
@@ -113,6 +158,12 @@ def _function_arguments(task: AgentTask, session: SessionHandle) -> Mapping[str,
         "session_id": session.session_id,
         "api_key": session.api_key,
     }
+
+
+def _end_from_outside(signal: AbortSignal, deadline_s: float) -> AgentEnd:
+    if signal.enforced.done():
+        return AgentEnd(Ending.STOPPED)
+    return AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
 
 
 def _end_of_process(code: int) -> AgentEnd:

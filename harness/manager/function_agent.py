@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from harness.manager.abort_signal import AbortSignal, ends_before
 from harness.manager.outcome import AgentEnd, Ending
 from harness.manager.rollout import FunctionAgent
 
@@ -39,15 +40,18 @@ class FunctionAgents:
         self._grace_s = grace_s
         self._cancelled: set[asyncio.Task[FunctionEnd]] = set()
 
-    async def run(self, agent: FunctionAgent, arguments: Mapping[str, Any], *, deadline_s: float) -> FunctionEnd:
+    async def run(
+        self, agent: FunctionAgent, arguments: Mapping[str, Any], *, deadline_s: float, signal: AbortSignal
+    ) -> FunctionEnd:
         """Call `agent` with `arguments`; returns at most `deadline_s` plus the grace period later."""
         call = asyncio.create_task(_call(agent, arguments), name=f"agent {agent.name}")
         try:
-            await asyncio.wait({call}, timeout=deadline_s)
-            is_late = not call.done()
+            has_ended = await ends_before(call, signal.enforced, timeout_s=deadline_s)
         finally:
-            await self._end(call)
-        return _timed_out(call) if is_late else _end_of(call)
+            await self._end(call, grace_s=min(self._grace_s, signal.grace_s))
+        if has_ended:
+            return _end_of(call)
+        return _ended(call, Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT)
 
     async def close(self) -> None:
         """Cancel what was left behind, once more, and wait a bounded time."""
@@ -56,13 +60,13 @@ class FunctionAgents:
         if self._cancelled:
             await asyncio.wait(self._cancelled, timeout=self._grace_s)
 
-    async def _end(self, call: asyncio.Task[FunctionEnd]) -> None:
+    async def _end(self, call: asyncio.Task[FunctionEnd], *, grace_s: float) -> None:
         if call.done():
             return
         self._cancelled.add(call)
         call.add_done_callback(self._cancelled.discard)
         call.cancel()
-        await asyncio.wait({call}, timeout=self._grace_s)
+        await asyncio.wait({call}, timeout=grace_s)
         if not call.done():
             _log.warning(AGENT_LEFT_BEHIND, agent=call.get_name())
 
@@ -83,6 +87,7 @@ def _end_of(call: asyncio.Task[FunctionEnd]) -> FunctionEnd:
     return call.result()
 
 
-def _timed_out(call: asyncio.Task[FunctionEnd]) -> FunctionEnd:
+def _ended(call: asyncio.Task[FunctionEnd], ending: Ending) -> FunctionEnd:
+    """The end of a call that did not end by itself."""
     detail = "" if call.done() else "ignores its cancellation"
-    return FunctionEnd(AgentEnd(Ending.TIMED_OUT, detail=detail))
+    return FunctionEnd(AgentEnd(ending, detail=detail))

@@ -3,6 +3,8 @@
     async with SessionManager("http://127.0.0.1:8000") as manager:
         rollout = await manager.run(task)
 
+Ended early by `abort_rollout(..., agent_hooks=[manager.abort_hooks()])`; see `abort.py`.
+
 One rollout is: create a session, run the agent until it ends or its deadline, end its whole process group, read the
 session and its samples, delete the session, classify. However the agent or the server behaves, `run` returns a
 `Rollout`; it raises only for programming errors and cancellation. When it is cancelled, the agent is ended and the
@@ -15,7 +17,9 @@ from typing import Self
 
 import structlog
 
-from harness.errors import SessionServerError
+from harness.errors import GateClosed, SessionServerError
+from harness.manager.abort_signal import AbortSignal
+from harness.manager.abort_values import AgentHooks, Keep, was_cut_short
 from harness.manager.agent_runner import AgentRun, AgentRunner
 from harness.manager.outcome import RolloutFacts, classify, classify_uncreated
 from harness.manager.rollout import AgentTask, Outcome, Rollout
@@ -44,13 +48,16 @@ class SessionManager:
         grace_s: float = GRACE_S,
         deadlines: Deadlines | None = None,
     ) -> None:
+        self._server_url = server_url
         self._deadlines = deadlines or Deadlines()
         self._client = SessionClient(server_url, admin_token=admin_token, deadlines=self._deadlines)
         self._grace_s = grace_s
         self._runner: AgentRunner | None = None
+        self._signal: AbortSignal | None = None
 
     async def __aenter__(self) -> Self:
         self._runner = AgentRunner(grace_s=self._grace_s)
+        self._signal = AbortSignal()
         return self
 
     async def __aexit__(
@@ -64,28 +71,81 @@ class SessionManager:
 
     async def run(self, task: AgentTask) -> Rollout:
         """Run `task` to its end, whatever that is."""
-        assert self._runner is not None, "use `async with SessionManager(...)`"
+        assert self._signal is not None, "use `async with SessionManager(...)`"
+        signal = self._signal
         started = time.monotonic()
         try:
-            session = await self._client.create(_session_body(task))
+            session = await self._create(task, signal)
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
             return _rollout_without_session(task, outcome, time.monotonic() - started)
+        rollout = None
         try:
-            run = await self._runner.run(task, session)
-            record = await read_record(self._client, session.session_id, settle_s=self._deadlines.settle_s)
+            rollout = await self._run_on(session, task, signal, started)
         finally:
-            await self._delete(session.session_id)
-        rollout = _rollout(session, run, record, time.monotonic() - started)
+            if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
+                await self.delete(session.session_id)
         _log.info(ROLLOUT_ENDED, session_id=session.session_id, outcome=rollout.outcome.kind.value)
         return rollout
 
-    async def _delete(self, session_id: str) -> None:
-        """The server reclaims what it keeps, so a failure is logged and nothing more."""
+    def abort_hooks(self) -> AgentHooks:
+        """What `abort_rollout` has to call so that the rollouts of this manager end early.
+
+        From its first step on `run` begins nothing: a rollout that has no session yet ends as DRAINED.
+        """
+        return AgentHooks(
+            f"agents on {self._server_url}",
+            self._announce,
+            self._require_runner().ask_to_end,
+            self.stop_agents,
+            self._clear,
+        )
+
+    async def stop_agents(self, seconds: float) -> list[str]:
+        """End every agent that runs: SIGTERM, and SIGKILL after half of `seconds`.
+
+        Returns the sessions of agents that are left when `seconds` are over.
+        """
+        runner, signal = self._require_runner(), self._signal
+        assert signal is not None
+        signal.enforce(grace_s=seconds / 2)
+        return await runner.all_ended(timeout_s=seconds)
+
+    async def delete(self, session_id: str) -> None:
+        """Give a session back that was kept for a later rollout, and is not wanted any more.
+
+        The server reclaims what it keeps, so a failure is logged and nothing more.
+        """
         try:
             await self._client.delete(session_id)
         except SessionServerError as error:
             _log.warning(SESSION_NOT_DELETED, session_id=session_id, error=error.message)
+
+    async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
+        """A session for `task`; raises `SessionServerError` when there is none, or an abort came first."""
+        if not signal.announced.done():
+            session = await self._client.create(_session_body(task), give_up=signal.announced)
+            if not signal.announced.done():
+                return session
+            await self.delete(session.session_id)
+        raise SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
+
+    async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> Rollout:
+        run = await self._require_runner().run(task, session, signal)
+        record = await read_record(self._client, session.session_id, settle_s=self._deadlines.settle_s)
+        return _rollout(session, run, record, time.monotonic() - started)
+
+    def _announce(self, keep: Keep) -> None:
+        assert self._signal is not None
+        self._signal.announce(keep_sessions=keep is Keep.SESSIONS)
+
+    def _clear(self) -> None:
+        """What begins from now on has nothing to do with the abort before."""
+        self._signal = AbortSignal()
+
+    def _require_runner(self) -> AgentRunner:
+        assert self._runner is not None, "use `async with SessionManager(...)`"
+        return self._runner
 
 
 def _session_body(task: AgentTask) -> Json:

@@ -45,6 +45,8 @@ class Ending(StrEnum):
     """The function raised."""
     TIMED_OUT = "timed_out"
     """It was stopped at its deadline."""
+    STOPPED = "stopped"
+    """It still ran when the agents of an aborted rollout were ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ RULES = (
     Rule(_ended(Ending.NOT_STARTED), OutcomeKind.NOT_STARTED, Cause.AGENT),
     Rule(_cannot_be_run, OutcomeKind.NOT_STARTED, Cause.AGENT),
     Rule(_ended(Ending.TIMED_OUT), OutcomeKind.TIMED_OUT, Cause.LIMIT),
+    Rule(_ended(Ending.STOPPED), OutcomeKind.DRAINED, Cause.LIMIT),
     Rule(_ended(Ending.KILLED), OutcomeKind.CRASHED, Cause.AGENT),
     Rule(_left_garbage, OutcomeKind.GARBAGE, Cause.AGENT),
     Rule(_was_drained, OutcomeKind.DRAINED, Cause.LIMIT),

@@ -22,7 +22,8 @@ class OutcomeKind(StrEnum):
     LIMITED = "limited"
     """The session refused to go on (turn or token limit, branch ended) and the agent stopped."""
     DRAINED = "drained"
-    """The session was drained or closed under the agent, or the gate stayed shut before it began."""
+    """The rollout was aborted: its session was drained or closed under the agent, the agent was stopped, or the gate
+    stayed shut before it began."""
     NO_MODEL_CALL = "no_model_call"
     """The agent ended without a single model call."""
     CRASHED = "crashed"
@@ -56,6 +57,13 @@ AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
 """
 
 
+AbortFunction = Callable[..., Awaitable[None]]
+"""`async def abort(session_id, metadata, **kwargs) -> None`: asks the agent of one running rollout to end.
+
+`kwargs` are those of the `FunctionAgent`.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramAgent:
     """An agent that is a program."""
@@ -74,6 +82,8 @@ class FunctionAgent:
     name: str
     run: AgentFunction
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    abort: AbortFunction | None = None
+    """Called for each of its running rollouts when they are aborted; for agents that run elsewhere."""
 
 
 Agent = ProgramAgent | FunctionAgent

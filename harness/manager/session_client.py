@@ -6,8 +6,10 @@ The server is reached directly, never through a proxy of the environment.
 """
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx
@@ -53,7 +55,7 @@ class SessionClient:
     def __init__(self, server_url: str, *, admin_token: str | None = None, deadlines: Deadlines | None = None) -> None:
         headers = {"authorization": f"Bearer {admin_token}"} if admin_token else {}
         self._http = httpx.AsyncClient(
-            base_url=server_url, headers=headers, timeout=_ATTEMPT_TIMEOUT_S, trust_env=False
+            base_url=server_url, headers=headers, timeout=_ATTEMPT_TIMEOUT_S, trust_env=False, verify=_tls_context()
         )
         self._deadlines = deadlines or Deadlines()
 
@@ -61,9 +63,9 @@ class SessionClient:
         """Close every connection."""
         await self._http.aclose()
 
-    async def create(self, body: Json) -> SessionHandle:
-        """A session made from `body`, waiting for the gate when it is shut."""
-        content = await self._call("POST", "/sessions", deadline_s=self._deadlines.create_s, body=body)
+    async def create(self, body: Json, *, give_up: asyncio.Future[None] | None = None) -> SessionHandle:
+        """A session made from `body`, waiting for the gate when it is shut, but not once `give_up` is done."""
+        content = await self._call("POST", "/sessions", deadline_s=self._deadlines.create_s, body=body, give_up=give_up)
         return _decode(content, SessionHandle)
 
     async def read(self, session_id: str) -> Json:
@@ -81,21 +83,30 @@ class SessionClient:
         """The session is gone from the server; idempotent."""
         await self._call("DELETE", f"/sessions/{session_id}", deadline_s=self._deadlines.delete_s)
 
-    async def _call(self, method: str, path: str, *, deadline_s: float, body: Json | None = None) -> bytes:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        deadline_s: float,
+        body: Json | None = None,
+        give_up: asyncio.Future[None] | None = None,
+    ) -> bytes:
         """The content of a successful answer; raises the last `SessionServerError` when `deadline_s` is over."""
         deadline = time.monotonic() + deadline_s
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return await self._attempt(method, path, body, timeout_s=deadline - time.monotonic())
+                return await self.attempt(method, path, body, timeout_s=deadline - time.monotonic())
             except SessionServerError as error:
                 wait_s = max(pause_s, error.retry_after_s)
                 if not _may_repeat(method, error) or time.monotonic() + wait_s >= deadline:
                     raise
-            await asyncio.sleep(wait_s)
+                await _pause(wait_s, give_up, error)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _attempt(self, method: str, path: str, body: Json | None, *, timeout_s: float) -> bytes:
+    async def attempt(self, method: str, path: str, body: Json | None = None, *, timeout_s: float) -> bytes:
+        """The content of a successful answer to one request, never repeated; raises `SessionServerError`."""
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._http.request(method, path, json=body)
@@ -104,6 +115,12 @@ class SessionClient:
         if response.is_error:
             raise _answered_with_error(method, path, response)
         return response.content
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """One for all clients: loading the certificates takes longer than a call."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 class _SamplesAnswer(msgspec.Struct):
@@ -117,6 +134,13 @@ class _ErrorDetail(msgspec.Struct):
 
 class _ErrorAnswer(msgspec.Struct):
     error: _ErrorDetail
+
+
+async def _pause(seconds: float, give_up: asyncio.Future[None] | None, error: SessionServerError) -> None:
+    """Wait before the next attempt; raises `error` as soon as there shall be none."""
+    await asyncio.wait({give_up or asyncio.get_running_loop().create_future()}, timeout=seconds)
+    if give_up is not None and give_up.done():
+        raise error
 
 
 def _may_repeat(method: str, error: SessionServerError) -> bool:

@@ -1,0 +1,75 @@
+"""Awaiting what others wrote, for a bounded time.
+
+`within` trusts the work to obey its cancellation, `attempt` does not: what ignores it is left behind, and its end will
+not go unread. `to_the_end` is for the few things that must happen although the caller is cancelled.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from harness.errors import HarnessError
+
+_T = TypeVar("_T")
+
+OBEY_S = 0.2
+"""What a call gets to obey its cancellation; a well-behaved one ends at once."""
+
+
+async def within(seconds: float, work: Awaitable[object]) -> bool:
+    """Await `work` for `seconds` at most and cancel it then; whether it came to its end."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        return False
+    return True
+
+
+async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
+    """Why `call` did not do its work, None when it did; known at most `seconds` plus `OBEY_S` later."""
+    task = asyncio.create_task(_calling(call), name=name)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        if not task.done():
+            task.add_done_callback(read_end)
+            task.cancel()
+            await asyncio.wait({task}, timeout=OBEY_S)
+    if not task.done() or task.cancelled():
+        return not_in_time(seconds)
+    error = task.exception()
+    return None if error is None else _said(error)
+
+
+async def to_the_end(work: Awaitable[_T]) -> _T:
+    """Await `work`, which bounds itself, to its end even when the caller is cancelled; the cancellation comes then."""
+    task = asyncio.ensure_future(work)
+    cancellation: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        raise cancellation from task.exception()
+    return task.result()
+
+
+def not_in_time(seconds: float) -> str:
+    """What is reported of somebody who had `seconds` to answer."""
+    return f"did not answer within {seconds:.3g} s"
+
+
+def read_end(task: asyncio.Future[Any]) -> None:
+    """For a task that nobody awaits any more: what it raises at last is no surprise."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _calling(call: Callable[[], Awaitable[object]]) -> None:
+    await call()
+
+
+def _said(error: BaseException) -> str:
+    return error.message if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,116 @@
+"""What a weight update is given and what it reports: steps, budget, outcomes. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.engines.base import PauseMode
+from harness.sessions.weight_update import LiveWeights, SweepReport
+
+
+class UpdateStep(StrEnum):
+    """The steps of an update, in their order."""
+
+    SWEEP = "sweep"
+    """Session servers score what waits for the version that is about to go; turns go on."""
+    PAUSE_GATES = "pause_gates"
+    """Session servers hold new turns."""
+    PAUSE_ENGINES = "pause_engines"
+    """Engines end or freeze what they work on."""
+    APPLY = "apply"
+    """Workers load the weights."""
+    VERIFY = "verify"
+    """Every worker says what it serves; those left behind are fenced."""
+    CONTINUE = "continue"
+    """Engines work again."""
+    RESUME_GATES = "resume_gates"
+    """Session servers let the held turns go, and the interrupted ones go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBudget:
+    """Seconds that each step may take."""
+
+    sweep_s: float = 60.0
+    sweep_concurrency: int = 8
+    """Sessions of a server that are scored at the same time."""
+    gate_s: float = 10.0
+    pause_s: float = 60.0
+    apply_s: float = 600.0
+    verify_s: float = 10.0
+    continue_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUpdate:
+    """One engine worker after an update."""
+
+    name: str
+    weight_version: str
+    """As it reports itself."""
+    error: str | None = None
+    """Why it does not serve the version; None when it does."""
+    is_fenced: bool = False
+    """It serves no session until it has caught up."""
+
+
+@dataclass(slots=True)
+class ServerUpdate:
+    """One session server during an update."""
+
+    url: str
+    sweep: SweepReport | None = None
+    weights: LiveWeights | None = None
+    """What its own view of the workers was afterwards."""
+    errors: dict[UpdateStep, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class UpdateReport:
+    """What an update did."""
+
+    version: int
+    mode: PauseMode
+    workers: tuple[WorkerUpdate, ...] = ()
+    servers: tuple[ServerUpdate, ...] = ()
+    engine_errors: dict[UpdateStep, list[str]] = field(default_factory=dict)
+    seconds: dict[UpdateStep, float] = field(default_factory=dict)
+
+    @property
+    def pause_s(self) -> float:
+        """For how long agents waited: everything but the sweep."""
+        return sum(seconds for step, seconds in self.seconds.items() if step is not UpdateStep.SWEEP)
+
+    @property
+    def updated(self) -> tuple[WorkerUpdate, ...]:
+        """The workers that serve the version."""
+        return tuple(worker for worker in self.workers if worker.error is None)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for everything that did not go as it should; empty after a clean update."""
+        return (
+            *(f"worker {each.name}: {each.error}" for each in self.workers if each.error),
+            *(f"{step}: {error}" for step, errors in self.engine_errors.items() for error in errors),
+            *(f"{step} {each.url}: {error}" for each in self.servers for step, error in each.errors.items()),
+            *(f"sweep {each.url}: {_left(each.sweep)}" for each in self.servers if each.sweep and _left(each.sweep)),
+        )
+
+    def telemetry(self) -> Mapping[str, float]:
+        """Fixed keys for whoever logs numbers per step."""
+        sweeps = [each.sweep for each in self.servers if each.sweep]
+        return {
+            "weights/version": self.version,
+            "weights/pause_seconds": self.pause_s,
+            "weights/sweep_seconds": self.seconds.get(UpdateStep.SWEEP, 0.0),
+            "weights/workers_updated": len(self.updated),
+            "weights/workers_fenced": sum(worker.is_fenced for worker in self.workers),
+            "weights/proximal_tokens_settled": sum(sweep.tokens_settled for sweep in sweeps),
+            "weights/proximal_tokens_left": sum(sweep.tokens_left for sweep in sweeps),
+        }
+
+
+def _left(sweep: SweepReport) -> str:
+    if not sweep.tokens_left:
+        return ""
+    return f"{sweep.tokens_left} of {sweep.tokens_waiting} tokens were not scored and keep their behaviour values"

@@ -1,0 +1,274 @@
+"""Changing the weights under running sessions: swept, paused, applied, verified, and always open again (I8).
+
+    updater = WeightUpdater([engine], [session_server_url])
+    async with updater.update(version=3) as update:
+        await update.apply(checkpoint)
+
+The sweep comes first, while turns go on: it scores what waits for the version that is about to disappear. Then gates
+and engines pause, the block applies the weights, every worker says what it serves now, and everything opens again,
+whatever happened in between, also when the caller is cancelled. A worker that missed the update serves nobody until a
+later update has reached it. An update that no worker took is an error, and the old weights go on serving.
+
+What counts as a problem and what is reported is in `weight_report.py`. Does not transfer weights by itself: `apply`
+takes a checkpoint that the engines can read, or a function that knows how.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from harness.engines.base import PauseMode, TokenProvider
+from harness.engines.pool import MISSED_UPDATE, EnginePool
+from harness.errors import EngineError, UnknownWeightVersion
+from harness.manager.bounded import attempt, to_the_end
+from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.manager.weight_client import WeightClient
+from harness.manager.weight_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
+from harness.samples.versions import is_version, policy_version
+from harness.sessions.weight_update import SweepRequest
+
+WEIGHT_UPDATE_ENDED = "weight_update_ended"
+
+log = structlog.get_logger(__name__)
+
+Transfer = Callable[[Mapping[str, TokenProvider], str], Awaitable[None]]
+"""Brings new weights to all workers, by name, and labels them with the version: an in-cluster transfer.
+
+Engines are paused while it runs. It must leave no KV cache of the old weights: SGLang's update verbs flush by default,
+vLLM's `/finish_weight_update` does not, `/reset_prefix_cache` does.
+"""
+
+
+class _Worker(NamedTuple):
+    name: str
+    provider: TokenProvider
+    pool: EnginePool | None
+    """That places requests on it, in this process."""
+
+
+class WeightUpdater:
+    """Updates the weights of `engines` under the sessions of `session_servers`.
+
+    Args:
+        engines: Entered providers; the workers of a pool are updated one by one. They may be those of a session server
+            in this process, or providers of this process's own for the same engine servers.
+        session_servers: All servers whose sessions these engines serve.
+        mode: What happens to generations in flight. ABORT: they end, go on after the update with a prefill under the
+            new weights, and that prefill scores what waits for them. KEEP: they freeze and go on without being
+            scored; tokens of one request then have several versions, and their proximal values come from sweeps only.
+        budget: How long each step may take.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[TokenProvider],
+        session_servers: Sequence[SessionServerAddress | str],
+        *,
+        mode: PauseMode = PauseMode.ABORT,
+        budget: UpdateBudget | None = None,
+    ) -> None:
+        self._engines = tuple(engines)
+        self._addresses = tuple(session_servers)
+        self._mode = mode
+        self._budget = budget or UpdateBudget()
+
+    @asynccontextmanager
+    async def update(self, version: int) -> AsyncIterator["WeightUpdate"]:
+        """From the sweep to open gates; the block in between applies the weights of `version`.
+
+        Raises what the block raises, after everything has been opened again.
+        """
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(WeightClient(address)) for address in self._addresses]
+            update = WeightUpdate(UpdateReport(version, self._mode), self._engines, clients, self._budget)
+            await update.sweep()
+            try:
+                await update.pause()
+                yield update
+            finally:
+                await to_the_end(update.reopen())
+                log.info(WEIGHT_UPDATE_ENDED, problems=update.report.problems, **update.report.telemetry())
+
+
+class WeightUpdate:
+    """One update under way."""
+
+    def __init__(
+        self,
+        report: UpdateReport,
+        engines: Sequence[TokenProvider],
+        clients: Sequence[WeightClient],
+        budget: UpdateBudget,
+    ) -> None:
+        self.report = report
+        report.servers = tuple(ServerUpdate(client.url) for client in clients)
+        self._engines = engines
+        self._servers = tuple(zip(report.servers, clients, strict=True))
+        self._budget = budget
+        self._has_begun = False
+
+    async def sweep(self) -> None:
+        """Every session server scores what waits for the live version."""
+        with self._step(UpdateStep.SWEEP):
+            version = await self._live_version()
+            if version is None:
+                return
+            request = SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
+
+            async def ask(server: ServerUpdate, client: WeightClient) -> None:
+                server.sweep = await client.sweep(request)
+
+            await self._at_every_server(UpdateStep.SWEEP, ask, self._budget.sweep_s + self._budget.gate_s)
+
+    async def pause(self) -> None:
+        """Hold new turns first, so that whatever the engines end finds its gate closed and waits there."""
+        with self._step(UpdateStep.PAUSE_GATES):
+            await self._at_every_gate(UpdateStep.PAUSE_GATES, lambda gate: gate.pause(deadline_s=self._budget.gate_s))
+        with self._step(UpdateStep.PAUSE_ENGINES):
+            mode = self.report.mode
+            await self._at_every_engine(UpdateStep.PAUSE_ENGINES, lambda e: e.pause(mode), self._budget.pause_s)
+
+    async def apply(self, source: Path | Transfer) -> None:
+        """Have every worker serve the new weights: a checkpoint in a folder that it can read, or a transfer.
+
+        Raises `EngineError` when no worker serves them afterwards, and what a transfer raises.
+        """
+        self._has_begun = True
+        with self._step(UpdateStep.APPLY):
+            errors = await self._load(source, str(self.report.version))
+        await self._verify(errors)
+        if not self.report.updated:
+            raise EngineError(
+                f"no worker serves weight version {self.report.version}, the old weights go on serving:"
+                f" {'; '.join(self.report.problems)}"
+            )
+
+    async def reopen(self) -> None:
+        """Everything works again, without the workers that the update missed."""
+        if self._has_begun and not self.report.workers:  # the transfer raised, and may have reached some workers
+            await self._verify({})
+        with self._step(UpdateStep.CONTINUE):
+            await self._at_every_engine(UpdateStep.CONTINUE, lambda e: e.resume(), self._budget.continue_s)
+        if self.report.updated:
+            await self._tell_servers()
+        with self._step(UpdateStep.RESUME_GATES):
+            await self._at_every_gate(UpdateStep.RESUME_GATES, lambda gate: gate.resume(deadline_s=self._budget.gate_s))
+
+    async def _load(self, source: Path | Transfer, label: str) -> Mapping[str, str | None]:
+        """Why each worker could not load, where that is known."""
+        workers = list(self._workers())
+        if not isinstance(source, Path):
+            async with asyncio.timeout(self._budget.apply_s):
+                await source({worker.name: worker.provider for worker in workers}, label)
+            return {}
+        return await self._at_every_worker(
+            lambda provider: provider.update_weights(source, label), self._budget.apply_s
+        )
+
+    async def _verify(self, load_errors: Mapping[str, str | None]) -> None:
+        """Every worker says what it serves; when some serve the version, the others are fenced."""
+        with self._step(UpdateStep.VERIFY):
+            silent = await self._at_every_worker(lambda provider: provider.health(), self._budget.verify_s)
+        workers = {worker.name: worker for worker in self._workers()}
+        found = {
+            name: self._judged(worker, silent.get(name) or load_errors.get(name)) for name, worker in workers.items()
+        }
+        if any(each.error is None for each in found.values()):
+            found = {name: _fenced(each, workers[name]) for name, each in found.items()}
+        self.report.workers = tuple(found.values())
+
+    async def _tell_servers(self) -> None:
+        """Servers with providers of their own see for themselves, and fence what was left behind."""
+
+        async def ask(server: ServerUpdate, client: WeightClient) -> None:
+            server.weights = await client.expect(self.report.version)
+
+        with self._step(UpdateStep.VERIFY):
+            await self._at_every_server(UpdateStep.VERIFY, ask, self._budget.verify_s)
+
+    def _judged(self, worker: _Worker, error: str | None) -> WorkerUpdate:
+        label = worker.provider.weight_version
+        if is_version(label, self.report.version):
+            return WorkerUpdate(worker.name, label)
+        said = f"it reports weight version {label!r}, expected {str(self.report.version)!r}"
+        return WorkerUpdate(worker.name, label, said if error is None else f"{error}; {said}")
+
+    async def _live_version(self) -> int | None:
+        """The version that is about to be replaced; None when the engines cannot say."""
+        await self._at_every_engine(UpdateStep.SWEEP, lambda e: e.health(), self._budget.verify_s)
+        try:
+            return max(policy_version(engine.weight_version) for engine in self._engines)
+        except UnknownWeightVersion as error:
+            self._note(UpdateStep.SWEEP, error.message)
+            return None
+
+    def _workers(self) -> Iterator[_Worker]:
+        for index, engine in enumerate(self._engines):
+            if isinstance(engine, EnginePool):
+                yield from (_Worker(name, provider, engine) for name, provider in engine.providers.items())
+            else:
+                yield _Worker(str(index), engine, None)
+
+    async def _at_every_worker(
+        self, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
+    ) -> dict[str, str | None]:
+        """By worker, why it did not do `verb`."""
+        workers = list(self._workers())
+        errors = await asyncio.gather(
+            *(attempt(partial(verb, each.provider), seconds, name=f"worker {each.name}") for each in workers)
+        )
+        return {worker.name: error for worker, error in zip(workers, errors, strict=True)}
+
+    async def _at_every_engine(
+        self, step: UpdateStep, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
+    ) -> None:
+        calls = (attempt(partial(verb, engine), seconds, name=f"{step} engine") for engine in self._engines)
+        for error in filter(None, await asyncio.gather(*calls)):
+            self._note(step, error)
+
+    async def _at_every_gate(self, step: UpdateStep, verb: Callable[[GateClient], Awaitable[object]]) -> None:
+        await self._at_every_server(step, lambda _, client: verb(client.gate), self._budget.gate_s)
+
+    async def _at_every_server(
+        self,
+        step: UpdateStep,
+        verb: Callable[[ServerUpdate, WeightClient], Awaitable[object]],
+        seconds: float,
+    ) -> None:
+        calls = (
+            attempt(partial(verb, server, client), seconds, name=f"{step} {server.url}")
+            for server, client in self._servers
+        )
+        for (server, _), error in zip(self._servers, await asyncio.gather(*calls), strict=True):
+            if error is not None:
+                server.errors[step] = error
+
+    def _note(self, step: UpdateStep, error: str) -> None:
+        self.report.engine_errors.setdefault(step, []).append(error)
+
+    @contextmanager
+    def _step(self, step: UpdateStep) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.report.seconds[step] = self.report.seconds.get(step, 0.0) + time.monotonic() - began
+
+
+def _fenced(update: WorkerUpdate, worker: _Worker) -> WorkerUpdate:
+    """A worker of a pool that missed the weights serves nobody until it has them; others are fenced by servers."""
+    if worker.pool is None:
+        return update
+    if update.error is not None:
+        worker.pool.fence(worker.name, MISSED_UPDATE)
+        return replace(update, is_fenced=True)
+    if any(each.name == worker.name and each.fence == MISSED_UPDATE for each in worker.pool.workers):
+        worker.pool.unfence(worker.name)
+    return update

@@ -16,6 +16,7 @@ from harness.dialects.json_values import check_json
 from harness.errors import HarnessError, MalformedRequest, RequestError
 from harness.tokens.parsing import ParsedOutput
 from harness.types import FinishReason, Json, Message, SamplingWishes, TopLogprobs, Turn
+from server_patch.repeat_terminate.envelope import signal
 
 
 class ToolMode(StrEnum):
@@ -158,11 +159,17 @@ def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
 
 
 def completion(
-    turn: Turn, model: str, token_text: Callable[[int], str] | None, top_logprobs: TopLogprobs | None = None
+    turn: Turn,
+    model: str,
+    token_text: Callable[[int], str] | None,
+    top_logprobs: TopLogprobs | None = None,
+    *,
+    is_guarded: bool = False,
 ) -> Json:
     """The `chat.completion` object; with `token_text` (text of one id) it carries logprobs.
 
-    A stored turn gives the answer it gave before; only the alternatives to its tokens are not stored.
+    With `is_guarded` it says, beyond the dialect, whether the engine's repeat guard ended the turn. A stored turn gives
+    the answer it gave before; only the alternatives to its tokens are not stored.
     """
     choice: Json = {"index": 0, "message": turn.reply, "finish_reason": _served_finish(turn), "logprobs": None}
     if token_text is not None:
@@ -179,6 +186,7 @@ def completion(
             "total_tokens": turn.prompt_length + turn.output_ids.size,
             "prompt_tokens_details": {"cached_tokens": turn.notes.get("cached_tokens", 0)},
         },
+        **(signal(triggered=turn.repeat_terminated) if is_guarded else {}),
     }
 
 

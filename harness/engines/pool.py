@@ -461,12 +461,13 @@ def _common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         max_top_logprobs=min(each.max_top_logprobs for each in all_capabilities),
         can_update_weights=all(each.can_update_weights for each in all_capabilities),
         weights_digest=first.weights_digest,
+        repeat_guard=first.repeat_guard,
     )
 
 
 def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
     """Raises `ScenarioError` when a session could not move from one worker to another."""
-    for what in ("vocab_size", "logprob_scale", "weights_digest"):
+    for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard"):
         found = sorted({str(getattr(each, what)) for each in all_capabilities})
         if len(found) > 1:
             raise ScenarioError(f"the workers of a pool must serve one model: {what} is {' and '.join(found)}")

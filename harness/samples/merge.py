@@ -88,6 +88,7 @@ def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any])
         behavior_versions=columns.versions,
         proximal_logprobs=columns.proximal_logprobs,
         proximal_versions=columns.proximal_versions,
+        repeat_terminated=int(turns[-1].repeat_terminated),
         metadata=_stamp(metadata, branch, columns),
     )
 
@@ -104,8 +105,10 @@ def _columns(turn: Turn, *, is_trained: bool) -> _Columns:
     """The tokens of `turn`: context that nobody sampled, then its output."""
     context, output = turn.context_ids.size, turn.output_ids.size
     proximal = ProximalColumns.of_turn(turn)
+    mask = np.full(output, is_trained, dtype=np.uint8)
+    mask[output - turn.forced_tokens :] = 0
     return _Columns(
-        _after(context, 0, np.full(output, is_trained, dtype=np.uint8)),
+        _after(context, 0, mask),
         _after(context, 0.0, turn.logprobs),
         _after(context, NOT_SAMPLED, expand_spans(turn.version_spans, output)),
         _after(context, 0.0, proximal.logprobs),

@@ -1,0 +1,101 @@
+"""From the engine's signal to turn, sample, ledger and client; and the look at the boundary that believes nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.dialects.openai_chat import completion
+from harness.engines.pool import EnginePool
+from harness.engines.repeat_guard import Disagreement, SignalCheck
+from harness.engines.scripted import ScriptedEngine
+from harness.errors import ScenarioError
+from harness.samples.merge import Selection, build_samples
+from harness.sessions.ledger import account
+from harness.types import REPEAT_TERMINATED, FinishReason, SampleStatus, Turn, as_ids, as_logprobs
+from server_patch.repeat_terminate import RepeatTerminateConfig
+from tests.fakes import new_session, take_turn, toy_tokenizer, user
+
+LIMITS = RepeatTerminateConfig(enabled=True, min_new_tokens=4, max_consecutive_token_repeats=4, ngram_size=0)
+CHECK = SignalCheck(LIMITS, [])
+
+
+def repeated(*, forced: int = 0) -> Turn:
+    """A turn that the guard ended after four equal tokens, and `forced` ones that it added."""
+    turn = take_turn(new_session(), [user("hi")], "aaaa" + "!" * forced, reason=FinishReason.REPEAT)
+    return replace(turn, finish_reason=REPEAT_TERMINATED, forced_tokens=forced)
+
+
+def with_output(ids: list[int], finish_reason: str) -> Turn:
+    turn = take_turn(new_session(), [user("hi")])
+    return replace(turn, output_ids=as_ids(ids), logprobs=as_logprobs([-1.0] * len(ids)), finish_reason=finish_reason)
+
+
+def test_the_sample_carries_the_signal() -> None:
+    (ended,) = build_samples([repeated()], Selection.LAST, {})
+    (other,) = build_samples([take_turn(new_session(), [user("hi")])], Selection.LAST, {})
+
+    assert (ended.repeat_terminated, ended.status) == (1, SampleStatus.TRUNCATED)
+    assert other.repeat_terminated == 0
+
+
+def test_a_forced_token_is_delivered_and_not_trained() -> None:
+    turn = repeated(forced=1)
+    (sample,) = build_samples([turn], Selection.LAST, {})
+    ledger = account([turn], turn.output_ids.size, Selection.LAST)
+
+    assert sample.loss_mask.tolist() == [1, 1, 1, 1, 0]
+    assert (ledger.trained, ledger.masked, ledger.difference) == (4, 1, 0)
+
+
+@pytest.mark.parametrize(("is_guarded", "signal"), [(True, {"repeat_terminate_triggered": 1}), (False, None)])
+def test_plain_chat_clients_read_the_signal_where_a_guard_is_active(is_guarded: bool, signal: object) -> None:
+    """Beside the words they know: for them it is a limit."""
+    body = completion(repeated(), "m", None, is_guarded=is_guarded)
+
+    assert (body["choices"][0]["finish_reason"], body.get("harness")) == ("length", signal)
+
+
+@pytest.mark.parametrize(
+    ("ids", "finish_reason", "disagreement"),
+    [
+        ([9, 5, 5, 5, 5], REPEAT_TERMINATED, None),
+        ([9, 8, 7, 6, 5], "stop", None),
+        ([], "abort", None),
+        ([9, 5, 5, 5, 5], "stop", None),
+        ([9, 5, 5, 5, 5], "length", None),
+        ([9, 5, 5, 5, 5, 3], "stop", Disagreement(signalled=False, expected_at=4, output_tokens=6)),
+        ([9, 5, 5, 5], REPEAT_TERMINATED, Disagreement(signalled=True, expected_at=None, output_tokens=4)),
+        ([9, 5, 5, 5, 5, 5], REPEAT_TERMINATED, Disagreement(signalled=True, expected_at=4, output_tokens=6)),
+        ([], REPEAT_TERMINATED, Disagreement(signalled=True, expected_at=None, output_tokens=0)),
+    ],
+    ids=[
+        "ended where it must",
+        "nothing to end",
+        "nothing at all",
+        "the model ended it at that token",
+        "the budget ended it at that token",
+        "should have been ended",
+        "ended without reason",
+        "ended too late",
+        "ended before it began",
+    ],
+)
+def test_a_signal_that_the_tokens_do_not_bear_out_is_noticed(
+    ids: list[int], finish_reason: str, disagreement: Disagreement | None
+) -> None:
+    assert CHECK.disagreement(with_output(ids, finish_reason)) == disagreement
+
+
+def test_a_forced_token_is_not_held_against_the_signal() -> None:
+    assert CHECK.disagreement(repeated(forced=1)) is None
+
+
+async def test_the_workers_of_a_pool_run_one_guard() -> None:
+    guarded, other = ScriptedEngine(toy_tokenizer()), ScriptedEngine(toy_tokenizer())
+    guarded.capabilities = replace(guarded.capabilities, repeat_guard=LIMITS.digest())
+
+    async with EnginePool([guarded]) as pool:
+        assert pool.capabilities.repeat_guard == LIMITS.digest()
+    with pytest.raises(ScenarioError, match=r"repeat_guard is .* and None"):
+        async with EnginePool([guarded, other]):
+            pass

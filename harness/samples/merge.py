@@ -5,7 +5,7 @@ turns after it are dropped and counted. A turn shared by several samples is trai
 that FAILED have no usable output and are part of no branch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ class Selection(StrEnum):
     """The branch of the last turn."""
     LEAVES = "leaves"
     """Every branch, in the order in which their last turns were admitted."""
+    TURNS = "turns"
+    """Every turn of every branch, each with its own prompt; the merge rule cuts the branches all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,20 @@ def build_samples(turns: Sequence[Turn], selection: Selection, metadata: Mapping
     """
     samples: list[Sample] = []
     trained: set[int] = set()
-    for branch in merge_branches(turns, selection):
+    branches = merge_branches(turns, selection)
+    for branch in _single_turns(branches) if selection is Selection.TURNS else branches:
         if trained.issuperset(turn.index for turn in branch.kept):
             continue  # cut by the merge rule, it is a part of a sample before it
-        samples.append(_build(branch, trained, metadata))
+        samples.append(_build(branch, trained, metadata, is_single_turn=selection is Selection.TURNS))
         trained.update(turn.index for turn in branch.kept)
     return samples
+
+
+def _single_turns(branches: Sequence[MergedBranch]) -> Iterator[MergedBranch]:
+    """Every turn that `branches` keep, as a branch that ends with it; shared ones come again."""
+    for branch in branches:
+        for end in range(1, len(branch.kept) + 1):
+            yield MergedBranch(branch.kept[:end], branch.dropped)
 
 
 def _branch(usable: Mapping[int, Turn], leaf: Turn) -> list[Turn]:
@@ -73,10 +83,12 @@ def _cut(branch: Sequence[Turn]) -> MergedBranch:
     return MergedBranch(tuple(branch[:end]), tuple(branch[end:]))
 
 
-def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any]) -> Sample:
+def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any], *, is_single_turn: bool) -> Sample:
+    """The sample of `branch`; of a single turn everything before its output is prompt."""
     turns = branch.kept
     tokens = np.concatenate([part for turn in turns for part in (turn.context_ids, turn.output_ids)])
-    start = turns[0].context_ids.size
+    start = tokens.size - turns[-1].output_ids.size if is_single_turn else turns[0].context_ids.size
+    told = turns[-1:] if is_single_turn else turns
     columns = _joined([_columns(turn, is_trained=turn.index not in trained) for turn in turns], start)
     return Sample(
         tokens=as_ids(tokens),
@@ -84,12 +96,12 @@ def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any])
         loss_mask=columns.mask,
         rollout_log_probs=columns.logprobs,
         status=SampleStatus(turns[-1].status),
-        weight_versions=_labels(turns),
+        weight_versions=_labels(told),
         behavior_versions=columns.versions,
         proximal_logprobs=columns.proximal_logprobs,
         proximal_versions=columns.proximal_versions,
         repeat_terminated=int(turns[-1].repeat_terminated),
-        metadata=_stamp(metadata, branch, columns),
+        metadata=_stamp(metadata, MergedBranch(told, branch.dropped), columns),
     )
 
 

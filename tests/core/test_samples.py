@@ -244,7 +244,8 @@ def test_every_sample_is_a_branch_cut_at_its_first_incomplete_turn(steps, select
     for sample in session.samples():
         branch = [turns[index] for index in sample.metadata["turns"]]
         assert sample.tokens.tolist() == tokens_of(session, branch[-1])
-        assert [turn.parent for turn in branch] == [None, *(turn.index for turn in branch[:-1])]
+        assert [turn.parent for turn in branch[1:]] == [turn.index for turn in branch[:-1]]
+        assert len(branch) == 1 if selection is Selection.TURNS else branch[0].parent is None
         assert all(turn.status is TurnStatus.COMPLETED for turn in branch[:-1])
         assert {column.size for column in columns(sample)} == {sample.response_length}
         assert not sample.loss_mask[sample.behavior_versions == -1].any()

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
-from harness.engines.base import TokenProvider
+from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import ClientLeft, EngineError
+from harness.samples.versions import is_version, policy_version
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
@@ -22,7 +23,7 @@ from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
 from harness.sessions.outcome import Admission
 from harness.sessions.session import Session
-from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
 
 _STOP_S = 5.0  # what an engine gets to hand over the partial output of a client that left
 
@@ -87,11 +88,37 @@ class Generation:
                 await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
         return await self._ask_once(params)
 
+    def is_comparable(self, turn: Turn) -> bool:
+        """Whether the turn's logprobs are on the scale on which the engine scores its input."""
+        return is_on_prompt_scale(self.engine.capabilities.logprob_scale, turn.sampling["used"]["temperature"])
+
+    def _scoring_start(self) -> int | None:
+        """From where the input waits for the version that is live: the request that is made anyway scores it (I7)."""
+        if not self.settings.score_inputs:
+            return None
+        version = policy_version(self.engine.weight_version)
+        starts = (self.session.scoring_start(self.admission.parent, version, self.is_comparable), self._own(version))
+        return min((start for start in starts if start is not None), default=None)
+
+    def _own(self, version: int) -> int | None:
+        """The same for what this turn has produced so far; what was scored under that version waits no more."""
+        scale, temperature = self.engine.capabilities.logprob_scale, self.admission.params.temperature
+        is_scored = any(is_version(scoring.version, version) for scoring in self.output.scorings)
+        if is_scored or not is_on_prompt_scale(scale, temperature):
+            return None
+        waiting = (span.start for span in self.output.version_spans if is_version(span.version, version - 1))
+        first = min(waiting, default=None)
+        return None if first is None else self.admission.path.length + first
+
     async def _ask_once(self, params: SamplingParams) -> GenerationResult:
         request_id = next(self.request_ids)
         async with self._stopped_on_leave(request_id):
             return await self.engine.generate(
-                self._input_ids(), params, request_id=request_id, session_id=self.session.session_id
+                self._input_ids(),
+                params,
+                request_id=request_id,
+                session_id=self.session.session_id,
+                prompt_logprobs_from=self._scoring_start(),
             )
 
     def _input_ids(self) -> TokenIds:

@@ -4,6 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from harness.errors import ScenarioError
+from server_patch.repeat_terminate import RepeatTerminateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +20,24 @@ class ServerSettings:
     """Required from whoever creates, reads, drains or deletes sessions, when set."""
     pause_timeout_s: float = 600.0
     """How long a paused gate holds a request before it answers 503."""
+    comment_every_s: float = 5.0
+    """How long a streamed answer waits before it begins with a comment, and between two comments."""
     engine_attempts: int = 3
     """How often a request is sent to an engine that fails in a way that may pass."""
     engine_retry_s: float = 0.25
     """Before the second attempt; doubles with each further one."""
     max_unsolicited_aborts: int = 3
     """How often a turn is continued that the engine cut short and nobody asked it to; then it is ABORTED."""
+    score_inputs: bool = True
+    """Have the first request after a weight update score the tokens before it; it has to read them anyway."""
     max_body_bytes: int = 64 * 1024 * 1024
     model: str | None = None
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()
     """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
+
+    repeat_guard: RepeatTerminateConfig | None = None
+    """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""
 
     def check(self) -> None:
         """Raises `ScenarioError` when the server would be open to the network without a token."""

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import convert
 
 from harness.errors import ClientLeft, GateClosed, HarnessError
+from harness.samples.proximal import keep_scores, score_turns
 from harness.sessions.continuation import Output
 from harness.sessions.divergence import Divergence
 from harness.sessions.lifecycle import STATUS_OF_FINISH
@@ -95,7 +96,7 @@ class Reply:
 def ended_turn(admission: Admission, output: Output, reply: Reply, now: float) -> Turn:
     """The turn that ended with `output`: by itself, at a limit, or cut short for good."""
     return replace(
-        _with_output(admission, output, now),
+        _with_scores(_with_output(admission, output, now), admission, output),
         status=STATUS_OF_FINISH[output.finish or FinishReason.ABORT],
         finish_reason=reply.finish_reason,
         reply=reply.message,
@@ -108,7 +109,8 @@ def broken_off_turn(admission: Admission, output: Output, error: HarnessError, n
 
     Without any output an engine's error makes it FAILED; whatever was sampled is kept for the retry.
     """
-    turn = replace(_with_output(admission, output, now), notes={**_notes(admission, output), **_error_note(error)})
+    turn = _with_scores(_with_output(admission, output, now), admission, output)
+    turn = replace(turn, notes={**_notes(admission, output), **_error_note(error)})
     if output.ids.size == 0 and not isinstance(error, ClientLeft | GateClosed):
         return turn
     return replace(turn, status=TurnStatus.ABORTED, finish_reason=DISCONNECT)
@@ -166,6 +168,15 @@ def _with_output(admission: Admission, output: Output, now: float) -> Turn:
         forced_tokens=output.forced_tokens,
         discarded=output.discarded,
     )
+
+
+def _with_scores(turn: Turn, admission: Admission, output: Output) -> Turn:
+    """`turn` with the proximal values that its own requests, and those before it broke off, have brought (I7)."""
+    if admission.prior is not None and admission.prior.is_suspended:
+        turn = keep_scores(turn, admission.prior)
+    for scoring in output.scorings:
+        turn = next(iter(score_turns([turn], scoring)), turn)
+    return turn
 
 
 def _used(params: SamplingParams) -> Json:

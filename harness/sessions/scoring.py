@@ -5,18 +5,15 @@ still missing, so a shared prefix is scored once. Turns in flight are left out: 
 scores them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from harness.samples.merge import merge_branches
 from harness.samples.proximal import waiting_tokens, waiting_window
-from harness.sessions.session import Session
+from harness.sessions.session import IsComparable, Session
 from harness.types import TokenIds, Turn, TurnStatus, as_ids
-
-IsComparable = Callable[[Turn], bool]
-"""Whether the logprobs of a turn are on the scale of prompt logprobs."""
 
 
 class ScoringTask(NamedTuple):
@@ -49,18 +46,9 @@ def _branches(session: Session) -> Iterator[Sequence[Turn]]:
     if not session.is_open:
         yield from (branch.kept for branch in merge_branches(session.turns, session.config.selection))
         return
-    turns = {turn.index: turn for turn in session.turns if turn.status is not TurnStatus.FAILED}
-    parents = {turn.parent for turn in turns.values()}
-    for leaf in turns:
-        if leaf not in parents:
-            yield _path(turns, leaf)
-
-
-def _path(turns: dict[int, Turn], leaf: int) -> list[Turn]:
-    path = [turns[leaf]]
-    while path[-1].parent is not None:
-        path.append(turns[path[-1].parent])
-    return path[::-1]
+    usable = [turn for turn in session.turns if turn.status is not TurnStatus.FAILED]
+    parents = {turn.parent for turn in usable}
+    yield from (session.branch(turn.index) for turn in usable if turn.index not in parents)
 
 
 def _settled(session: Session, branch: Iterable[Turn]) -> list[Turn]:

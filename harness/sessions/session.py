@@ -8,7 +8,7 @@ or nothing. No method waits, so a single-threaded shell needs no lock; another t
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from harness.errors import BranchEnded, HarnessError, SessionClosing
 from harness.samples.merge import Selection, build_samples
+from harness.samples.proximal import score_turns, scoring_start
+from harness.samples.versions import policy_version
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling
 from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import Ledger, account
@@ -23,8 +25,12 @@ from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance
 from harness.sessions.outcome import Admission, TurnRequest, taken_up
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.tree import AttachPoint, TurnTree
+from harness.sessions.waiting import WaitingTurns
 from harness.tokens.matching import ChainKey, normal_form
-from harness.types import Message, Sample, SamplingWishes, TokenIds, Turn, TurnStatus
+from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, TurnStatus
+
+IsComparable = Callable[[Turn], bool]
+"""Whether the logprobs of a turn are on the scale on which an engine scores its input."""
 
 
 class AfterIncomplete(StrEnum):
@@ -70,6 +76,7 @@ class Session:
         self._asked: Counter[ChainKey] = Counter()
         self._latest_with_body: dict[str, int] = {}
         self._abandoned: set[int] = set()
+        self._waiting = WaitingTurns()
 
     @property
     def is_open(self) -> bool:
@@ -112,6 +119,14 @@ class Session:
     def parent_turn(self, point: AttachPoint) -> Turn | None:
         """The turn that a request at `point` extends."""
         return None if point.parent is None else self._tree.turn(point.parent)
+
+    def branch(self, index: int | None) -> list[Turn]:
+        """The turns from the root to the one with that index; none for None."""
+        turns: list[Turn] = []
+        while index is not None:
+            turns.append(self._tree.turn(index))
+            index = turns[-1].parent
+        return turns[::-1]
 
     def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
         """What keeps a request with `messages` at `point` from going on where an earlier one went; None if nothing."""
@@ -164,7 +179,24 @@ class Session:
         sampled = turn.sampled_tokens - (0 if admission.prior is None else admission.prior.sampled_tokens)
         self._generated += sampled
         self._tree.add(turn, admission.path.extended(turn.output_ids))
+        self._waiting.note(turn)
         return sampled
+
+    def scoring_start(self, leaf: int | None, version: int, is_comparable: IsComparable) -> int | None:
+        """Where a request that goes on from turn `leaf` has to begin scoring under `version`; None: nothing waits."""
+        return scoring_start(self._waiting_in_branch(leaf, version, is_comparable), version)
+
+    def take_scores(self, leaf: int | None, scoring: PromptLogprobs, is_comparable: IsComparable) -> list[Turn]:
+        """Take what `scoring` settles in the branch that ends with turn `leaf`; returns the turns it changed (I7).
+
+        Turns in flight are left alone: their own outcome brings their scores. Raises `UnknownWeightVersion`.
+        """
+        version = policy_version(scoring.version)
+        changed = score_turns(self._waiting_in_branch(leaf, version, is_comparable), scoring)
+        for turn in changed:
+            self._tree.replace(turn)
+            self._waiting.settled(turn, version)
+        return changed
 
     def mark_delivered(self, index: int) -> Turn:
         """Note that the answer of a turn has been handed over completely."""
@@ -189,6 +221,7 @@ class Session:
         self._count(turn.index, turn.key, turn.ordinal)
         self._latest_with_body[turn.request_digest] = turn.index
         self._generated += turn.sampled_tokens
+        self._waiting.note(turn)
         self._tree.add(turn, self._tree.path(turn.parent).extended(turn.context_ids).extended(turn.output_ids))
 
     def snapshot(self) -> Self:
@@ -210,6 +243,13 @@ class Session:
     def prompt_ids(self, turn: Turn) -> TokenIds:
         """The whole prompt of a recorded turn."""
         return self._tree.path(turn.index).ids[: turn.prompt_length]
+
+    def _waiting_in_branch(self, leaf: int | None, version: int, is_comparable: IsComparable) -> list[Turn]:
+        candidates = self._waiting.waiting_for(version)
+        if not candidates:
+            return []
+        indices = candidates - self._in_flight.keys()
+        return [turn for turn in self.branch(leaf) if turn.index in indices and is_comparable(turn)]
 
     def _standing(self, index: int) -> Standing:
         if index < 0:

@@ -1,7 +1,7 @@
 """The seam between the server and what makes sessions durable.
 
-Promise (I9): when `create`, `commit` or `set_phase` returns, what it wrote survives `kill -9` of this process.
-`mark_delivered` is a note and may be lost. The store keeps what it is given; it decides nothing.
+Promise (I9): when `create`, `commit`, `keep_scores` or `set_phase` returns, what it wrote survives `kill -9` of this
+process. `mark_delivered` is a note and may be lost. The store keeps what it is given; it decides nothing.
 """
 
 from types import TracebackType
@@ -25,6 +25,9 @@ class SessionStore(Protocol):
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
+
+    async def keep_scores(self, session_id: str, turn: Turn) -> None:
+        """Keep the proximal columns of a turn that is kept already; nothing else of it is touched."""
 
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""

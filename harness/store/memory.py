@@ -24,6 +24,9 @@ class MemoryStore:
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Nothing to do."""
 
+    async def keep_scores(self, session_id: str, turn: Turn) -> None:
+        """Nothing to do."""
+
     async def set_phase(self, session: Session) -> None:
         """Nothing to do."""
 

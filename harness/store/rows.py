@@ -58,10 +58,10 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 INSERT_SESSION = "INSERT INTO sessions VALUES (?, ?, ?, ?, ?)"
 INSERT_TURN = (
-    "INSERT OR REPLACE INTO turns VALUES"
-    " (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
+UPDATE_SCORES = "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ? WHERE session_id = ? AND turn = ?"
 UPDATE_DELIVERED = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
@@ -102,9 +102,13 @@ def turn_row(session_id: str, turn: Turn) -> Row:
         _text(turn.notes),
         turn.forced_tokens,
         _text(turn.discarded),
-        None if turn.proximal_logprobs is None else _blob(turn.proximal_logprobs),
-        None if turn.proximal_versions is None else _blob(turn.proximal_versions),
+        *_scores(turn),
     )
+
+
+def scores_row(session_id: str, turn: Turn) -> Row:
+    """Parameters of `UPDATE_SCORES`."""
+    return *_scores(turn), session_id, turn.index
 
 
 def session_from_row(row: sqlite3.Row) -> Session:
@@ -145,6 +149,11 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         proximal_logprobs=None if row["proximal_logprobs"] is None else _logprobs(row["proximal_logprobs"]),
         proximal_versions=None if row["proximal_versions"] is None else _ids(row["proximal_versions"]),
     )
+
+
+def _scores(turn: Turn) -> Row:
+    columns = (turn.proximal_logprobs, turn.proximal_versions)
+    return tuple(None if column is None else _blob(column) for column in columns)
 
 
 def _text(value: object) -> str:

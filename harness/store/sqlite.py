@@ -68,6 +68,10 @@ class SQLiteStore:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
         await self._write(rows.INSERT_TURN, rows.turn_row(session_id, turn))
 
+    async def keep_scores(self, session_id: str, turn: Turn) -> None:
+        """Keep the proximal columns of a turn that is kept already; nothing else of it is touched."""
+        await self._write(rows.UPDATE_SCORES, rows.scores_row(session_id, turn))
+
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""
         await self._write(rows.UPDATE_PHASE, (str(session.phase), session.session_id))

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import model, output, run, scenario, serve, verify
+from harness.cli import model, output, router, run, scenario, serve, verify
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("serve")(serve.serve)
+app.command("router")(router.router)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(model.app, name="model")
 app.add_typer(verify.app, name="verify")

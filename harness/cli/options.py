@@ -1,6 +1,7 @@
 """Options that several commands share; every flag has an environment variable of the same meaning."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,45 @@ Renderer = Annotated[
     typer.Option(
         envvar="HARNESS_RENDERER",
         help="What writes conversations as ids: `none` the chat template, NAME of the renderers package, or `auto`.",
+    ),
+]
+
+
+# What `serve` and `router` have in common.
+
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HARNESS_TOKENIZER",
+        help="Folder with tokenizer and chat template.  [default: that of --model]",
+        show_default=False,
+    ),
+]
+
+Host = Annotated[str, typer.Option(envvar="HARNESS_HOST")]
+
+Port = Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")]
+
+Store = Annotated[str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")]
+
+PauseTimeout = Annotated[
+    float, typer.Option(envvar="HARNESS_PAUSE_TIMEOUT", min=0, help="Seconds a paused server holds a request.")
+]
+
+AdminToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HARNESS_ADMIN_TOKEN", help="Needed to create and read sessions, when set.", show_default=False
+    ),
+]
+
+Matchings = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HARNESS_MATCHING",
+        metavar="MODULE:FUNCTION",
+        help="Lets sessions choose this function to match replayed histories; may be repeated.",
+        show_default=False,
     ),
 ]
 

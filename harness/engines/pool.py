@@ -154,6 +154,10 @@ class EnginePool:
     ) -> None:
         await self._leave_all()
 
+    def expect_pause(self, mode: PauseMode | None) -> None:
+        """Somebody else has paused the workers, or continued them (None): those that join do the same."""
+        self._paused = mode
+
     def observe(self, observer: PoolObserver) -> None:
         """Have `observer` count from now on."""
         self._observer = observer
@@ -296,7 +300,8 @@ class EnginePool:
     async def _worker_for(self, session_id: str | None, tried: set[str]) -> _Member:
         """The worker whose turn it is, with a place taken there, added to `tried`; waits for one."""
         ticket = next(self._tickets)
-        granted = self._granted[ticket] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
+        self._granted[ticket] = granted
         self._placement.ask(ticket, session_id, tried)
         self._grant()
         try:

@@ -1,0 +1,136 @@
+"""`harness router`: an SGLang router that also serves sessions."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import options, output
+from harness.cli.folders import model_directory, tokenizer_directory
+
+if TYPE_CHECKING:
+    from harness.server.gateway_program import GatewayProgram
+    from harness.server.serving import RunningServer
+    from server_patch.router import Gateway
+
+_WorkerUrls = Annotated[
+    str,
+    typer.Option(
+        envvar="HARNESS_WORKER_URLS",
+        metavar="URL[,URL]",
+        help="Workers of a gateway to start; more can be added to it later.",
+        show_default=False,
+    ),
+]
+_RouterUrl = Annotated[
+    str | None, typer.Option(envvar="HARNESS_ROUTER_URL", help="A gateway that runs already.", show_default=False)
+]
+_Gateway = Annotated[
+    str, typer.Option(envvar="HARNESS_GATEWAY", help="What to start: `smg`, or the restricted `sglang-router`.")
+]
+_GatewayArguments = Annotated[
+    str, typer.Option(envvar="HARNESS_GATEWAY_ARGS", help="More arguments for the gateway.", show_default=False)
+]
+_GatewayLog = Annotated[
+    Path | None, typer.Option(envvar="HARNESS_GATEWAY_LOG", help="Keeps the gateway's output.", show_default=False)
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HARNESS_MODEL", help="What the workers serve: catalogue name, folder or hub id.", show_default=False
+    ),
+]
+_Limit = Annotated[
+    int, typer.Option(envvar="HARNESS_WORKER_LIMIT", min=1, help="Session requests that one worker has at most.")
+]
+_QueueTimeout = Annotated[
+    float, typer.Option(envvar="HARNESS_QUEUE_TIMEOUT", min=0, help="Seconds a session request waits for a worker.")
+]
+_StartTimeout = Annotated[
+    float, typer.Option(envvar="HARNESS_START_TIMEOUT", min=0, help="Seconds to wait for a first worker.")
+]
+
+
+def router(
+    *,
+    worker_urls: _WorkerUrls = "",
+    router_url: _RouterUrl = None,
+    gateway: _Gateway = "smg",
+    gateway_args: _GatewayArguments = "",
+    gateway_log: _GatewayLog = None,
+    model: _Model = None,
+    tokenizer: options.Tokenizer = None,
+    renderer: options.Renderer = "auto",
+    worker_limit: _Limit = 256,
+    queue_timeout: _QueueTimeout = 600.0,
+    start_timeout: _StartTimeout = 600.0,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    store: options.Store = "memory",
+    pause_timeout: options.PauseTimeout = 600.0,
+    admin_token: options.AdminToken = None,
+    matching: options.Matchings = None,
+    as_json: options.Json = False,
+) -> None:
+    """Route to SGLang and vLLM workers and serve sessions from them, at one URL, until Ctrl+C.
+
+    Example: `harness router --worker-urls http://127.0.0.1:30000,http://127.0.0.1:30001 --tokenizer MODEL_DIR`
+    """
+    import uvloop
+
+    from harness.server.routed import RouterSettings, route_forever
+    from harness.server.settings import ServerSettings
+    from harness.store.connect import open_store
+    from harness.telemetry.logging import configure_logging
+    from harness.tokens.opening import open_chat_tokenizer
+
+    configure_logging()
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        admin_token=admin_token,
+        pause_timeout_s=pause_timeout,
+        matchings=tuple(matching or ()),
+    )
+    settings.check()
+    routing = RouterSettings(
+        worker_urls=tuple(url.strip() for url in worker_urls.split(",") if url.strip()),
+        router_url=router_url,
+        gateway_arguments=tuple(shlex.split(gateway_args)),
+        gateway_log=gateway_log,
+        worker_limit=worker_limit,
+        queue_timeout_s=queue_timeout,
+        start_timeout_s=start_timeout,
+    )
+    routing.check()
+    chat_tokenizer = open_chat_tokenizer(tokenizer_directory(tokenizer, model_directory(model)), renderer=renderer)
+    program = _program(gateway) if router_url is None else None
+    announce = _print_url if as_json else _say_url
+    uvloop.run(route_forever(routing, program, chat_tokenizer, open_store(store), settings, started=announce))
+
+
+def _program(name: str) -> "GatewayProgram":
+    from harness.server.gateway_program import gateway_program
+
+    return gateway_program(name, output.say)
+
+
+def _print_url(running: "RunningServer", gateway: "Gateway") -> None:
+    output.print_json(
+        {
+            "url": running.url,
+            "sessions_restored": running.restored,
+            "gateway": {"url": gateway.url, "kind": str(gateway.kind), "restrictions": list(gateway.restrictions)},
+        }
+    )
+    sys.stdout.flush()
+
+
+def _say_url(running: "RunningServer", gateway: "Gateway") -> None:
+    for restriction in gateway.restrictions:
+        output.say(f"the gateway is restricted: {gateway.kind} {restriction}")
+    output.say(
+        f"routing and serving sessions at {running.url} in front of {gateway.kind} at {gateway.url}; Ctrl+C stops"
+    )

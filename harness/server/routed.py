@@ -1,0 +1,213 @@
+"""The session server and the router at one URL.
+
+    /sessions, /sessions/...             sessions
+    /v1/... with a session's key         sessions, for clients that know a key and no path
+    /router/health, /router/metrics      `/health` and `/metrics` of the session server
+    /router                              the router's own account of gateway and workers
+    anything else                        the router: control verbs to every worker, the rest to the gateway
+
+So `/health`, `/v1/models` and `/metrics` are the gateway's, as clients of an SGLang router expect. With an admin token,
+whatever is not a session's needs it: control verbs must not be open to a network that sessions are open to.
+
+Sessions never go through the gateway: their worker is chosen by the pool and asked directly.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from harness.engines.base import PauseMode
+from harness.engines.connect import open_server
+from harness.engines.discovered import DiscoveredPool, FoundWorker
+from harness.errors import LaneError, ScenarioError, Unauthorized
+from harness.server.gateway_program import GatewayProgram
+from harness.server.registry import API_KEY_PREFIX
+from harness.server.responses import error_response
+from harness.server.serving import RunningServer, serve_forever
+from harness.server.settings import ServerSettings
+from harness.store.base import SessionStore
+from harness.tokens.chat_tokenizer import ChatTokenizer
+from server_patch.router import Gateway, GatewayError, RouterFront, attach, launch
+from server_patch.router.app import open_http
+from server_patch.router.verbs import Order, VerbError
+
+_OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
+_PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How to get a gateway, and how to use its workers."""
+
+    worker_urls: tuple[str, ...] = ()
+    """Workers to begin with, of a gateway that is started here."""
+    router_url: str | None = None
+    """The gateway that runs already."""
+    gateway_arguments: tuple[str, ...] = ()
+    """More arguments for a gateway that is started here."""
+    gateway_log: Path | None = None
+    """Where its output goes; None keeps it for the time it runs."""
+    worker_limit: int | None = 256
+    """Session requests that one worker has in flight at most."""
+    queue_timeout_s: float = 600.0
+    """How long a session request waits for a worker."""
+    start_timeout_s: float = 600.0
+    """How long to wait for a first worker."""
+    interval_s: float = 1.0
+    """Between two looks at the workers."""
+
+    def check(self) -> None:
+        """Raises `ScenarioError` unless exactly one gateway is meant, by addresses that are some."""
+        for url in (*self.worker_urls, *([self.router_url] if self.router_url else ())):
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+                raise ScenarioError(f"expected an address such as http://127.0.0.1:30000, got {url!r}")
+        if bool(self.worker_urls) == (self.router_url is not None):
+            raise ScenarioError(
+                "expected either --worker-urls URL[,URL], to start a gateway, or --router-url URL of one"
+            )
+
+
+class RoutedApp:
+    """The ASGI application of both; the module says which path is whose."""
+
+    def __init__(self, sessions: ASGIApp, router: ASGIApp, *, admin_token: str | None = None) -> None:
+        self._sessions = sessions
+        self._router = router
+        self._admin_token = admin_token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+        elif _is_of_sessions(scope):
+            await self._sessions(scope, receive, send)
+        elif self._admin_token and not secrets.compare_digest(_credential(scope).encode(), self._admin_token.encode()):
+            refusal = error_response(Unauthorized("expected the admin token as `Authorization: Bearer ...`"))
+            await refusal(scope, receive, send)
+        elif scope["path"] in _OWN:
+            own = _OWN[scope["path"]]
+            await self._sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
+        else:
+            await self._router(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """An engine whose workers the gateway knows, and what makes a session server the router in front of it."""
+
+    pool: DiscoveredPool
+    gateway: Gateway
+    around: Callable[[ASGIApp], ASGIApp]
+
+
+@asynccontextmanager
+async def open_routed(
+    settings: RouterSettings, program: GatewayProgram | None, *, vocab_size: int, admin_token: str | None = None
+) -> AsyncIterator[Routed]:
+    """The gateway of `settings` and the list of its workers, for the time of the block; the caller enters the pool.
+
+    `program` is the gateway to start, if one is. Raises `LaneError` when there is no gateway in time.
+    """
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(open_http())
+        gateway = await _gateway(settings, program, http, stack)
+        front = RouterFront(
+            http,
+            gateway,
+            also=settings.worker_urls,
+            heard=lambda order: _heed(pool, order),
+            describe=lambda: _described(pool),
+        )
+        await stack.enter_async_context(front.following(settings.interval_s))
+        pool = DiscoveredPool(
+            lambda: _found(front, vocab_size),
+            interval_s=settings.interval_s,
+            start_timeout_s=settings.start_timeout_s,
+            limit=settings.worker_limit,
+            queue_timeout_s=settings.queue_timeout_s,
+        )
+        yield Routed(pool, gateway, lambda sessions: RoutedApp(sessions, front, admin_token=admin_token))
+
+
+async def route_forever(
+    routing: RouterSettings,
+    program: GatewayProgram | None,
+    chat_tokenizer: ChatTokenizer,
+    store: SessionStore,
+    settings: ServerSettings,
+    *,
+    started: Callable[[RunningServer, Gateway], None],
+) -> None:
+    """Router and session server until SIGINT or SIGTERM; calls `started` as soon as they answer."""
+    vocab_size = chat_tokenizer.tokenizer.vocab_size
+    async with open_routed(routing, program, vocab_size=vocab_size, admin_token=settings.admin_token) as routed:
+
+        def answers(running: RunningServer) -> None:
+            started(running, routed.gateway)
+
+        await serve_forever(routed.pool, chat_tokenizer, store, settings, answers, around=routed.around)
+
+
+async def _gateway(
+    settings: RouterSettings, program: GatewayProgram | None, http: aiohttp.ClientSession, stack: AsyncExitStack
+) -> Gateway:
+    try:
+        if settings.router_url is not None:
+            return await attach(http, settings.router_url)
+        assert program is not None, "without the address of a gateway, one is started"
+        log_file = settings.gateway_log or Path(stack.enter_context(TemporaryDirectory())) / "gateway.log"
+        launching = launch(
+            http,
+            program.executable,
+            program.kind,
+            settings.worker_urls,
+            log_file=log_file,
+            arguments=settings.gateway_arguments,
+        )
+        return await stack.enter_async_context(launching)
+    except GatewayError as error:
+        raise LaneError(str(error)) from error
+
+
+def _found(front: RouterFront, vocab_size: int) -> list[FoundWorker]:
+    return [
+        FoundWorker(worker.url, partial(open_server, str(worker.engine), worker.url, vocab_size))
+        for worker in front.workers.current
+        if worker.engine is not None
+    ]
+
+
+def _heed(pool: DiscoveredPool, order: Order) -> None:
+    """A pause that came by the router's own verb: workers that join meanwhile must not serve."""
+    if order.verb == "/continue_generation":
+        pool.expect_pause(None)
+    elif order.verb == "/pause_generation":
+        with suppress(VerbError):
+            pool.expect_pause(_PAUSES.get(order.fields.get("mode") or "abort"))
+
+
+def _described(pool: DiscoveredPool) -> dict[str, Any]:
+    return {"sessions": {"workers": [status._asdict() for status in pool.workers], "waiting": pool.waiting}}
+
+
+def _is_of_sessions(scope: Scope) -> bool:
+    path: str = scope["path"]
+    if path == "/sessions" or path.startswith("/sessions/"):
+        return True
+    return path.startswith("/v1/") and _credential(scope).startswith(API_KEY_PREFIX)
+
+
+def _credential(scope: Scope) -> str:
+    headers = Headers(scope=scope)
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")

@@ -1,0 +1,123 @@
+"""The router as an ASGI application: control verbs are fanned out, the rest passes.
+
+    /abort_request, /pause_generation, /continue_generation, /flush_cache,
+    /update_weights_from_disk, /update_weight_version       to every worker, with a report per worker
+    GET /router                                             gateway, its restrictions, workers
+    anything else                                           the gateway's
+
+It keeps nothing of a request, authenticates nobody and knows no session; whoever composes it with something else puts
+that around it.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import aiohttp
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server_patch.router.fan_out import fan_out, report, status_of
+from server_patch.router.gateway import Gateway
+from server_patch.router.passthrough import Passthrough
+from server_patch.router.verbs import VERBS, Order
+from server_patch.router.workers import WorkerList
+
+_CONNECT_S = 10.0
+_KEEP_ALIVE_S = 4.0  # shorter than any server's, so that no request goes out on a connection that is being closed
+_READ_BUFFER_BYTES = 1 << 20
+
+
+@asynccontextmanager
+async def open_http() -> AsyncIterator[aiohttp.ClientSession]:
+    """The connections of a router: no cookies, no proxies, nothing decompressed, as many as there are requests."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("accept-encoding",),
+        auto_decompress=False,
+        read_bufsize=_READ_BUFFER_BYTES,
+        trust_env=False,
+    ) as http:
+        yield http
+
+
+class RouterFront:
+    """The application.
+
+    Args:
+        http: From `open_http`.
+        gateway: Where everything else goes.
+        also: URLs of workers that the gateway was started with.
+        heard: Called with each control verb before it is fanned out.
+        describe: More for `GET /router`.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        gateway: Gateway,
+        *,
+        also: Sequence[str] = (),
+        heard: Callable[[Order], None] | None = None,
+        describe: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self.workers = WorkerList(http, gateway.url, also)
+        self._http = http
+        self._gateway = gateway
+        self._pass = Passthrough(http, gateway.url)
+        self._heard = heard
+        self._describe = describe
+
+    @asynccontextmanager
+    async def following(self, interval_s: float = 1.0) -> AsyncIterator[None]:
+        """Follow the gateway's list of workers for the time of the block, which begins with a first look at it."""
+        await self.workers.look()
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self.workers.follow(interval_s))
+            try:
+                yield
+            finally:
+                task.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1011, "reason": "the router passes HTTP only"})
+            return
+        path, method = scope["path"], scope["method"]
+        if path in VERBS and method in VERBS[path].methods:
+            answer = await self._fan_out(Request(scope, receive))
+        elif path == "/router" and method == "GET":
+            answer = _json(self._status())
+        else:
+            await self._pass(scope, receive, send)
+            return
+        await answer(scope, receive, send)
+
+    async def _fan_out(self, request: Request) -> Response:
+        body = await request.body()
+        order = Order(request.url.path, request.method, request.url.query, body)
+        await self.workers.look()  # a worker that was added a moment ago is told too
+        if self._heard is not None:
+            self._heard(order)
+        outcomes = await fan_out(self._http, self.workers.current, order)
+        return _json(report(order, outcomes), status_of(outcomes))
+
+    def _status(self) -> dict[str, Any]:
+        gateway = {
+            "url": self._gateway.url,
+            "kind": str(self._gateway.kind),
+            "restricted": bool(self._gateway.restrictions),
+            "restrictions": list(self._gateway.restrictions),
+        }
+        return {"gateway": gateway, "workers": [asdict(each) for each in self.workers.current], **self._describe()}
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(body), status, media_type="application/json")

@@ -1,0 +1,144 @@
+"""A control verb, carried out by every worker at once, and what became of it at each.
+
+Every worker has its own deadline, and none waits for another: a worker that is dead, slow or refuses costs one line in
+the report. Nothing is repeated and nothing is undone; whether half a success is enough is for the client to say.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from server_patch.router.verbs import VERBS, Call, Engine, Order, Plan, VerbError, plan
+from server_patch.router.workers import Worker
+
+_MISSING = frozenset({403, 404, 405})
+_BODY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a verb at one worker."""
+
+    url: str
+    engine: str
+    """`sglang`, `vllm`, or empty when the worker has never answered."""
+    succeeded: bool
+    status: int | None
+    """HTTP status of the last answer; None when there was none."""
+    body: Any
+    """Of the last answer: decoded JSON, or text."""
+    seconds: float
+    error: str
+    """Why there was no answer, or no success; empty otherwise."""
+
+
+async def fan_out(
+    http: aiohttp.ClientSession, workers: Sequence[Worker], order: Order, *, deadline_s: float | None = None
+) -> list[Outcome]:
+    """Have every worker carry out `order`; the outcomes stand in the order of `workers`.
+
+    `deadline_s` is the time of each worker; None takes that of the verb.
+    """
+    seconds = VERBS[order.verb].deadline_s if deadline_s is None else deadline_s
+    return await asyncio.gather(*(_tell(http, worker, order, seconds) for worker in workers))
+
+
+def report(order: Order, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The outcomes as one JSON object; `success` and `message` as an SGLang server would say them."""
+    failed = [outcome.url for outcome in outcomes if not outcome.succeeded]
+    done = f"{len(outcomes) - len(failed)} of {len(outcomes)} workers carried out {order.verb}"
+    return {
+        "success": bool(outcomes) and not failed,
+        "message": done,
+        "total": len(outcomes),
+        "succeeded": len(outcomes) - len(failed),
+        "failed": failed,
+        "workers": [asdict(outcome) for outcome in outcomes],
+    }
+
+
+def status_of(outcomes: Sequence[Outcome]) -> int:
+    """200 when every worker did, 207 when some did, 502 when none did, 503 when there is none."""
+    if not outcomes:
+        return 503
+    successes = sum(outcome.succeeded for outcome in outcomes)
+    return 200 if successes == len(outcomes) else 207 if successes else 502
+
+
+class _Refused(Exception):
+    """A worker said no."""
+
+
+@dataclass(slots=True)
+class _Errand:
+    """The calls to one worker, and its last answer."""
+
+    http: aiohttp.ClientSession
+    url: str
+    status: int | None = None
+    body: Any = None
+
+    async def carry_out(self, todo: Plan) -> None:
+        """Make the calls; the first one that fails raises."""
+        if not todo.while_paused or await self._is_paused():
+            await self._make(todo)
+            return
+        await self._call(Call("POST", "/pause?mode=keep&clear_cache=true"))
+        await self._make(todo)
+        await self._call(Call("POST", "/resume"))
+
+    async def _make(self, todo: Plan) -> None:
+        for call in todo.calls:
+            await self._call(call)
+
+    async def _is_paused(self) -> bool:
+        await self._call(Call("GET", "/is_paused"))
+        return isinstance(self.body, dict) and bool(self.body.get("is_paused"))
+
+    async def _call(self, call: Call) -> None:
+        await self._ask(call.method, call.target, call.body)
+        if call.or_else and self.status in _MISSING:
+            await self._ask(call.method, call.or_else, call.body)
+        if self.status is None or not 200 <= self.status < 300 or _says_no(self.body):
+            raise _Refused(f"{call.method} {call.target}: {self.status}")
+
+    async def _ask(self, method: str, target: str, body: bytes) -> None:
+        # A connection of its own: one that the server is closing would lose the call.
+        headers = {"connection": "close"} | ({"content-type": "application/json"} if body else {})
+        async with self.http.request(method, self.url + target, data=body or None, headers=headers) as answer:
+            self.status = answer.status
+            self.body = _decoded(await answer.content.read(_BODY_BYTES))
+
+
+async def _tell(http: aiohttp.ClientSession, worker: Worker, order: Order, deadline_s: float) -> Outcome:
+    errand = _Errand(http, worker.url)
+    began = monotonic()
+    error = ""
+    try:
+        async with asyncio.timeout(deadline_s):
+            await errand.carry_out(plan(order, worker.engine or Engine.SGLANG))
+    except TimeoutError:
+        error = f"no answer within {deadline_s:g} s"
+    except (aiohttp.ClientError, OSError) as broken:
+        error = f"cannot be reached: {type(broken).__name__} {broken}".rstrip()
+    except (VerbError, _Refused) as refused:
+        error = str(refused)
+    seconds = round(monotonic() - began, 4)
+    return Outcome(worker.url, str(worker.engine or ""), not error, errand.status, errand.body, seconds, error)
+
+
+def _says_no(body: Any) -> bool:
+    """SGLang answers some failures with 200 and `success: false`."""
+    return isinstance(body, dict) and body.get("success") is False
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content.decode("utf-8", errors="replace")

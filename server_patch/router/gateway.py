@@ -1,0 +1,199 @@
+"""The gateway behind the router: `smg`, started as a child or found running, or the older `sglang-router`.
+
+A child is started with retries and its circuit breaker off: a generation is asked for once, and a sticky session is not
+moved behind our back. Its workers are judged by a route that a paused engine answers. It dies with us, however we die.
+
+`sglang-router` is served in a restricted way: it rewrites requests, so fields are lost, and knows no control verbs.
+Which of the two runs at a URL is found by asking for what only one of them has, and stated.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import aiohttp
+import structlog
+
+from server_patch.router.workers import answer_of
+
+log = structlog.get_logger()
+
+_LEASH = Path(__file__).with_name("leash.py")
+_LOOPBACK = "127.0.0.1"
+_POLL_S = 0.1
+_TAIL_BYTES = 2000
+_STOP_S = 10.0
+_PROBE_S = 10.0
+
+
+class GatewayError(Exception):
+    """A gateway does not start, does not answer, or is none."""
+
+
+class GatewayKind(StrEnum):
+    """The gateways that are known."""
+
+    SMG = "smg"
+    """Passes bodies on verbatim."""
+    SGLANG_ROUTER = "sglang-router"
+    """Rewrites bodies: restricted."""
+
+
+RESTRICTIONS = {
+    GatewayKind.SMG: (),
+    GatewayKind.SGLANG_ROUTER: (
+        "drops fields it does not know, among them input_ids and return_token_ids of chats, custom_params of /generate",
+        "refuses token ids as the prompt of /v1/completions",
+        "sends a POST up to five times unless it was started with --disable-retries --disable-circuit-breaker",
+    ),
+}
+"""What clients of a gateway have to do without; sessions do not, they are served by the workers directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that answers."""
+
+    url: str
+    kind: GatewayKind
+
+    @property
+    def restrictions(self) -> tuple[str, ...]:
+        """What its clients have to do without."""
+        return RESTRICTIONS[self.kind]
+
+
+async def attach(http: aiohttp.ClientSession, url: str) -> Gateway:
+    """The gateway that runs at `url`. Raises `GatewayError` when there is none."""
+    url = url.rstrip("/")
+    listed = await answer_of(http, f"{url}/workers")
+    if not isinstance(listed, dict) or "workers" not in listed:
+        raise GatewayError(
+            f"expected a gateway at {url}, but GET /workers lists no workers there; give the address of"
+            " smg or sglang-router, or let one be started with --worker-urls"
+        )
+    kind = GatewayKind.SMG if await _knows_smg_errors(http, url) else GatewayKind.SGLANG_ROUTER
+    if RESTRICTIONS[kind]:
+        log.warning("gateway_is_restricted", gateway=url, kind=str(kind), restrictions=RESTRICTIONS[kind])
+    return Gateway(url, kind)
+
+
+async def _knows_smg_errors(http: aiohttp.ClientSession, url: str) -> bool:
+    """Of the two, smg names its errors in a header; sglang-router answers an unknown path with nothing at all."""
+    try:
+        async with asyncio.timeout(_PROBE_S), http.get(f"{url}/harness/no/such/route") as answer:
+            return "x-smg-error-code" in answer.headers
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+
+
+@asynccontextmanager
+async def launch(
+    http: aiohttp.ClientSession,
+    program: Path,
+    kind: GatewayKind,
+    worker_urls: Sequence[str],
+    *,
+    log_file: Path,
+    arguments: Sequence[str] = (),
+    start_timeout_s: float = 60.0,
+) -> AsyncIterator[Gateway]:
+    """A gateway of our own on loopback, for the time of the block.
+
+    `program` is its executable, `arguments` come last on its command line. Raises `GatewayError` when it does not
+    answer in time; it need not have a worker by then.
+    """
+    port, metrics_port = _free_ports(2)
+    command = [str(program), *_command_line(kind, worker_urls, port, metrics_port), *arguments]
+    url = f"http://{_LOOPBACK}:{port}"
+    async with _leashed(command, log_file) as child:
+        await _answers(http, url, child, log_file, start_timeout_s)
+        log.info("gateway_started", gateway=url, kind=str(kind), log=str(log_file))
+        yield await attach(http, url)
+
+
+def _command_line(kind: GatewayKind, worker_urls: Sequence[str], port: int, metrics_port: int) -> list[str]:
+    return [
+        "launch",
+        *("--host", _LOOPBACK, "--port", str(port)),
+        *("--prometheus-host", _LOOPBACK, "--prometheus-port", str(metrics_port)),
+        *("--disable-retries", "--disable-circuit-breaker"),
+        # Not /health: on SGLang it generates a token, which a paused engine cannot do.
+        *("--health-check-endpoint", "/v1/models", "--health-check-interval-secs", "5"),
+        *("--worker-startup-check-interval", "1"),
+        *("--log-level", "warn"),
+        *_OWN_ARGUMENTS[kind],
+        *(("--worker-urls", *worker_urls) if worker_urls else ()),
+    ]
+
+
+_OWN_ARGUMENTS = {
+    # Without the last one a queue at one worker sends its sticky sessions to another.
+    GatewayKind.SMG: ("--policy", "consistent_hashing", "--enable-rl", "--disable-worker-overload-protection"),
+    GatewayKind.SGLANG_ROUTER: ("--policy", "manual"),
+}
+
+
+@asynccontextmanager
+async def _leashed(command: Sequence[str], log_file: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`command` as a process group that ends with the block, or with this process."""
+    with log_file.open("ab") as output:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(_LEASH), *command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield child
+    finally:
+        await _end(child)
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Let go of the leash, and kill what does not end by that."""
+    assert child.stdin is not None
+    child.stdin.close()
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await child.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+async def _answers(
+    http: aiohttp.ClientSession, url: str, child: asyncio.subprocess.Process, log_file: Path, timeout_s: float
+) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            while await answer_of(http, f"{url}/workers") is None:
+                if child.returncode is not None:
+                    raise GatewayError(f"the gateway ended with exit code {child.returncode}: {_tail(log_file)}")
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise GatewayError(f"the gateway did not answer within {timeout_s:g} s: {_tail(log_file)}") from None
+
+
+def _tail(log_file: Path) -> str:
+    said = log_file.read_bytes()[-_TAIL_BYTES:].decode("utf-8", errors="replace").strip()
+    return said or f"it printed nothing; its log is {log_file}"
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now; all are held until all are chosen, so they differ."""
+    listeners = [socket.create_server((_LOOPBACK, 0)) for _ in range(count)]
+    try:
+        return [listener.getsockname()[1] for listener in listeners]
+    finally:
+        for listener in listeners:
+            listener.close()

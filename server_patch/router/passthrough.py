@@ -1,0 +1,116 @@
+"""Requests that are the gateway's, and its answers, byte for byte.
+
+Method, path, query, headers and body go as they came; status, headers and body come back as they are. Both bodies are
+streamed, so an event reaches the client when the gateway sends it. A client that goes away takes its request out of the
+gateway, which takes it out of the engine. Headers that belong to one connection (RFC 9110, 7.6.1) are not passed on.
+There is no deadline: how long an answer may take is the gateway's to say.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+
+import aiohttp
+import structlog
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+log = structlog.get_logger()
+
+Header = tuple[bytes, bytes]
+
+_OF_ONE_CONNECTION = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+        *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+    }
+)
+_NOT_ASKED_FOR = _OF_ONE_CONNECTION | {b"host", b"expect"}  # our server has answered `expect` already
+_NOT_ANSWERED = _OF_ONE_CONNECTION | {b"date"}  # our server writes its own
+_ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
+
+
+class Passthrough:
+    """Passes HTTP requests on to the server at `url`; `http` must not decompress."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self._url = url.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, for as long as its client stays."""
+        chunks: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
+        passing = asyncio.create_task(self._pass(scope, chunks, send))
+        staying = asyncio.create_task(_listen(receive, chunks))
+        try:
+            await asyncio.wait((passing, staying), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            passing.cancel()
+            staying.cancel()
+            await asyncio.wait((passing, staying))
+        if not passing.cancelled():
+            passing.result()
+
+    async def _pass(self, scope: Scope, chunks: "asyncio.Queue[bytes | None]", send: Send) -> None:
+        has_begun = False
+        try:
+            async with self._http.request(
+                scope["method"],
+                self._target(scope),
+                headers=_kept(scope["headers"], _NOT_ASKED_FOR),
+                data=_body(chunks) if _has_body(scope["headers"]) else None,
+                skip_auto_headers=_ADDED_BY_AIOHTTP,
+                allow_redirects=False,
+            ) as answer:
+                has_begun = True
+                await _pass_back(answer, send)
+        except (aiohttp.ClientError, OSError) as error:
+            log.warning("gateway_failed", path=scope["path"], error=f"{type(error).__name__} {error}")
+            # An answer that has begun can only be cut: our server closes the connection of one that is incomplete.
+            if not has_begun:
+                await _say_unreachable(send, f"the gateway at {self._url} does not answer ({error})")
+
+    def _target(self, scope: Scope) -> URL:
+        path = scope.get("raw_path") or scope["path"].encode()
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        return URL(self._url + (path + query).decode("latin-1"), encoded=True)
+
+
+async def _listen(receive: Receive, chunks: "asyncio.Queue[bytes | None]") -> None:
+    """Take in what the client sends; returns when it has left."""
+    while (message := await receive())["type"] == "http.request":
+        await chunks.put(message.get("body", b""))
+        if not message.get("more_body", False):
+            await chunks.put(None)
+
+
+async def _body(chunks: "asyncio.Queue[bytes | None]") -> AsyncIterator[bytes]:
+    while (chunk := await chunks.get()) is not None:
+        yield chunk
+
+
+async def _pass_back(answer: aiohttp.ClientResponse, send: Send) -> None:
+    headers = _kept_pairs(answer.raw_headers, _NOT_ANSWERED)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    while chunk := await answer.content.readany():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+async def _say_unreachable(send: Send, message: str) -> None:
+    body = json.dumps({"error": {"message": message, "type": "server_error", "code": "gateway_unreachable"}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 502, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _has_body(headers: Iterable[Header]) -> bool:
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+
+
+def _kept(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _kept_pairs(headers, dropped)]
+
+
+def _kept_pairs(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
+    return [(name, value) for name, value in headers if name.lower() not in dropped]

@@ -1,0 +1,173 @@
+"""What a control verb of SGLang is on a worker: the calls to make there, in order. Pure.
+
+Clients speak SGLang's verbs. An SGLang worker gets them as they came, byte for byte; for a vLLM worker each verb is
+translated:
+
+    /abort_request              /abort_requests, by every name vLLM may have for the request; nothing for `{}`
+    /pause_generation           /pause?mode=  abort: abort, retract: keep with a fresh cache, in_place: keep
+    /continue_generation        /resume
+    /flush_cache                /reset_prefix_cache
+    /update_weights_from_disk   /collective_rpc reload_weights, /reset_prefix_cache, /update_weight_version
+    /update_weight_version      /update_weight_version
+
+vLLM aborts by prefixed ids only and says that it aborted whatever it was asked; the prefix depends on the endpoint that
+a request came in by, so all of them are sent. vLLM has no lock around a reload: fan-out holds such a worker paused.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+Body = dict[str, Any]
+
+
+class Engine(StrEnum):
+    """What a worker runs."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+
+
+class VerbError(ValueError):
+    """A verb that a worker of this engine cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A control verb as a client sent it."""
+
+    verb: str
+    """The path, `/pause_generation`."""
+    method: str
+    query: str
+    """As it stood in the URL, without the question mark."""
+    body: bytes
+
+    @property
+    def fields(self) -> Body:
+        """The decoded body. Raises `VerbError` when it is not a JSON object."""
+        try:
+            body = json.loads(self.body) if self.body else {}
+        except ValueError as error:
+            raise VerbError(f"{self.verb}: the body is not JSON ({error})") from error
+        if not isinstance(body, dict):
+            raise VerbError(f"{self.verb}: expected a JSON object, got {type(body).__name__}")
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to a worker."""
+
+    method: str
+    target: str
+    """Path and query."""
+    body: bytes = b""
+    or_else: str = ""
+    """Path to try instead where a worker does not have the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The calls that carry out a verb; one that fails is the last one made."""
+
+    calls: tuple[Call, ...]
+    while_paused: bool = False
+    """The worker must not sample meanwhile; a failure leaves it paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of SGLang."""
+
+    methods: frozenset[str]
+    deadline_s: float
+    """How long a worker may take for it."""
+    on_vllm: Callable[[Body], Plan]
+
+
+def plan(order: Order, engine: Engine) -> Plan:
+    """The calls that `order` is on a worker of `engine`. Raises `VerbError`."""
+    if engine is Engine.SGLANG:
+        target = f"{order.verb}?{order.query}" if order.query else order.verb
+        return Plan((Call(order.method, target, order.body),))
+    return VERBS[order.verb].on_vllm(order.fields)
+
+
+def _post(target: str, body: Body | None = None, *, or_else: str = "") -> Call:
+    return Call("POST", target, json.dumps(body or {}).encode(), or_else)
+
+
+def _abort(body: Body) -> Plan:
+    if body.get("abort_all"):
+        return Plan((_post("/abort_requests"),))
+    rids = body.get("rid") or []
+    names = [name for rid in ([rids] if isinstance(rids, str) else rids) for name in _names_of(str(rid))]
+    # Without ids vLLM would abort everything, where SGLang aborts nothing.
+    return Plan((_post("/abort_requests", {"request_ids": names}, or_else=_ABORT_ANYWAY),) if names else ())
+
+
+def _names_of(rid: str) -> list[str]:
+    return [rid, f"generate-tokens-{rid}", f"chatcmpl-{rid}", f"cmpl-{rid}-0"]
+
+
+def _pause(body: Body) -> Plan:
+    mode = body.get("mode") or "abort"
+    if mode not in _PAUSES:
+        raise VerbError(f"/pause_generation: expected mode abort, retract or in_place, got {mode!r}")
+    return Plan((_post(_PAUSES[mode]),))
+
+
+def _continue(_body: Body) -> Plan:
+    return Plan((_post("/resume"),))
+
+
+def _flush(_body: Body) -> Plan:
+    return Plan((_post("/reset_prefix_cache"),))
+
+
+def _update_weights(body: Body) -> Plan:
+    path, version = body.get("model_path"), body.get("weight_version")
+    if not isinstance(path, str):
+        raise VerbError(f"/update_weights_from_disk: expected model_path to be a path, got {path!r}")
+    calls = [_post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})]
+    if body.get("abort_all_requests"):
+        calls.insert(0, _post("/abort_requests"))
+    if body.get("flush_cache", True):
+        calls.append(_post("/reset_prefix_cache"))
+    if version is not None:
+        calls.append(_post("/update_weight_version", {"new_version": version}))
+    return Plan(tuple(calls), while_paused=True)
+
+
+def _update_version(body: Body) -> Plan:
+    return Plan((_post("/update_weight_version", {"new_version": body.get("new_version")}),))
+
+
+_ABORT_ANYWAY = "/inference/v1/abort_requests"
+"""Exists without dev mode where the token endpoint does."""
+
+_PAUSES = {
+    "abort": "/pause?mode=abort&clear_cache=true",
+    "retract": "/pause?mode=keep&clear_cache=true",
+    "in_place": "/pause?mode=keep&clear_cache=false",
+}
+
+_POST = frozenset({"POST"})
+_CONTROL_S = 60.0
+_WEIGHTS_S = 600.0
+
+VERBS: Mapping[str, Verb] = MappingProxyType(
+    {
+        "/abort_request": Verb(_POST, _CONTROL_S, _abort),
+        "/pause_generation": Verb(_POST, _CONTROL_S, _pause),
+        "/continue_generation": Verb(_POST, _CONTROL_S, _continue),
+        "/flush_cache": Verb(frozenset({"GET", "POST"}), _CONTROL_S, _flush),
+        "/update_weights_from_disk": Verb(_POST, _WEIGHTS_S, _update_weights),
+        "/update_weight_version": Verb(_POST, _CONTROL_S, _update_version),
+    }
+)
+"""The verbs that go to every worker, by path."""

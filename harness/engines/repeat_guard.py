@@ -19,6 +19,9 @@ from server_patch.repeat_terminate.config import ENABLE
 
 _PROBE_TOKENS = 2  # more than one: at the last token of a budget the length limit speaks first
 
+GUARD_PROBE = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True)
+"""What a server's guard is asked with which limits it has; it ends the output at its first token."""
+
 
 def wanted_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
     """The guard that is wanted: the one stated, else that of the environment; None for none.
@@ -44,7 +47,8 @@ def require_guard(capabilities: Capabilities, wanted: RepeatTerminateConfig) -> 
     settings = " ".join(f"{name}='{value}'" for name, value in wanted.to_environ().items())
     raise ScenarioError(
         f"a repeat guard is wanted (digest {wanted.digest()[:12]}), the {capabilities.engine} engine {found};"
-        f" start its server with the harness's plugin installed and {settings},"
+        f" start its server with the harness's plugin installed, not left out by SGLANG_PLUGINS or VLLM_PLUGINS, and"
+        f" {settings} (docs/repeat-guard.md),"
         f" or do without: unset {ENABLE} here, or drop engine.repeat_guard from the scenario"
     )
 

@@ -20,6 +20,7 @@ from harness.types import (
     FinishReason,
     GenerationDelta,
     GenerationResult,
+    Json,
     Logprobs,
     PromptLogprobs,
     SamplingParams,
@@ -29,6 +30,7 @@ from harness.types import (
     as_ids,
     as_logprobs,
 )
+from server_patch.repeat_terminate.signals import PREFIX_LENGTH, PROBE
 
 _ROUNDING = 1e-4  # a log-softmax in float32 may end this far above zero
 
@@ -51,11 +53,21 @@ class Asked:
     params: SamplingParams
     vocab_size: int
     prompt_logprobs_from: int | None = None
+    is_guarded: bool = False
+    """The server was proven to run the repeat guard, so its replies carry the guard's mark."""
+    probes_guard: bool = False
+    """Asks which repeat guard the server runs, not for an output."""
 
     @property
     def name(self) -> str:
         """Engine and request, for messages."""
         return f"{self.engine}, request {self.request_id}"
+
+    @property
+    def guard_arguments(self) -> Json:
+        """What the request tells the repeat guard of its server, which needs to be told nothing as a rule."""
+        continued = {PREFIX_LENGTH: self.params.continues} if self.params.continues else {}
+        return continued | ({PROBE: 1} if self.probes_guard else {})
 
 
 @dataclass(frozen=True, slots=True)

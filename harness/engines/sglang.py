@@ -16,8 +16,10 @@ provider measures that and refuses a server without it, unless the caller states
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +31,7 @@ from harness.engines.base import Capabilities, EngineHealth, LogprobScale, Pause
 from harness.engines.checkpoint import require_fitting
 from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.in_flight import InFlight
+from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
 from harness.engines.reply import Asked, aborted_before_start, fitting, verified, verified_scores
 from harness.engines.self_test import require_raw_logprobs
 from harness.engines.served_model import ServedModel, served_model
@@ -40,6 +43,7 @@ from harness.engines.sglang_wire import (
     StreamedReply,
     UpdateAnswer,
     generate_body,
+    read_guard,
     read_prompt_scores,
     read_reply,
     score_body,
@@ -52,8 +56,10 @@ from harness.types import (
     PromptLogprobs,
     SamplingParams,
     TokenIds,
+    as_ids,
     as_logprobs,
 )
+from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 20
 _CONTROL_S = 60.0
@@ -75,6 +81,8 @@ class SGLangTokenProvider:
         logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
         generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
         api_key: Of the server, when it has one.
+        repeat_guard: What the server must end outputs by; entering fails when it does not. None takes the configuration
+            in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class SGLangTokenProvider:
         logprob_scale: LogprobScale = LogprobScale.RAW,
         generation_timeout_s: float = 3600.0,
         api_key: str = "",
+        repeat_guard: RepeatTerminateConfig | None = None,
     ) -> None:
         self._client = EngineClient(url, "sglang", api_key=api_key)
         self._vocab_size = vocab_size
@@ -93,6 +102,8 @@ class SGLangTokenProvider:
         self._flight = InFlight(self._end_in_engine)
         self._model: ServedModel | None = None
         self._version = "default"
+        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
+        self._guard: str | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -109,6 +120,7 @@ class SGLangTokenProvider:
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             can_update_weights=True,
             weights_digest="",
+            repeat_guard=self._guard,
         )
 
     @property
@@ -121,6 +133,7 @@ class SGLangTokenProvider:
         try:
             self._model = await self._find_model()
             await self._read_version()
+            await self._require_guard()
             if self._scale is LogprobScale.RAW:
                 await require_raw_logprobs(self, advice=_ADVICE)
         except BaseException:
@@ -230,6 +243,16 @@ class SGLangTokenProvider:
             detail=f"{self._client.url} version {self._version}",
         )
 
+    async def active_guard(self) -> str | None:
+        """Digest of the repeat guard that the server's scheduler runs, None without one; generates a token or two."""
+        asked = replace(self._asked(uuid4().hex, as_ids([0]), GUARD_PROBE, None), probes_guard=True)
+        return read_guard(asked, await self._client.call(self._exchange(asked, stream=False), Reply))
+
+    async def _require_guard(self) -> None:
+        if self._wanted_guard is not None:
+            self._guard = await self.active_guard()
+            require_guard(self.capabilities, self._wanted_guard)
+
     async def _find_model(self) -> ServedModel:
         model = await served_model(self._client)
         info = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
@@ -240,7 +263,8 @@ class SGLangTokenProvider:
             raise EngineRejected(
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
             )
-        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start)
+        is_guarded = self._guard is not None
+        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start, is_guarded)
         return fitting(self.capabilities, asked)
 
     def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:

@@ -13,7 +13,7 @@ import msgspec
 
 from harness.engines.http_errors import error_for_status, error_in_event
 from harness.engines.reply import Asked, EngineReply, ScoredToken, refuse, verified_tokens
-from harness.types import GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
+from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Entry = tuple[float | None, TokenId, str | None]
@@ -27,6 +27,10 @@ class Finish(msgspec.Struct):
     matched: int | str | list[int] | None = None
     message: str | None = None
     status_code: int | None = None
+    repeat_terminate: int | None = None
+    """0 or 1 from the repeat guard; None where nothing guards the request."""
+    repeat_probe: str | None = None
+    """Digest of the guard's configuration, for a request that asks for it."""
 
 
 class MetaInfo(msgspec.Struct):
@@ -93,7 +97,7 @@ def generate_body(asked: Asked, *, stream: bool) -> Json:
     return {
         "rid": asked.request_id,
         "input_ids": asked.input_ids.tolist(),
-        "sampling_params": _sampling(asked.params),
+        "sampling_params": _sampling(asked.params) | _custom_params(asked),
         "return_logprob": True,
         "logprob_start_len": -1 if start is None else start - 1,
         "top_logprobs_num": asked.params.top_logprobs,
@@ -122,7 +126,7 @@ def read_reply(asked: Asked, reply: Reply) -> EngineReply:
     return EngineReply(
         output_ids=reply.output_ids,
         scored=_scored(meta.output_token_logprobs or ()),
-        finish_reason=finish.type,
+        finish_reason=_finish_reason(asked, finish),
         request_id=meta.id,
         version_spans=spans,
         version=spans[0].version if spans else meta.weight_version,
@@ -197,6 +201,25 @@ def read_prompt_scores(asked: Asked, reply: Reply) -> tuple[Sequence[ScoredToken
         refuse(asked, f"the request id as {meta.id}")
     scored = _prompt_scored(meta)
     return (refuse(asked, "no logprobs of the input") if scored is None else scored), meta.weight_version
+
+
+def read_guard(asked: Asked, reply: Reply) -> str | None:
+    """The digest of the repeat guard that ended a probe; None when nothing did."""
+    finish = _meta(asked, reply).finish_reason
+    return finish.repeat_probe if finish else None
+
+
+def _finish_reason(asked: Asked, finish: Finish) -> str:
+    """An abort may come before a scheduler has seen the request, so it alone may lack the guard's mark."""
+    if finish.repeat_terminate == 1:
+        return FinishReason.REPEAT
+    if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
+        refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
+    return finish.type
+
+
+def _custom_params(asked: Asked) -> Json:
+    return {"custom_params": asked.guard_arguments} if asked.guard_arguments else {}
 
 
 def _meta(asked: Asked, reply: Reply) -> MetaInfo:

@@ -11,8 +11,10 @@ found at entry, stated in `capabilities` and `health`, and never guessed later.
 - Priorities are left alone; their sign differs between engines.
 """
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -21,6 +23,7 @@ from uuid import uuid4
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
 from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.in_flight import InFlight
+from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
 from harness.engines.reply import Asked, fitting, verified, verified_scores, verified_tokens
 from harness.engines.self_test import require_raw_logprobs
 from harness.engines.served_model import ServedModel, served_model
@@ -31,6 +34,7 @@ from harness.engines.vllm_wire import (
     Piece,
     TokenApi,
     metric_total,
+    read_guard,
     read_piece,
 )
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
@@ -41,8 +45,10 @@ from harness.types import (
     PromptLogprobs,
     SamplingParams,
     TokenIds,
+    as_ids,
     as_logprobs,
 )
+from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled token that takes one place
 _PROBE_S = 60.0
@@ -66,6 +72,8 @@ class VLLMTokenProvider:
         logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
         generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
         api_key: Of the server, when it has one.
+        repeat_guard: What the server must end outputs by; entering fails when it does not. None takes the configuration
+            in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class VLLMTokenProvider:
         logprob_scale: LogprobScale = LogprobScale.RAW,
         generation_timeout_s: float = 3600.0,
         api_key: str = "",
+        repeat_guard: RepeatTerminateConfig | None = None,
     ) -> None:
         self._client = EngineClient(url, "vllm", api_key=api_key)
         self._vocab_size = vocab_size
@@ -85,6 +94,8 @@ class VLLMTokenProvider:
         self._control = VLLMControl(self._client)
         self._entered_offer: _Offer | None = None
         self._version = FIRST_LABEL
+        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
+        self._guard: str | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -100,6 +111,7 @@ class VLLMTokenProvider:
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             can_update_weights=self._control.has_dev_mode,
             weights_digest="",
+            repeat_guard=self._guard,
         )
 
     @property
@@ -113,6 +125,7 @@ class VLLMTokenProvider:
             self._entered_offer = await self._find_offer()
             await self._control.connect(weights=self._offer.model.root)
             self._version = await self._control.label()
+            await self._require_guard()
             if self._scale is LogprobScale.RAW:
                 await require_raw_logprobs(self, advice=_ADVICE)
         except BaseException:
@@ -217,6 +230,17 @@ class VLLMTokenProvider:
             waiting=metric_total(metrics, "vllm:num_requests_waiting"),
             detail=f"{self._client.url} {self._offer.api.path}, {mode}, version {self._version}",
         )
+
+    async def active_guard(self) -> str | None:
+        """Digest of the repeat guard that the engine core runs, None without one; generates a token or two."""
+        asked = replace(self._asked(uuid4().hex, as_ids([0]), GUARD_PROBE, None), probes_guard=True)
+        reply = await self._client.call(self._exchange(asked, None, stream=False), self._offer.api.kind)
+        return read_guard(self._offer.api.piece(asked, reply))
+
+    async def _require_guard(self) -> None:
+        if self._wanted_guard is not None:
+            self._guard = await self.active_guard()
+            require_guard(self.capabilities, self._wanted_guard)
 
     @property
     def _offer(self) -> _Offer:

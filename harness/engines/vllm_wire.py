@@ -22,7 +22,8 @@ from harness.engines.vllm_messages import (
     PromptEntry,
     Usage,
 )
-from harness.types import Json, SamplingParams, TokenIds, VersionSpan
+from harness.types import FinishReason, Json, SamplingParams, TokenIds, VersionSpan
+from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probed_digest
 
 _NO_NUMBER = -9999.0
 _NAME_PREFIX = "token_id:"
@@ -104,6 +105,7 @@ class GenerateApi:
         params = asked.params
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
         sampling["detokenize"] = bool(params.stop)
+        sampling |= {"extra_args": asked.guard_arguments} if asked.guard_arguments else {}
         if asked.prompt_logprobs_from is not None:
             sampling["prompt_logprobs"] = 0
         return {
@@ -156,6 +158,7 @@ class CompletionsApi:
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             **_sampling(asked.params),
+            **({"vllm_xargs": asked.guard_arguments} if asked.guard_arguments else {}),
             **wants_prompt,
             **_streaming(stream=stream),
         }
@@ -186,7 +189,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineR
     return EngineReply(
         output_ids=piece.ids,
         scored=piece.scored,
-        finish_reason=piece.finish_reason or "none",
+        finish_reason=_finish_reason(piece),
         request_id=piece.engine_id.removeprefix(prefix),
         version_spans=spans,
         version=spans[0].version if spans else label,
@@ -197,6 +200,11 @@ def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineR
         prompt_scored=piece.prompt_scored,
         cached_tokens=_cached_tokens(piece.usage),
     )
+
+
+def read_guard(piece: Piece) -> str | None:
+    """The digest of the repeat guard that ended a probe; None when nothing did."""
+    return probed_digest(piece.stop_reason)
 
 
 def metric_total(text: str, name: str) -> int:
@@ -254,6 +262,12 @@ def _prompt_token(token_id: int, entry: Mapping[int, PromptEntry]) -> ScoredToke
     """What the entry says about `token_id`, or about another id when it says nothing about that one."""
     named = token_id if token_id in entry else next(iter(entry), token_id)
     return _scored(named, entry[named].logprob if named in entry else None)
+
+
+def _finish_reason(piece: Piece) -> str:
+    """The repetition detection of vLLM itself, which nobody here asks for, keeps its own name."""
+    is_guard = (piece.finish_reason, piece.stop_reason) == (VLLM_FINISH, MARK)
+    return FinishReason.REPEAT if is_guard else piece.finish_reason or "none"
 
 
 def _matched(piece: Piece) -> int | str | None:

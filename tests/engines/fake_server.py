@@ -6,7 +6,7 @@ is known.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from aiohttp import ClientConnectionResetError, web
 
 from harness.engines.scripted import ScriptedEngine
 from harness.types import Json, SamplingParams
-from tests.engines.lies import STATUSES, Lie
+from server_patch.repeat_terminate import RepeatTerminateConfig
+from server_patch.repeat_terminate.watch import Guard, Watch
+from tests.engines.lies import STATUSES, Lie, Told
 
 UNFIT_WEIGHTS = Path("/weights/that/do/not/fit")
 """A checkpoint that no server takes."""
@@ -24,7 +26,13 @@ UNFIT_WEIGHTS = Path("/weights/that/do/not/fit")
 class FakeServer:
     """What both servers have in common: lies, statuses, streams."""
 
-    def __init__(self, engine: ScriptedEngine, *, divides_by_temperature: bool = False) -> None:
+    def __init__(
+        self,
+        engine: ScriptedEngine,
+        *,
+        divides_by_temperature: bool = False,
+        repeat_guard: RepeatTerminateConfig | None = None,
+    ) -> None:
         self.engine = engine
         self.lie = Lie.NONE
         self.serves_models = True
@@ -34,6 +42,8 @@ class FakeServer:
         """Bodies of generations."""
         self.url = ""
         self._divides = divides_by_temperature
+        self.repeat_guard = repeat_guard
+        """Can be taken away while it serves, as by a restart."""
         self._closing = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
@@ -67,6 +77,24 @@ class FakeServer:
         if status := STATUSES.get(self.lie):
             return web.json_response({"error": {"message": "so says the server", "code": status}}, status=status)
         return None
+
+    def _watch(self, prompt_ids: Sequence[int], arguments: object) -> Watch | None:
+        """The guard's view of a request, as the plugins have it."""
+        config = self.repeat_guard
+        return Guard(config, config.digest()).watch(prompt_ids, arguments) if config else None
+
+    def _guarded(self, told: Told, watch: Watch | None) -> Told:
+        """The answer with what the guard does to it."""
+        if watch is None or self.repeat_guard is None:
+            return told
+        hit = watch.hit(told.ids)
+        if watch.is_probe:
+            told.cut(1, "length")
+            told.probed = self.repeat_guard.digest()
+        elif hit is not None and hit < len(told.ids):
+            told.cut(hit, "repeat")
+        told.guarded = int(told.finish == "repeat")
+        return told
 
     def _scale(self, params: SamplingParams) -> float:
         return params.temperature if self._divides and params.temperature else 1.0

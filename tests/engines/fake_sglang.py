@@ -10,6 +10,8 @@ from aiohttp import web
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedEngine
 from harness.types import GenerationDelta, GenerationResult, Json, SamplingParams, as_ids
+from server_patch.repeat_terminate.signals import SGLANG_MATCHED
+from server_patch.repeat_terminate.watch import Watch
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer
 from tests.engines.lies import Lie, Told
 
@@ -91,11 +93,14 @@ class FakeSGLang(FakeServer):
 
     def _told(self, body: Json, result: GenerationResult) -> Told:
         told = Told.truth(result, self.engine.weight_version, self._scale(self._params(body)))
-        told.distorted(self.lie)
+        self._guarded(told, self._watched(body)).distorted(self.lie)
         start = body["logprob_start_len"]
         if start >= 0 and self.lie is not Lie.PROMPT_MISSING:
             told.prompt_named.insert(0, body["input_ids"][start])
         return told
+
+    def _watched(self, body: Json) -> Watch | None:
+        return self._watch(body["input_ids"], body["sampling_params"].get("custom_params"))
 
     async def _scores(self, body: Json) -> Json:
         start = body["logprob_start_len"] + 1
@@ -109,6 +114,7 @@ class FakeSGLang(FakeServer):
     async def _chunks(self, body: Json) -> AsyncGenerator[Json]:
         said: list[Told] = []
         sent = 0
+        watch = self._watched(body)
         async for piece in self.engine.stream(**self._arguments(body)):
             if isinstance(piece, GenerationResult):
                 told = self._told(body, piece)
@@ -116,6 +122,8 @@ class FakeSGLang(FakeServer):
                 yield self._body(told, sent - repeated if self._incremental else 0)
             elif self.lie is Lie.NONE:
                 told = self._partial(body, piece, said[-1] if said else None)
+                if watch and (watch.is_probe or watch.hit(told.ids)):
+                    continue
                 said.append(told)
                 yield self._body(told, sent if self._incremental else 0)
                 sent = told.count
@@ -193,6 +201,13 @@ class FakeSGLang(FakeServer):
 
 
 def _sglang_finish(told: Told) -> Json | None:
+    finish = _sglang_reason(told)
+    if finish is None or told.guarded is None:
+        return finish
+    return finish | {"repeat_terminate": told.guarded} | ({"repeat_probe": told.probed} if told.probed else {})
+
+
+def _sglang_reason(told: Told) -> Json | None:
     match told.finish:
         case "":
             return None
@@ -200,6 +215,8 @@ def _sglang_finish(told: Told) -> Json | None:
             return {"type": "abort", "message": "Aborted", "status_code": told.status, "err_type": None}
         case "length":
             return {"type": "length", "length": told.count}
+        case "repeat":
+            return {"type": "length", "length": told.count, "matched": SGLANG_MATCHED}
         case _:
             return {"type": told.finish, "matched": told.matched}
 

@@ -10,6 +10,8 @@ from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import EngineError
 from harness.types import GenerationDelta, GenerationResult, Json, SamplingParams, TopLogprobs, as_ids
+from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probe_answer
+from server_patch.repeat_terminate.watch import Watch
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer
 from tests.engines.lies import Lie, Told
 
@@ -73,16 +75,28 @@ class FakeVLLM(FakeServer):
             scored = await self.engine.score(result.input_ids, start=1)
             told.prompt_named = result.input_ids[1:].tolist()
             told.prompt_logprobs = scored.logprobs.tolist()
+        self._guarded(told, self._watched(wire))
+        if told.probed:
+            told.finish, told.matched = VLLM_FINISH, probe_answer(told.probed)
+        elif told.guarded:
+            told.finish, told.matched = VLLM_FINISH, MARK
         return told.distorted(self.lie)
+
+    def _watched(self, wire: Any) -> Watch | None:
+        return self._watch(wire.prompt(), wire.extra_arguments())
 
     async def _chunks(self, wire: Any, request: web.Request) -> AsyncGenerator[Json]:
         sent = 0
+        watch, ids = self._watched(wire), []
         async for piece in self.engine.stream(**wire.arguments(request)):
             if isinstance(piece, GenerationResult):
                 told = await self._told(wire, piece)
                 yield wire.chunk(told, sent)
                 yield wire.usage_chunk(told)
             elif self.lie is Lie.NONE:
+                ids += piece.output_ids.tolist()
+                if watch and (watch.is_probe or watch.hit(ids)):
+                    continue
                 yield wire.delta(piece)
                 sent += piece.output_ids.size
 
@@ -159,11 +173,17 @@ class _Wire:
 
     def arguments(self, request: web.Request) -> Json:
         return {
-            "input_ids": as_ids(self.body.get("token_ids") or self.body["prompt"]),
+            "input_ids": as_ids(self.prompt()),
             "params": self.params(),
             "request_id": self.body["request_id"],
             "session_id": request.headers.get("x-session-id"),
         }
+
+    def prompt(self) -> list[int]:
+        return self.body.get("token_ids") or self.body["prompt"]
+
+    def extra_arguments(self) -> Json | None:
+        return self.sampling.get("extra_args") or self.body.get("vllm_xargs")
 
     def usage(self, told: Told) -> Json:
         return {"prompt_tokens": told.prompt_count, "completion_tokens": told.count, "total_tokens": 0}

@@ -68,6 +68,10 @@ class Told:
     prompt_named: list[int] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
     status: int | None = None
+    guarded: int | None = None
+    """The repeat guard's mark; None without a guard."""
+    probed: str | None = None
+    """The guard's answer to a probe."""
 
     @classmethod
     def truth(cls, result: GenerationResult, version: str, scale: float = 1.0) -> "Told":
@@ -89,6 +93,12 @@ class Told:
             prompt_named=[] if prompt is None else result.input_ids[prompt.start :].tolist(),
             prompt_logprobs=[] if prompt is None else prompt.logprobs.tolist(),
         )
+
+    def cut(self, size: int, finish: str) -> None:
+        """End the output after `size` tokens."""
+        del self.ids[size:], self.named[size:], self.logprobs[size:]
+        self.count, self.finish, self.matched = size, finish, None
+        self.spans = [span | {"end": min(span["end"], size)} for span in self.spans if span["start"] < size]
 
     def distorted(self, lie: Lie) -> "Told":
         """The same with `lie` in it."""

@@ -4,44 +4,54 @@
 pool. A name this version has no provider for is refused here, before anything starts.
 """
 
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from harness.engines.base import TokenProvider
+from harness.engines.repeat_guard import wanted_guard
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import ScenarioError
 from harness.tokens.tokenizer import Tokenizer
+from server_patch.repeat_terminate import RepeatTerminateConfig
 
 ENGINES = ("local", "scripted", "sglang=URL[,URL]", "vllm=URL[,URL]")
 
 
 def open_engine(
-    name: str, *, model_dir: Path | None = None, tokenizer: Tokenizer | None = None, script: Path | None = None
+    name: str,
+    *,
+    model_dir: Path | None = None,
+    tokenizer: Tokenizer | None = None,
+    script: Path | None = None,
+    repeat_guard: RepeatTerminateConfig | None = None,
 ) -> TokenProvider:
     """The provider called `name`; enter it to start or to reach it.
 
-    `local` needs `model_dir`, every other one needs `tokenizer`; `scripted` plays `script` when there is one. Raises
-    `ScenarioError` when the name is unknown or what it needs is missing.
+    `local` needs `model_dir`, every other one needs `tokenizer`; `scripted` plays `script` when there is one. Both run
+    `repeat_guard` (None: that of the environment); servers were started with theirs. Raises `ScenarioError` when
+    the name is unknown or what it needs is missing.
     """
     kind, has_urls, urls = name.partition("=")
     match kind:
         case "local" if not has_urls:
-            return _local(model_dir)
+            return _local(model_dir, repeat_guard)
         case "scripted" if not has_urls:
             script_or_none = None if script is None else Script.load(script)
-            return ScriptedEngine(_required(tokenizer, kind), script_or_none)
+            guard = wanted_guard(repeat_guard, os.environ)
+            return ScriptedEngine(_required(tokenizer, kind), script_or_none, repeat_guard=guard)
         case "sglang" | "vllm":
             return _servers(kind, _urls(kind, urls), _required(tokenizer, kind).vocab_size)
         case _:
             raise ScenarioError(f"no engine {name!r} in this version; expected one of {', '.join(ENGINES)}")
 
 
-def _local(model_dir: Path | None) -> TokenProvider:
+def _local(model_dir: Path | None, repeat_guard: RepeatTerminateConfig | None) -> TokenProvider:
     if model_dir is None:
         raise ScenarioError("the local engine needs weights; pass --model NAME_OR_DIR")
     from harness.engines.huggingface import HuggingFaceTokenProvider  # torch and transformers: seconds to import
 
-    return HuggingFaceTokenProvider(model_dir)
+    return HuggingFaceTokenProvider(model_dir, repeat_guard=repeat_guard)
 
 
 def _servers(kind: str, urls: list[str], vocab_size: int) -> TokenProvider:

@@ -23,6 +23,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
+from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.versions import policy_version
 from harness.tokens.incremental import StopStrings
@@ -40,6 +41,7 @@ from harness.types import (
     as_ids,
     as_logprobs,
 )
+from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 5
 
@@ -142,8 +144,10 @@ class ScriptedEngine:
         *,
         context_length: int = 1 << 20,
         model: str = "scripted",
+        repeat_guard: RepeatTerminateConfig | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._repeat_guard = repeat_guard
         self._script = script or Script()
         self._played: Counter[str] = Counter()
         self._live: dict[str, _Live] = {}
@@ -160,6 +164,7 @@ class ScriptedEngine:
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             can_update_weights=True,
             weights_digest="",
+            repeat_guard=None if repeat_guard is None else repeat_guard.digest(),
         )
 
     @property
@@ -216,7 +221,7 @@ class ScriptedEngine:
         live = self._live[request_id] = _Live(input_ids, params)
         try:
             step = self._next_step(session_id, params.continues)
-            ending = self._ending(step, params, self.capabilities.context_length - input_ids.size)
+            ending = self._ending(step, params, input_ids)
             async for delta in self._play(live, step, ending):
                 yield delta
         finally:
@@ -268,20 +273,31 @@ class ScriptedEngine:
         self._played[session_id or ""] += 1
         return steps[played % len(steps)]
 
-    def _ending(self, step: Step, params: SamplingParams, room: int) -> _Ending:
-        budget = min(params.max_new_tokens, room)
+    def _ending(self, step: Step, params: SamplingParams, input_ids: TokenIds) -> _Ending:
+        budget = min(params.max_new_tokens, self.capabilities.context_length - input_ids.size)
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
         if not step.tokens and step.finish is FinishReason.STOP and self._tokenizer.eos_ids:
             ids.append(min(self._tokenizer.eos_ids))
         ids = ids[params.continues :]
         stops = StopStrings(self._tokenizer.decode, params.stop)
+        detector = self._detector(input_ids[input_ids.size - params.continues :])
         for position, token_id in enumerate(ids[:budget], start=1):
             matched = stops.push(token_id)
             if matched is not None or token_id in params.stop_token_ids:
                 return _Ending(ids[:position], FinishReason.STOP, token_id if matched is None else matched)
+            if position < budget and detector is not None and detector.push(token_id):
+                return _Ending(ids[:position], FinishReason.REPEAT)
         if len(ids) > budget:
             return _Ending(ids[:budget], FinishReason.LENGTH)
         return _Ending(ids, step.finish, ids[-1] if ids and step.finish is FinishReason.STOP else None)
+
+    def _detector(self, continued: TokenIds) -> RepeatDetector | None:
+        """The repeat guard of one output that began with `continued`; None without a guard."""
+        if self._repeat_guard is None:
+            return None
+        detector = RepeatDetector(self._repeat_guard, object_key_ids(self._tokenizer))
+        detector.seed(continued.tolist())
+        return detector
 
     async def _play(self, live: _Live, step: Step, ending: _Ending) -> AsyncIterator[GenerationDelta]:
         """Say the ids of `ending` one by one, or all at once when the step has no delays."""

@@ -1,6 +1,7 @@
 """Running a session server: inside another program, or as a program of its own."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp
 
 from harness.engines.base import TokenProvider
 from harness.engines.pool import EnginePool
+from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_guard, wanted_guard
 from harness.errors import HarnessError
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
@@ -58,7 +60,8 @@ async def serve_in_process(
 ) -> AsyncIterator[RunningServer]:
     """A session server in the running loop, for the time of the block; `around` makes what answers at its address.
 
-    Enters `engine` and `store`. Raises `HarnessError` when the address cannot be bound.
+    Enters `engine` and `store`. Raises `HarnessError` when the address cannot be bound, or when the engine does not run
+    the repeat guard that is wanted.
     """
     settings = settings or ServerSettings()
     settings.check()
@@ -66,8 +69,12 @@ async def serve_in_process(
         listener = stack.enter_context(_bind(settings))
         await stack.enter_async_context(store)
         await stack.enter_async_context(engine)
+        guard = wanted_guard(settings.repeat_guard, os.environ)
+        if guard is not None:
+            require_guard(engine.capabilities, guard)
         gatekeeper = Gatekeeper(pause_timeout_s=settings.pause_timeout_s)
-        turns = TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, settings)
+        check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
+        turns = TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, settings, check)
         server = SessionServer(turns)
         restored = await server.restore()
         if isinstance(engine, EnginePool):

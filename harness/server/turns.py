@@ -12,8 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+import structlog
+
 from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
 from harness.engines.base import TokenProvider
+from harness.engines.repeat_guard import SignalCheck
 from harness.errors import ClientLeft, HarnessError, MalformedRequest, StoreError, TurnAborted
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
@@ -38,6 +41,8 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
 from harness.tokens.matching import chain_keys
 from harness.types import FinishReason, Json, Message, TokenIds, TopLogprobs, Turn, as_ids
+
+log = structlog.get_logger()
 
 _LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
 _TAIL = 256  # ids at the end of a prompt: enough to see what the generation prompt began
@@ -83,6 +88,8 @@ class TurnService:
     metrics: ServerMetrics
     gatekeeper: Gatekeeper
     settings: ServerSettings
+    signal_check: SignalCheck | None = None
+    """Looks once more at what the repeat guard said; None when no guard is wanted."""
     clock: Clock = time.time
     _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
     _outcomes: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
@@ -168,7 +175,8 @@ class TurnService:
 
     def _answer(self, call: _Call, turn: Turn, top_logprobs: TopLogprobs | None) -> ServedTurn:
         token_text = self.chat_tokenizer.tokenizer.token_text if call.chat.wants_logprobs else None
-        return ServedTurn(turn, completion(turn, self.model, token_text, top_logprobs))
+        is_guarded = self.engine.capabilities.repeat_guard is not None
+        return ServedTurn(turn, completion(turn, self.model, token_text, top_logprobs, is_guarded=is_guarded))
 
     async def _admit(self, call: _Call) -> Admission:
         session, chat = call.session, call.chat
@@ -213,6 +221,7 @@ class TurnService:
     def _record(self, session: Session, turn: Turn) -> None:
         sampled = session.record(turn)
         self.metrics.turn_recorded(turn, sampled)
+        self._check_signal(session, turn)
         self._outcomes.pop((session.session_id, turn.index)).set()
 
     def _reply(self, admission: Admission, chat: ChatRequest, output: Output) -> Reply:
@@ -224,6 +233,15 @@ class TurnService:
         message = reply_message(parsed, _call_id_prefix(admission))
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
         return Reply(message, finish_reason_of(output.finish, has_calls=bool(parsed.tool_calls)), notes)
+
+    def _check_signal(self, session: Session, turn: Turn) -> None:
+        """Count a turn whose tokens do not bear out what the guard said; what it said stands."""
+        disagreement = self.signal_check and self.signal_check.disagreement(turn)
+        if disagreement:
+            self.metrics.guard_disagreed()
+            log.warning(
+                "repeat_guard_disagrees", session_id=session.session_id, turn=turn.index, **disagreement._asdict()
+            )
 
     def _require_servable(self, session: Session, turn: Turn) -> None:
         """Raises `TurnAborted` for an aborted turn unless the session wants to see incomplete ones (I2)."""

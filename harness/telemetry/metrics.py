@@ -25,6 +25,14 @@ class ServerMetrics:
         self._sessions = Counter("harness_sessions_created", "Sessions created", registry=self._registry)
         self._open = Gauge("harness_sessions_open", "Sessions held in memory", registry=self._registry)
         self._in_flight = Gauge("harness_turns_in_flight", "Turns without an outcome yet", registry=self._registry)
+        self._repeat_terminated = Counter(
+            "harness_repeat_terminated_turns", "Turns that the repeat guard ended", registry=self._registry
+        )
+        self._guard_disagreements = Counter(
+            "harness_repeat_guard_disagreements",
+            "Turns whose tokens do not bear out what the repeat guard said",
+            registry=self._registry,
+        )
         self._engine = Histogram(
             "harness_engine_seconds",
             "Seconds from admission to the engine's last token",
@@ -61,6 +69,7 @@ class ServerMetrics:
         """An admitted turn came to an end, for which `sampled` tokens were sampled."""
         self._in_flight.dec()
         self._turns.labels(str(turn.status)).inc()
+        self._repeat_terminated.inc(turn.repeat_terminated)
         self._tokens.inc(sampled)
         self._engine.observe(turn.seconds)
 
@@ -76,6 +85,10 @@ class ServerMetrics:
     def workers_serving(self, count: int) -> None:
         """How many workers of the pool serve now."""
         self._workers.set(count)
+
+    def guard_disagreed(self) -> None:
+        """The repeat guard's signal for a turn is not what its tokens say."""
+        self._guard_disagreements.inc()
 
     def error_answered(self, code: str) -> None:
         """A request was answered with an error."""

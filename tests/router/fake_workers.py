@@ -39,7 +39,7 @@ class WorkerSGLang(FakeSGLang):
     async def _echo(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.bodies.append(body)
-        return web.json_response({"id": "1", "object": "chat.completion", "model": "scripted", "choices": [], "big": 2**60})
+        return web.json_response({"id": "1", "object": "chat.completion", "choices": [], "big": 2**60})
 
     async def _flush(self, request: web.Request) -> web.Response:
         return web.Response(text="Cache flushed.\n")

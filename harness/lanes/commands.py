@@ -1,0 +1,117 @@
+"""The command line and the environment of a lane's server, from its spec alone.
+
+Both servers run with everything switched on that a session harness uses: token endpoints, abort, pause and weight
+updates, priorities, original logprobs. A graph compiler and CUDA graphs stay off; on a small model they cost more time
+than they save. Flags are those of SGLang 0.5.23 and vLLM 0.32.0.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, assert_never
+
+from harness.lanes.spec import CONTEXT_TOKENS, LaneEngine, LaneSpec
+
+LOOPBACK = "127.0.0.1"
+
+_MAX_RUNNING = 32
+_KV_TOKENS = 6 * CONTEXT_TOKENS
+_KV_GIB = 2
+
+# What would make the server import from our environment, or write no byte code and compile everything at each start.
+_NOT_INHERITED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"})
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+_LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+
+
+class ServerCommand(NamedTuple):
+    """What is executed."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+def server_command(
+    spec: LaneSpec, port: int, python: Path, import_path: Sequence[Path], parent: Mapping[str, str]
+) -> ServerCommand:
+    """How `python` serves `spec` at `port`.
+
+    `import_path` comes before what is installed there; `parent` is our own environment.
+    Raises `OSError` or `ValueError` when the folder of the model has no readable `config.json`.
+    """
+    match spec.engine:
+        case LaneEngine.SGLANG:
+            arguments, own = _sglang_arguments(spec, port), _SGLANG_ENVIRONMENT
+        case LaneEngine.VLLM:
+            arguments, own = _vllm_arguments(spec, port), _VLLM_ENVIRONMENT
+        case _:
+            assert_never(spec.engine)
+    inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED}
+    path = {"PYTHONPATH": ":".join(str(folder) for folder in import_path)}
+    environment = {**inherited, **_OFFLINE, **_LOOPBACK_ONLY, **own, **path, **spec.env}
+    return ServerCommand((str(python), "-m", *arguments, *spec.arguments), environment)
+
+
+def served_name(spec: LaneSpec) -> str:
+    """What the server calls its model."""
+    return spec.model_dir.name
+
+
+_SGLANG_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # Sampled logprobs on the scale of prompt logprobs: before the temperature.
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+    # /health would generate a token, which a paused server cannot do: it would be taken for dead.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
+
+
+def _sglang_arguments(spec: LaneSpec, port: int) -> list[str]:
+    return [
+        "sglang.launch_server",
+        *("--model-path", str(spec.model_dir.absolute()), "--served-model-name", served_name(spec)),
+        *("--host", LOOPBACK, "--port", str(port)),
+        *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+        *("--grammar-backend", "xgrammar", "--dtype", spec.dtype),
+        *("--context-length", str(context_tokens(spec.model_dir))),
+        *("--max-total-tokens", str(_KV_TOKENS), "--max-running-requests", str(_MAX_RUNNING)),
+        *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
+        "--disable-overlap-schedule",
+        "--sleep-on-idle",  # otherwise its scheduler keeps a core busy doing nothing
+        "--skip-server-warmup",  # a lane is ready when it has generated a token, which warms it up
+        "--enable-priority-scheduling",
+        "--enable-custom-logit-processor",
+        "--enable-metrics",
+    ]
+
+
+_VLLM_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, abort by id, weight updates
+    "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),  # GiB; with --enforce-eager an explicit size skips the profiling run
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # of two cores it would keep one for the API server
+    "VLLM_HOST_IP": LOOPBACK,
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def _vllm_arguments(spec: LaneSpec, port: int) -> list[str]:
+    return [
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(spec.model_dir.absolute()),
+        *("--served-model-name", served_name(spec)),
+        *("--host", LOOPBACK, "--port", str(port)),
+        *("--dtype", spec.dtype, "--max-model-len", str(context_tokens(spec.model_dir))),
+        *("--max-num-seqs", str(_MAX_RUNNING)),
+        "--enforce-eager",
+        *("--scheduling-policy", "priority"),
+        "--enable-scale-out",  # the token endpoint
+        "--enable-request-id-headers",
+    ]
+
+
+def context_tokens(model_dir: Path) -> int:
+    """How long a context a lane serves with the model in `model_dir`."""
+    config = json.loads((model_dir / "config.json").read_bytes())
+    return min(CONTEXT_TOKENS, int(config.get("max_position_embeddings", CONTEXT_TOKENS)))

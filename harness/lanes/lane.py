@@ -1,0 +1,160 @@
+"""Lanes begin and end: for the time of a block, or from one command to another.
+
+A lane of a block dies with this process, however it dies (the watchdog of agents sees to it); a lane of
+`start_lane` lives until `down`. Ending one is idempotent and signals only processes that are still the lane's.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import Popen
+
+from harness.errors import LaneError
+from harness.lanes.commands import LOOPBACK, served_name, server_command
+from harness.lanes.environment import Say, engine_python, lanes_directory, require_no_gpu
+from harness.lanes.overlay import write_overlay
+from harness.lanes.process import ProcessName, end_group, members, spawn_held
+from harness.lanes.readiness import until_it_generates
+from harness.lanes.spec import LaneSpec
+from harness.lanes.state import Lane, new_folder, saved_lanes
+from harness.manager.watchdog import Watchdog
+
+START_S = 600.0
+_GRACE_S = 10.0
+
+
+def _silent(text: str) -> None:
+    del text
+
+
+@asynccontextmanager
+async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> AsyncIterator[Lane]:
+    """A server for `spec` that generates; it ends with the block, or with this process.
+
+    The first lane of an engine installs it (minutes). Raises `LaneError` when it cannot be installed or started.
+    """
+    python = await _installed(spec, say)
+    watchdog = Watchdog()
+    try:
+        process, lane = _spawn(spec, python, watchdog)
+        try:
+            yield await _ready(lane, say, deadline_s)
+        finally:
+            await _end(lane, process)
+    finally:
+        await watchdog.close()
+
+
+async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> Lane:
+    """A server for `spec` that generates and outlives this process; `down` ends it. Raises `LaneError`."""
+    python = await _installed(spec, say)
+    process, lane = _spawn(spec, python, watchdog=None)
+    try:
+        return await _ready(lane, say, deadline_s)
+    except BaseException:
+        await _end(lane, process)
+        raise
+
+
+def find_lanes() -> list[Lane]:
+    """The lanes that run; the states of those that died are removed."""
+    running = []
+    for lane in saved_lanes(_directory()):
+        if lane.owns_group():
+            running.append(lane)
+        else:
+            lane.forget()
+    return running
+
+
+def down(lane: Lane) -> bool:
+    """End `lane`, all of its processes; whether there was anything to end."""
+    had_processes = lane.owns_group()
+    if had_processes:
+        end_group(lane.group, grace_s=_GRACE_S)
+    lane.forget()
+    return had_processes
+
+
+async def _installed(spec: LaneSpec, say: Say) -> Path:
+    require_no_gpu(spec.engine)
+    return await engine_python(spec.engine, say)
+
+
+def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> tuple["Popen[bytes]", Lane]:
+    """The server's process, which is registered everywhere before it becomes the server."""
+    port = spec.port or _free_port()
+    name = f"{spec.engine}-{port}"
+    _require_unused(name, port)
+    folder = new_folder(_directory(), name)
+    import_path = write_overlay(spec.engine, folder / "overlay")
+    command = server_command(spec, port, python, import_path, os.environ)
+    process, gate = spawn_held(command.arguments, command.environment, folder / "server.log")
+    try:
+        lane = _described(spec, port, process.pid, folder)
+        lane.save()
+        if watchdog is not None:
+            watchdog.watch(process.pid)
+        os.write(gate, b"\n")
+    finally:
+        os.close(gate)
+    return process, lane
+
+
+def _described(spec: LaneSpec, port: int, pid: int, folder: Path) -> Lane:
+    return Lane(
+        name=folder.name,
+        engine=spec.engine,
+        url=f"http://{LOOPBACK}:{port}",
+        model=served_name(spec),
+        model_dir=str(spec.model_dir),
+        dtype=spec.dtype,
+        group=pid,
+        processes=(ProcessName.of(pid),),
+        is_ready=False,
+        folder=str(folder),
+    )
+
+
+async def _ready(lane: Lane, say: Say, deadline_s: float) -> Lane:
+    say(f"starting {lane.engine} with {lane.model} at {lane.url} (log: {lane.log})")
+    await until_it_generates(lane, deadline_s=deadline_s)
+    first = lane.processes[0]
+    ready = lane.ready((first, *(process for process in members(lane.group) if process != first)))
+    ready.save()
+    return ready
+
+
+async def _end(lane: Lane, process: "Popen[bytes]") -> None:
+    """End the lane that this process started; shielded, because a server left behind keeps gigabytes."""
+    await asyncio.shield(asyncio.to_thread(_end_child, lane, process))
+
+
+def _end_child(lane: Lane, process: "Popen[bytes]") -> None:
+    end_group(lane.group, grace_s=_GRACE_S)  # ours until it has been waited for
+    process.wait()
+    lane.forget()
+
+
+def _require_unused(name: str, port: int) -> None:
+    if any(lane.name == name for lane in find_lanes()):
+        raise LaneError(f"{name} runs already: use it, or end it with `harness engine down {name}`")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise LaneError(f"port {port} cannot be used ({error.strerror}): choose another, or none") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _directory() -> Path:
+    return lanes_directory() / "lanes"

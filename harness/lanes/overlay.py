@@ -1,0 +1,76 @@
+"""What of this project an engine's server sees: `server_patch` and its entry points, nothing else.
+
+A folder for `PYTHONPATH`, made anew for every lane: a link to the package as it is installed (or checked out) here, and
+distribution metadata, by which SGLang and vLLM find plugins. So environments stay as they were installed and can be
+shared, a lane always runs the code of the harness that started it, and no other package of ours gets into it.
+
+`force_tokens` is declared here and not in the distribution: a server that anybody else uses must not have it.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness import __version__
+from harness.lanes.spec import LaneEngine
+
+DISTRIBUTION = "session-harness"
+
+EntryPoints = Mapping[str, Mapping[str, str]]
+"""By group, by name: `module:attribute`."""
+
+_TEST_SUPPORT: EntryPoints = {
+    "sglang.srt.plugins": {"harness_force_tokens": "server_patch.force_tokens.sglang_plugin:register"},
+    "vllm.logits_processors": {"harness_force_tokens": "server_patch.force_tokens.vllm_processor:ForceTokens"},
+}
+
+
+def write_overlay(engine: LaneEngine, folder: Path) -> list[Path]:
+    """Fill the new folder `folder`; returns the import path of a server of `engine`."""
+    folder.mkdir(parents=True)
+    (folder / "server_patch").symlink_to(server_patch(), target_is_directory=True)
+    _write_metadata(folder / f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info")
+    stand_ins = [server_patch() / "sglang_cpu" / "path"] if engine is LaneEngine.SGLANG else []
+    return [*stand_ins, folder]
+
+
+def server_patch() -> Path:
+    """The folder of the package `server_patch` that is importable here."""
+    spec = find_spec("server_patch")
+    assert spec is not None, "one distribution ships both packages"
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def _write_metadata(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n")
+    (folder / "entry_points.txt").write_text(_as_ini(_entry_points()))
+
+
+def _entry_points() -> EntryPoints:
+    declared = _declared()
+    return {group: {**declared.get(group, {}), **_TEST_SUPPORT.get(group, {})} for group in {*declared, *_TEST_SUPPORT}}
+
+
+def _declared() -> EntryPoints:
+    """The entry points of the distribution; those of a checkout from its `pyproject.toml`, as no install is newer."""
+    project = server_patch().parent / "pyproject.toml"
+    if project.is_file():
+        table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+        if table["name"] == DISTRIBUTION:
+            return dict(table.get("entry-points", {}))
+    groups: dict[str, dict[str, str]] = {}
+    for point in metadata.distribution(DISTRIBUTION).entry_points:
+        groups.setdefault(point.group, {})[point.name] = point.value
+    return groups
+
+
+def _as_ini(points: EntryPoints) -> str:
+    sections = (
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in sorted(names.items()))
+        for group, names in sorted(points.items())
+    )
+    return "\n".join(sections)

@@ -1,0 +1,129 @@
+"""Which process a number means, and the end of a process group; from what the kernel says in `/proc`.
+
+A process id comes back as somebody else's. A process is therefore named by its id, the tick it was started at and the
+boot that tick counts from, and nothing is signalled that is not still the process of that name.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_S = 0.05
+_KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
+
+_WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessName:
+    """One process of this machine, for ever."""
+
+    pid: int
+    started: int
+    """Clock ticks between the boot and its start."""
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessName":
+        """The name of the running process `pid`. Raises `ProcessLookupError`."""
+        return cls(pid, _stat(pid).started, _boot())
+
+    def is_alive(self) -> bool:
+        """Whether this very process still runs; one that has ended and was not waited for does not."""
+        try:
+            stat = _stat(self.pid)
+        except ProcessLookupError:
+            return False
+        return (stat.started, _boot()) == (self.started, self.boot) and stat.state != "Z"
+
+    def is_in(self, group: int) -> bool:
+        """Whether this very process runs and belongs to `group`."""
+        with suppress(ProcessLookupError):
+            return self.is_alive() and _stat(self.pid).group == group
+        return False
+
+
+def spawn_held(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> tuple["subprocess.Popen[bytes]", int]:
+    """A process group that becomes `command` when a line is written to the returned descriptor, or ends when it closes.
+
+    What it prints goes to `log`. The caller closes the descriptor.
+    """
+    start_line, gate = os.pipe()
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _WAIT_FOR_START, "sh", *command],
+                stdin=start_line,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                cwd="/",
+                start_new_session=True,
+            )
+    except BaseException:
+        os.close(gate)
+        raise
+    finally:
+        os.close(start_line)
+    return process, gate
+
+
+def members(group: int) -> list[ProcessName]:
+    """The running processes of `group`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(ProcessLookupError):
+                stat = _stat(int(entry.name))
+                if stat.group == group and stat.state != "Z":
+                    found.append(ProcessName(int(entry.name), stat.started, _boot()))
+    return found
+
+
+def end_group(group: int, *, grace_s: float) -> None:
+    """SIGTERM to every process of `group`, SIGKILL to what is left after `grace_s`; returns when nothing is.
+
+    The caller knows whose group it is.
+    """
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+        if _is_empty_within(group, wait_s):
+            return
+
+
+def _is_empty_within(group: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while members(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    state: str
+    group: int
+    started: int
+
+
+def _stat(pid: int) -> _Stat:
+    """What `/proc/PID/stat` says. Raises `ProcessLookupError`."""
+    try:
+        content = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
+    fields = content.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
+    return _Stat(state=fields[0], group=int(fields[2]), started=int(fields[19]))
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,0 +1,41 @@
+"""What is asked of a lane: which engine, which weights, and what is handed through to the server untouched."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+CONTEXT_TOKENS = 8192
+"""A lane serves contexts up to this length, or up to what the model can; its KV cache holds several of them."""
+
+
+class LaneEngine(StrEnum):
+    """Engines that can be started here."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+
+
+class Dtype(StrEnum):
+    """What the weights are computed in."""
+
+    FLOAT32 = "float32"
+    """The engines agree on logprobs to five digits."""
+    BFLOAT16 = "bfloat16"
+    """Several times faster on a CPU with AMX; each engine rounds in its own places."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """A server to be started."""
+
+    engine: LaneEngine
+    model_dir: Path
+    """HuggingFace folder; its name is the name that the server gives the model."""
+    port: int | None = None
+    """On the loopback interface; None takes a free one."""
+    dtype: Dtype = Dtype.FLOAT32
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the server, over everything else."""
+    arguments: tuple[str, ...] = ()
+    """Added to the command line of the server, at its end."""

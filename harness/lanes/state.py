@@ -1,0 +1,109 @@
+"""What is known of a lane after the command that started it has ended: one folder per lane, a state file in it.
+
+The state file is written before the server runs, so a server that nobody knows of cannot exist. It goes when the lane
+ends; the log stays until the folder's name is used again, or many others have been made since.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from harness.lanes.process import ProcessName
+
+_STATE = "state.json"
+_LOG = "server.log"
+_KEPT_FOLDERS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A server that was started here."""
+
+    name: str
+    engine: str
+    url: str
+    model: str
+    """The name that the server gives its model."""
+    model_dir: str
+    dtype: str
+    group: int
+    """Of its processes; the first of them has the same number."""
+    processes: tuple[ProcessName, ...]
+    """Those that were there when the lane became ready; while it starts, the first one."""
+    is_ready: bool
+    folder: str
+
+    @property
+    def log(self) -> Path:
+        """What the server prints."""
+        return Path(self.folder) / _LOG
+
+    @property
+    def pid(self) -> int:
+        """Of the first process."""
+        return self.group
+
+    @property
+    def provider(self) -> str:
+        """What to write after `--engine` to use it."""
+        return f"{self.engine}={self.url}"
+
+    def is_running(self) -> bool:
+        """Whether its first process runs."""
+        return self.processes[0].is_alive()
+
+    def owns_group(self) -> bool:
+        """Whether the process group with its number is still this lane's."""
+        return any(process.is_in(self.group) for process in self.processes)
+
+    def to_json(self) -> dict[str, object]:
+        """For `harness engine ... --json`."""
+        facts = {"name": self.name, "engine": self.engine, "url": self.url, "model": self.model, "dtype": self.dtype}
+        return {**facts, "pid": self.pid, "pgid": self.group, "log": str(self.log), "ready": self.is_ready}
+
+    def save(self) -> None:
+        """Write the state file, all of it or nothing."""
+        path = Path(self.folder) / _STATE
+        written = path.with_suffix(".new")
+        written.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        written.replace(path)
+
+    def forget(self) -> None:
+        """Remove the state file. Idempotent."""
+        (Path(self.folder) / _STATE).unlink(missing_ok=True)
+
+    def ready(self, processes: tuple[ProcessName, ...]) -> "Lane":
+        """This lane, generating; `processes` are those of its group."""
+        return replace(self, is_ready=True, processes=processes)
+
+
+def new_folder(directory: Path, name: str) -> Path:
+    """An empty folder for the lane `name`; the oldest ones of ended lanes are removed."""
+    folder = directory / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    _prune(directory)
+    return folder
+
+
+def saved_lanes(directory: Path) -> list[Lane]:
+    """The lanes with a state file, in the order of their names."""
+    return sorted(_saved(directory), key=lambda lane: lane.name)
+
+
+def _saved(directory: Path) -> Iterator[Lane]:
+    for path in directory.glob(f"*/{_STATE}"):
+        with suppress(FileNotFoundError):  # its lane has just ended
+            fields = json.loads(path.read_bytes())
+            fields["processes"] = tuple(ProcessName(**process) for process in fields["processes"])
+            yield Lane(**fields)
+
+
+def _prune(directory: Path) -> None:
+    ended = [folder for folder in directory.iterdir() if folder.is_dir() and not (folder / _STATE).exists()]
+    ended.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in ended[_KEPT_FOLDERS:]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,64 @@
+"""Where the CPU build of torch comes from, which depends on how the package index of this machine is configured.
+
+Three ways are tried, the cheapest first: uv finds it; pip finds it (pip may be configured with folders that uv does not
+read), then it is downloaded once and handed to uv; uv's own knowledge of torch's indexes. A plain index offers the CUDA
+build of the same version, which vLLM's CPU build refuses and which weighs gigabytes: it is named, never installed.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.errors import LaneError
+from harness.lanes.uv import run, try_uv
+
+TORCH = "torch==2.13.0"
+_CPU_BUILD = f"{TORCH}+cpu"
+_LOOK_S = 120.0
+_DOWNLOAD_S = 1200.0
+
+
+async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
+    """Options by which uv finds the CPU build for the interpreter `python`; `wheels` keeps what pip downloads.
+
+    Raises `LaneError` when nobody offers it.
+    """
+    probe = ("pip", "install", "--dry-run", "--no-deps", "--python", str(python))
+    if (await try_uv(*probe, _CPU_BUILD, deadline_s=_LOOK_S))[0] == 0:
+        return ()
+    offered = await _offered_by_pip()
+    if offered.endswith("+cpu"):
+        return ("--find-links", str(await _download(wheels)))
+    backend = ("--torch-backend", "cpu")
+    if (await try_uv(*probe, *backend, TORCH, deadline_s=_LOOK_S))[0] == 0:
+        return backend
+    raise LaneError(
+        f"the engines' CPU environments need {_CPU_BUILD}; {_what_pip_said(offered)}, and uv finds no CPU build;"
+        " configure an index or a folder that has it (PIP_FIND_LINKS, UV_FIND_LINKS, UV_INDEX) and try again"
+    )
+
+
+async def _offered_by_pip() -> str:
+    """The version of torch that pip would install, empty when it has none."""
+    if find_spec("pip") is None:
+        return ""
+    options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--quiet", "--report", "-")
+    code, said = await run(sys.executable, "-m", "pip", "install", *options, TORCH, deadline_s=_LOOK_S)
+    if code:
+        return ""
+    report = json.loads(said[said.index("{") :])
+    return str(report["install"][0]["metadata"]["version"])
+
+
+async def _download(wheels: Path) -> Path:
+    options = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--dest", str(wheels))
+    code, said = await run(sys.executable, "-m", "pip", "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
+    if code:
+        raise LaneError(f"pip offers {_CPU_BUILD} and cannot download it: {said.strip()}")
+    return wheels
+
+
+def _what_pip_said(offered: str) -> str:
+    return f"pip offers {offered}, a CUDA build" if offered else "pip offers none"

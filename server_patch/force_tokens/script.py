@@ -1,0 +1,19 @@
+"""What counts as a script, for every engine alike."""
+
+PARAMETER = "force_ids"
+"""Name of the request's parameter."""
+
+
+def read_script(parameters: object, *, vocab_size: int | None = None) -> tuple[int, ...]:
+    """The script among the `parameters` of a request, empty when there is none.
+
+    Ids are checked against `vocab_size` where it is known. Raises `ValueError`, which both engines answer as 400.
+    """
+    script = parameters.get(PARAMETER) if isinstance(parameters, dict) else None
+    if script is None:
+        return ()
+    if not isinstance(script, list) or not all(type(item) is int and item >= 0 for item in script):
+        raise ValueError(f"{PARAMETER}: expected a list of token ids, got {script!r:.100}")
+    if vocab_size is not None and any(item >= vocab_size for item in script):
+        raise ValueError(f"{PARAMETER}: token id {max(script)} is out of vocabulary, which has {vocab_size}")
+    return tuple(script)

@@ -102,7 +102,7 @@ async def test_the_same_session_turn_by_turn_is_three_samples():
 @pytest.mark.parametrize("agent", [go_on, GOES_ON], ids=["function", "program"])
 @pytest.mark.parametrize("selection", ["last", "turns"])
 async def test_by_default_nothing_is_generated_in_vain(tmp_path: Path, agent: Any, selection: str):
-    """The rollout is aborted in the third turn; whatever the agent asks afterwards is 404, and no engine hears of it."""
+    """Aborted in the third turn: whatever the agent asks afterwards is 404, and no engine hears of it."""
     async with stage(tmp_path, *HANGS_IN_THE_THIRD) as staged:
         staged.start(agent, session={"selection": selection})
         await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 3)

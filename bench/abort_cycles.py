@@ -1,0 +1,341 @@
+"""Drain, abort, collect, resume, over and over, with many live sessions: what is left behind, and what is trained.
+
+    python bench/abort_cycles.py [--cycles 1000] [--sessions 64] [--programs 1] [--json]
+    python bench/abort_cycles.py --engine sglang=http://127.0.0.1:30000 --model DIR --cycles 50
+
+Every cycle starts rollouts with agents of every temper (they obey a 404, ignore it, rewrite their history, are in a
+tool call for ever, or are programs that ignore SIGTERM), lets all of them work for a moment, aborts, and checks every
+session it gets back: nothing after an incomplete turn is in a sample, the ledger balances, the gate is open, the engine
+idle. Tasks, processes, file descriptors and sessions are counted before the first cycle and after the last, each time
+while nothing but the server lives. Exit code 1 when anything is wrong; the random moments are those of `--seed`.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import psutil
+import structlog
+
+from harness.engines.base import TokenProvider
+from harness.engines.connect import open_engine
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.manager.abort import abort_rollout
+from harness.manager.abort_values import AbortBudget, AbortReport
+from harness.manager.engine_control import EngineInProcess, EngineWorker
+from harness.manager.manager import SessionManager
+from harness.manager.rollout import AgentTask, FunctionAgent, ProgramAgent, Rollout
+from harness.manager.session_client import Deadlines
+from harness.server.serving import RunningServer, serve_in_process
+from harness.store.memory import MemoryStore
+from harness.tokens.opening import open_chat_tokenizer
+from harness.types import Sample
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGET = AbortBudget(
+    drain_s=5, engines_s=10, hooks_s=2, agents_s=0.2, kill_s=0.6, collect_s=20, cancel_s=2, resume_s=5, total_s=60
+)
+DEADLINES = Deadlines(create_s=30, read_s=20, settle_s=10, delete_s=10)
+SCRIPT = Script(
+    (
+        Step(text="At once."),
+        Step(text="After a while.", delay_s=0.05),
+        Step(text="Never to its end.", fault=ScriptedFault.HANG, fault_after=5),
+        Step(text="Word by word.", token_delay_s=0.02),
+    )
+)
+STUBBORN_PROGRAM = """
+import json, os, signal, time, urllib.error, urllib.request
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "go"}]}).encode()
+while True:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})).read()
+    except urllib.error.HTTPError:
+        time.sleep(0.05)
+"""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a process must give back."""
+
+    tasks: int
+    processes: int
+    descriptors: int
+    sessions: int
+
+
+@dataclass
+class Figures:
+    """What a run of cycles came to."""
+
+    cycles: int = 0
+    rollouts: int = 0
+    samples: int = 0
+    turns: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    abort_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Sums and percentiles."""
+        summary = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        times = sorted(summary.pop("abort_s"))
+        return summary | {"abort_p50_s": statistics.median(times), "abort_p99_s": times[int(0.99 * (len(times) - 1))]}
+
+
+class Agents:
+    """Function agents of every temper, over one connection pool."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+
+    def all(self) -> list[FunctionAgent]:
+        """One of each."""
+        calls = (self.obey, self.ignore, self.rewrite, self.think)
+        return [FunctionAgent(call.__name__, call) for call in calls]
+
+    async def obey(self, base_url: str, **_: Any) -> dict[str, Any]:
+        """Goes on until its first refusal."""
+        messages: list[Any] = [_user("go")]
+        while (said := await self._call(base_url, messages)) is not None:
+            messages += [said, _user("more")]
+        return {}
+
+    async def ignore(self, base_url: str, **_: Any) -> None:
+        """Asks the same again, whatever it is answered."""
+        while True:
+            await self._call(base_url, [_user("go")])
+            await asyncio.sleep(0.02)
+
+    async def rewrite(self, base_url: str, **_: Any) -> None:
+        """Goes on from a history that never was."""
+        for number in range(1000):
+            await self._call(base_url, [_user("go"), {"role": "assistant", "content": f"{number}"}, _user("more")])
+            await asyncio.sleep(0.02)
+
+    async def think(self, base_url: str, **_: Any) -> None:
+        """One call, then a tool call that never ends."""
+        await self._call(base_url, [_user("go")])
+        await asyncio.sleep(3600)
+
+    async def _call(self, base_url: str, messages: list[Any]) -> Any:
+        body = {"model": "m", "messages": messages}
+        async with self._http.post(f"{base_url}/chat/completions", json=body) as response:
+            answer = await response.json()
+        return answer["choices"][0]["message"] if response.status == 200 else None
+
+
+@dataclass
+class Cycles:
+    """The cycles of one run."""
+
+    served: "Served"
+    manager: SessionManager
+    agents: list[FunctionAgent]
+    options: argparse.Namespace
+    chance: random.Random
+    figures: Figures = field(default_factory=Figures)
+
+    async def run_one(self) -> None:
+        """Start, wait a moment, abort, check."""
+        pending = [asyncio.create_task(self.manager.run(task)) for task in self._tasks()]
+        await self._all_live(pending)
+        await asyncio.sleep(self.chance.uniform(*self.options.work_s))
+        report = await abort_rollout(
+            pending, [self.served.server.url], [self.served.worker], [self.manager.abort_hooks()], BUDGET, rollout_id=0
+        )
+        self.figures.cycles += 1
+        self.figures.abort_s.append(report.total_s)
+        self.figures.wrong += [f"cycle {self.figures.cycles}: {line}" for line in await self._faults(report)]
+
+    async def _all_live(self, pending: list[asyncio.Task[Rollout]]) -> None:
+        """Every rollout has its session, or has ended already."""
+        async with asyncio.timeout(60):
+            while len(self.served.server.server.sessions) < sum(not task.done() for task in pending):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    def _tasks(self) -> Iterator[AgentTask]:
+        for number in range(self.options.sessions):
+            is_program = number < self.options.programs
+            agent = _program() if is_program else self.chance.choice(self.agents)
+            session = {"limits": {"tokens_per_turn": self.options.tokens}, "sampling": {"temperature": 1.0}}
+            yield AgentTask(agent, "go", self.served.directory / str(number), "m", deadline_s=300, session=session)
+
+    async def _faults(self, report: AbortReport) -> Iterator[str]:
+        faults = list(report.problems)
+        for rollout in report.rollouts:
+            self._count(rollout)
+            faults += [f"session {rollout.session_id}: {fault}" for fault in session_faults(rollout)]
+        if len(report.rollouts) != self.options.sessions:
+            faults.append(f"{len(report.rollouts)} rollouts of {self.options.sessions} were collected")
+        if self.served.server.server.gatekeeper.gate.state != "open":
+            faults.append(f"the gate is {self.served.server.server.gatekeeper.gate.state}")
+        if len(self.served.server.server.sessions):
+            faults.append(f"{len(self.served.server.server.sessions)} sessions are left")
+        health = await self.served.engine.health()
+        if health.running or health.waiting:
+            faults.append(f"the engine still has {health.running} running and {health.waiting} waiting requests")
+        return iter(faults)
+
+    def _count(self, rollout: Rollout) -> None:
+        figures = self.figures
+        figures.rollouts += 1
+        figures.samples += len(rollout.samples)
+        figures.outcomes[rollout.outcome.kind.value] += 1
+        figures.turns.update(turn["status"] for turn in rollout.session["turns"])
+        ledger = rollout.session["ledger"]
+        figures.tokens.update({name: ledger[name] for name in ("generated", "trained", "masked")})
+        figures.tokens.update(ledger["dropped"])
+
+
+def session_faults(rollout: Rollout) -> Iterator[str]:
+    """What is wrong with a session and its samples; looks at nothing but what a trainer gets."""
+    turns = {turn["turn"]: turn for turn in rollout.session["turns"]}
+    ledger = rollout.session["ledger"]
+    for sample in rollout.samples:
+        yield from _sample_faults(sample, turns)
+    difference = ledger["generated"] - ledger["trained"] - ledger["masked"] - sum(ledger["dropped"].values())
+    if difference:
+        yield f"the ledger is off by {difference}"
+    if ledger["trained"] != sum(int(sample.loss_mask.sum()) for sample in rollout.samples):
+        yield f"{ledger['trained']} tokens are said to be trained, the samples have others"
+    if rollout.outcome.cause in ("engine", "harness"):
+        yield f"{rollout.outcome.kind}: {rollout.outcome.detail}"
+
+
+def _sample_faults(sample: Sample, turns: dict[int, Any]) -> Iterator[str]:
+    *before, last = (turns[index] for index in sample.metadata["turns"])
+    if any(turn["status"] != "completed" for turn in before):
+        yield f"sample {sample.metadata['turns']} has tokens after an incomplete turn"
+    if sample.tokens.tolist() != last["prompt_ids"] + last["output_ids"]:
+        yield f"sample {sample.metadata['turns']} is not what its last turn saw and said"
+    if sample.status != last["status"]:
+        yield f"sample {sample.metadata['turns']} is {sample.status}, its last turn {last['status']}"
+
+
+async def resources(server: RunningServer) -> Resources:
+    """What this process has, once closed connections have been noticed."""
+    await asyncio.sleep(0.5)
+    process = psutil.Process()
+    return Resources(
+        len(asyncio.all_tasks()),
+        len(process.children(recursive=True)),
+        process.num_fds(),
+        len(server.server.sessions),
+    )
+
+
+async def run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    """All cycles; the figures, with the resources before and after."""
+    async with _served(options) as served:
+        await _cycles(served, options, 1, lambda _: None)  # what is made once is made now
+        before, began = await resources(served.server), perf_counter()
+        figures = await _cycles(served, options, options.cycles, say)
+        seconds, after = perf_counter() - began, await resources(served.server)
+    summary = figures.to_json() | {"seconds": seconds}
+    if after != before:
+        summary["wrong"].append(f"left behind: {before} became {after}")
+    return summary | {"engine": options.engine, "before": asdict(before), "after": asdict(after)}
+
+
+async def _cycles(served: "Served", options: argparse.Namespace, count: int, say: Callable[[str], None]) -> Figures:
+    """That many cycles, with a manager and connections of their own."""
+    began = perf_counter()
+    async with (
+        SessionManager(served.server.url, grace_s=1, deadlines=DEADLINES) as manager,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as http,
+    ):
+        cycles = Cycles(served, manager, Agents(http).all(), options, random.Random(options.seed))
+        for number in range(1, count + 1):
+            await cycles.run_one()
+            if number % max(1, count // 20) == 0:
+                say(f"{number}/{count} cycles, {perf_counter() - began:.0f} s")
+    return cycles.figures
+
+
+@dataclass(frozen=True)
+class Served:
+    """What cycles are run against."""
+
+    server: RunningServer
+    engine: TokenProvider
+    worker: EngineWorker | str
+    directory: Path
+
+
+@asynccontextmanager
+async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        chat_tokenizer = open_chat_tokenizer(options.model or _toy_model(directory / "toy"))
+        engine: TokenProvider
+        if options.engine == "scripted":
+            engine = ScriptedEngine(chat_tokenizer.tokenizer, SCRIPT)
+            worker: EngineWorker | str = EngineInProcess(engine)
+        else:
+            engine, worker = open_engine(options.engine, tokenizer=chat_tokenizer.tokenizer), options.engine
+        async with serve_in_process(engine, chat_tokenizer, MemoryStore()) as server:
+            yield Served(server, engine, worker, directory / "rollouts")
+
+
+def _toy_model(directory: Path) -> Path:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from toy_model import write_toy_model
+
+    return write_toy_model(directory)
+
+
+def _program() -> ProgramAgent:
+    return ProgramAgent("stubborn", (sys.executable, "-S", "-c", STUBBORN_PROGRAM))
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--programs", type=int, default=1, help="how many of the agents are processes")
+    parser.add_argument("--engine", default="scripted", help="scripted, sglang=URL or vllm=URL")
+    parser.add_argument("--model", type=Path, help="folder of the model that the engine serves")
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens of a turn at most")
+    parser.add_argument(
+        "--work-s", type=float, nargs=2, default=(0.0, 0.3), help="how long agents work before an abort"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, print, and fail when anything was wrong."""
+    options = _options()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    figures = asyncio.run(run(options, lambda line: print(line, file=sys.stderr, flush=True)))
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in figures.items()))
+    sys.exit(bool(figures["wrong"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.samples.proximal import ProximalColumns, staleness
-from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans
+from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
 from harness.types import Logprobs, Sample, SampleStatus, Turn, TurnStatus, as_ids, as_logprobs
 
 
@@ -151,5 +151,8 @@ def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns)
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept]}
     if branch.dropped:
         stamped["dropped_trailing_turns"] = len(branch.dropped)
+    updates = updates_inside(branch.kept)
+    if updates:
+        stamped["weight_updates"] = updates
     stale = staleness(columns.versions, columns.proximal_versions)
     return stamped if stale is None else {**stamped, "staleness": stale.to_json()}

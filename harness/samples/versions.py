@@ -4,13 +4,14 @@ Engines label their weights with strings and report spans of output tokens; poli
 number has no place in that count and is an error, never a guess.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.errors import UnknownWeightVersion
-from harness.types import VersionSpan
+from harness.types import Turn, VersionSpan
 
 NOT_SAMPLED = -1
 """Stands in a column of versions for a token that no policy sampled."""
@@ -45,3 +46,16 @@ def expand_spans(spans: Iterable[VersionSpan], size: int) -> Versions:
     for span in spans:
         versions[span.start : span.end] = policy_version(span.version)
     return versions
+
+
+def updates_inside(turns: Iterable[Turn]) -> dict[str, int]:
+    """How many weight updates fell into a turn, by what they did to its generation.
+
+    `abort`: it ended and a new request went on, so the versions change where two segments meet. `keep`: it was frozen,
+    so one request has both versions.
+    """
+    modes: Counter[str] = Counter()
+    for turn in turns:
+        joints = {segment.start for segment in turn.segments}
+        modes.update("abort" if span.start in joints else "keep" for span in turn.version_spans[1:])
+    return dict(modes)

@@ -29,14 +29,17 @@ from harness.errors import (
 )
 from harness.samples.codec import sample_to_json
 from harness.server.connection import ClientConnection
+from harness.server.live_weights import parse_expected, settle_weights
 from harness.server.registry import SessionRegistry
 from harness.server.responses import error_response, json_response
+from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import TurnService
 from harness.server.wire import parse_session_config
 from harness.sessions.gate import GateState, Work
 from harness.sessions.lifecycle import Phase
 from harness.sessions.record import empty_record, session_record, session_summary
 from harness.sessions.session import Session
+from harness.sessions.weight_update import SweepReport
 from harness.telemetry.metrics import CONTENT_TYPE
 from harness.types import Json
 
@@ -55,6 +58,7 @@ class SessionServer:
         self._turns = turns
         self._store = turns.store
         self._metrics = turns.metrics
+        self._last_sweep: SweepReport | None = None
 
     async def restore(self) -> int:
         """Take up the sessions a previous server left open (I9); returns how many."""
@@ -75,6 +79,9 @@ class SessionServer:
                 Route("/sessions/pause", admin(self._pause), methods=["POST"]),
                 Route("/sessions/resume", admin(self._resume), methods=["POST"]),
                 Route("/sessions/gate", admin(self._gate), methods=["GET"]),
+                Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
+                Route("/sessions/sweep", admin(self._sweep_progress), methods=["GET"]),
+                Route("/sessions/weights", admin(self._weights), methods=["POST"]),
                 Route("/sessions/{id}", admin(self._delete), methods=["DELETE"]),
                 Route("/sessions/{id}", self._record, methods=["GET"]),
                 Route("/sessions/{id}/", self._alive, methods=["GET"]),
@@ -228,6 +235,22 @@ class SessionServer:
             "sessions": len(self.sessions),
             "turns_in_flight": sum(len(session.turns_in_flight) for session in self.sessions),
         }
+
+    # Weight updates
+
+    async def _sweep(self, request: Request) -> Response:
+        asked = parse_sweep(await self._body(request))
+        sweep = Sweep(self._turns.engine, self._store, self.sessions, asked)
+        self._last_sweep = sweep.report
+        return json_response(await sweep.run())
+
+    async def _sweep_progress(self, request: Request) -> Response:
+        del request
+        return json_response(self._last_sweep)
+
+    async def _weights(self, request: Request) -> Response:
+        expected = parse_expected(await self._body(request))
+        return json_response(await settle_weights(self._turns.engine, expected))
 
     # Operation
 

@@ -1,0 +1,120 @@
+"""The proximal sweep: everything that waits for the live policy version is scored before that version disappears.
+
+Runs before a weight update, while turns go on: it takes nothing from them but engine time. Sessions that have lived
+longest go first, a bounded number at a time, for a bounded time; what was not reached keeps its behaviour values and is
+counted. A scoring that the engine did under another version settles nothing and ends the sweep of its session.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import structlog
+
+from harness.engines.base import TokenProvider, is_on_prompt_scale
+from harness.errors import EngineError, MalformedRequest, StoreError
+from harness.samples.versions import policy_version
+from harness.sessions.scoring import next_scoring, waiting_in
+from harness.sessions.session import Session
+from harness.sessions.weight_update import SweepReport, SweepRequest
+from harness.store.base import SessionStore
+from harness.types import Turn
+
+log = structlog.get_logger()
+
+
+def parse_sweep(body: bytes) -> SweepRequest:
+    """The request in `body`. Raises `MalformedRequest` naming the field."""
+    try:
+        return msgspec.json.decode(body, type=SweepRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
+
+
+class Sweep:
+    """One sweep over `sessions`."""
+
+    def __init__(
+        self, engine: TokenProvider, store: SessionStore, sessions: Iterable[Session], request: SweepRequest
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._sessions = sorted(sessions, key=lambda session: session.created_at)
+        self._request = request
+        self._failures: Counter[str] = Counter()
+        self.report = SweepReport(request.version)
+
+    async def run(self) -> SweepReport:
+        """Score what waits, until done or out of time.
+
+        Raises `MalformedRequest` when another version is live; nothing has been scored then.
+        """
+        began = time.monotonic()
+        await self._require_live()
+        waiting = iter(self._count())
+        try:
+            async with asyncio.timeout(self._request.budget_s), asyncio.TaskGroup() as workers:
+                for _ in range(min(self._request.concurrency, self.report.sessions)):
+                    workers.create_task(self._work(waiting))
+        except TimeoutError:
+            log.warning("sweep_out_of_time", version=self._request.version, budget_s=self._request.budget_s)
+        self._close(time.monotonic() - began)
+        return self.report
+
+    async def _require_live(self) -> None:
+        """The engine's own word counts: what this process believes may be of before an update by somebody else."""
+        await self._engine.health()
+        live = self._engine.weight_version
+        if policy_version(live) != self._request.version:
+            raise MalformedRequest(
+                f"version: expected the live version {live!r}, got {self._request.version}; sweep before the update",
+                param="version",
+            )
+
+    async def _work(self, sessions: Iterator[Session]) -> None:
+        for session in sessions:
+            try:
+                await self._score_session(session)
+            except (EngineError, StoreError) as error:
+                self._failures[error.code] += 1
+                log.warning("sweep_failed", session_id=session.session_id, code=error.code, error=error.message)
+            self.report.sessions_done += 1
+
+    async def _score_session(self, session: Session) -> None:
+        while task := next_scoring(session, self._request.version, self._is_comparable):
+            self.report.requests += 1
+            self.report.tokens_read += int(task.input_ids.size)
+            scoring = await self._engine.score(task.input_ids, start=task.start)
+            before = waiting_in(session, self._request.version, self._is_comparable)
+            changed = session.take_scores(task.leaf, scoring, self._is_comparable)
+            self.report.tokens_settled += before - waiting_in(session, self._request.version, self._is_comparable)
+            for turn in changed:
+                await self._store.keep_scores(session.session_id, session.turn(turn.index))
+            if policy_version(scoring.version) != self._request.version or not changed:
+                return
+
+    def _is_comparable(self, turn: Turn) -> bool:
+        return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.sampling["used"]["temperature"])
+
+    def _count(self) -> list[Session]:
+        """The sessions with tokens that wait."""
+        version = self._request.version
+        found = {session: waiting_in(session, version, self._is_comparable) for session in self._sessions}
+        every = sum(waiting_in(session, version, lambda _: True) for session in self._sessions)
+        self.report.tokens_waiting = self.report.tokens_left = sum(found.values())
+        self.report.tokens_incomparable = every - self.report.tokens_waiting
+        waiting = [session for session, tokens in found.items() if tokens]
+        self.report.sessions = len(waiting)
+        return waiting
+
+    def _close(self, seconds: float) -> None:
+        version = self._request.version
+        self.report.tokens_left = sum(waiting_in(each, version, self._is_comparable) for each in self._sessions)
+        self.report.failures = dict(self._failures)
+        self.report.seconds = seconds
+        self.report.is_running = False
+        log.info("sweep_ended", **msgspec.structs.asdict(self.report))

@@ -1,0 +1,334 @@
+"""Scoring what waits for the live version before that version disappears, and what the workers serve afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from fakes import assistant, toy_template, toy_tokenizer, user
+from served import PATIENCE_S, Client, Served, eventually, says
+
+from harness.engines.base import LogprobScale
+from harness.engines.pool import EnginePool
+from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
+from harness.errors import EngineRejected
+from harness.server.serving import serve_in_process
+from harness.store.connect import open_store
+from harness.types import PromptLogprobs, as_ids
+
+NOWHERE = Path("/nowhere")
+
+
+class Engine(ScriptedEngine):
+    """Keeps what it was asked to score."""
+
+    def __init__(self, *steps: Step) -> None:
+        super().__init__(toy_tokenizer(), Script(steps or says("one", "two", "three")))
+        self.scored: list[tuple[int, int]] = []
+        """(start, end) of each request."""
+        self.may_score = asyncio.Event()
+        self.may_score.set()
+
+    async def score(self, input_ids, *, start):
+        """As the scripted engine, once it may."""
+        self.scored.append((start, input_ids.size))
+        await self.may_score.wait()
+        return await super().score(input_ids, start=start)
+
+
+class MovingEngine(Engine):
+    """Its weights change while it scores."""
+
+    async def score(self, input_ids, *, start):
+        """Under the version after the one that was live."""
+        scoring = await super().score(input_ids, start=start)
+        return PromptLogprobs(start, scoring.logprobs, str(int(self.weight_version) + 1))
+
+
+@asynccontextmanager
+async def serving(engine, store: Path | str = "memory") -> AsyncIterator[Client]:
+    """A server in front of `engine`."""
+    async with (
+        serve_in_process(engine, toy_template(), open_store(store)) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        yield Client(http, engine, running.server, running.url, running.restored)
+
+
+async def two_turns(client: Client, **config) -> Served:
+    """A session that sits in a tool call after its second turn."""
+    session = await client.create(**config)
+    first = await client.say(session, [user("a")])
+    await client.say(session, [user("a"), first, user("b")])
+    return session
+
+
+async def sweep(client: Client, version: int, **fields):
+    """The report of a sweep."""
+    answer = await client.http.post("/sessions/sweep", json={"version": version, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def scored_share(sample) -> float:
+    """The share of sampled tokens with a true proximal value, each of which is checked."""
+    behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
+    tokens, start = as_ids(sample["tokens"]), len(sample["tokens"]) - sample["response_length"]
+    for version in set(proximal[behavior >= 0].tolist()):
+        true = scripted_logprobs(tokens, 0, str(version))[start:]
+        where = (proximal == version) & (behavior >= 0)
+        assert np.array_equal(np.asarray(sample["proximal_logprobs"], np.float32)[where], true[where])
+    return float((proximal[behavior >= 0] == behavior[behavior >= 0] + 1).mean())
+
+
+async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_sweep():
+    """Both turns of it, with one request that starts at the first sampled token."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        sampled = sum(version >= 0 for version in sample["behavior_versions"])
+        assert scored_share(sample) == 1.0
+        assert sample["metadata"]["staleness"]["proximal_share"] == 1.0
+        assert engine.scored == [(len(sample["tokens"]) - sample["response_length"], len(sample["tokens"]))]
+        assert (report["sessions"], report["requests"], report["tokens_left"]) == (1, 1, 0)
+        assert report["tokens_waiting"] == report["tokens_settled"] == sampled
+        assert not report["is_running"]
+
+
+async def test_nothing_waits_before_an_update_and_after_a_sweep():
+    """A second sweep, and one under the version that sampled, ask the engine for nothing."""
+    engine = Engine()
+    async with serving(engine) as client:
+        await two_turns(client)
+        assert (await sweep(client, 0))["requests"] == 0
+        await engine.update_weights(NOWHERE, "1")
+        await sweep(client, 1)
+
+        assert (await sweep(client, 1))["tokens_waiting"] == 0
+        assert len(engine.scored) == 1
+
+
+async def test_what_was_swept_survives_a_restart(tmp_path):
+    """Scores are durable when the sweep answers (I9)."""
+    engine = Engine()
+    async with serving(engine, tmp_path / "store.sqlite") as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+        await sweep(client, 1)
+        before = await client.samples(session)
+
+    async with serving(Engine(), tmp_path / "store.sqlite") as client:
+        assert await client.samples(session) == before
+
+
+async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach():
+    """The tokens left keep their behaviour values."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+        engine.may_score.clear()
+
+        report = await sweep(client, 1, budget_s=0.05)
+
+        [sample] = await client.samples(session)
+        assert report["tokens_left"] == report["tokens_waiting"] > 0
+        assert sample["proximal_versions"] == sample["behavior_versions"]
+        assert sample["proximal_logprobs"] == sample["rollout_log_probs"]
+
+
+async def test_sessions_that_live_longest_go_first_a_bounded_number_at_a_time():
+    """Concurrency 2: with the engine stuck, only the two oldest have been asked for."""
+    engine = Engine(Step(text="x"))
+    async with serving(engine) as client:
+        lengths = []
+        for number in range(4):
+            session = await client.create()
+            await client.say(session, [user("q" * (10 * number + 1))])
+            lengths.append(len((await client.samples(session))[0]["tokens"]))
+        await engine.update_weights(NOWHERE, "1")
+        engine.may_score.clear()
+        running = asyncio.create_task(sweep(client, 1, concurrency=2))
+        await eventually(lambda: len(engine.scored) == 2)
+
+        progress = (await client.http.get("/sessions/sweep")).json()
+
+        assert [end for _, end in engine.scored] == lengths[:2]
+        assert (progress["is_running"], progress["sessions"], progress["sessions_done"]) == (True, 4, 0)
+        engine.may_score.set()
+        assert (await running)["sessions_done"] == 4
+        assert [end for _, end in engine.scored] == lengths
+
+
+async def test_branches_that_share_a_prefix_score_it_once():
+    """The second branch starts behind what the first has settled."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create(selection="leaves")
+        first = await client.say(session, [user("a")])
+        for text in ("left", "right"):
+            await client.say(session, [user("a"), first, user(text)])
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        samples = await client.samples(session)
+        turns = (await client.record(session))["turns"]
+        assert [scored_share(sample) for sample in samples] == [1.0, 1.0]
+        assert [start for start, _ in engine.scored] == [len(turns[0]["prompt_ids"]), len(turns[2]["prompt_ids"])]
+        assert report["tokens_settled"] == report["tokens_waiting"]
+
+
+async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
+    """An open session may go on from any branch, a closed one delivers the selected one."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a title?")])
+        await client.say(session, [user("a")])
+        await engine.update_weights(NOWHERE, "1")
+        await client.http.post("/sessions/drain")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        assert scored_share(sample) == 1.0
+        assert report["requests"] == 1
+
+
+async def test_a_scoring_of_another_version_settles_nothing():
+    """The weights moved inside the request: its values are of neither version."""
+    engine = MovingEngine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        assert sample["proximal_versions"] == sample["behavior_versions"]
+        assert (report["tokens_settled"], report["requests"]) == (0, 1)
+        assert report["tokens_left"] == report["tokens_waiting"]
+
+
+async def test_a_sweep_of_a_version_that_is_not_live_is_refused():
+    """After the update it is too late; nothing is asked of the engine."""
+    engine = Engine()
+    async with serving(engine) as client:
+        await two_turns(client)
+        await engine.update_weights(NOWHERE, "2")
+
+        answer = await client.http.post("/sessions/sweep", json={"version": 1})
+
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
+        assert "live version '2'" in answer.json()["error"]["message"]
+        assert engine.scored == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "body"), ({"version": -1}, "version"), ({"version": 1, "budget_s": 0}, "budget_s"), ({"vresion": 1}, "body")],
+)
+async def test_a_sweep_that_is_not_understood_is_refused(body, param):
+    """The answer names the field."""
+    async with serving(Engine()) as client:
+        answer = await client.http.post("/sessions/sweep", json=body)
+
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(f"{param}: ")
+
+
+async def test_tokens_on_another_scale_are_counted_and_left_alone():
+    """At temperature 0.7 after-temperature logprobs and raw prompt logprobs do not mix."""
+    engine = Engine()
+    engine.capabilities = replace(engine.capabilities, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
+    async with serving(engine) as client:
+        heated = await two_turns(client, sampling={"temperature": 0.7})
+        plain = await two_turns(client, sampling={"temperature": 1.0})
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        assert scored_share((await client.samples(heated))[0]) == 0.0
+        assert scored_share((await client.samples(plain))[0]) == 1.0
+        assert report["tokens_incomparable"] > 0
+        assert report["tokens_left"] == 0
+
+
+async def test_an_engine_that_fails_for_one_session_is_counted_and_the_others_are_scored():
+    """A failure costs its own session."""
+
+    class Rejecting(Engine):
+        async def score(self, input_ids, *, start):
+            if len(self.scored) == 0:
+                self.scored.append((start, input_ids.size))
+                raise EngineRejected("not this one")
+            return await super().score(input_ids, start=start)
+
+    engine = Rejecting()
+    async with serving(engine) as client:
+        failed, scored = await two_turns(client), await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1, concurrency=1)
+
+        assert scored_share((await client.samples(failed))[0]) == 0.0
+        assert scored_share((await client.samples(scored))[0]) == 1.0
+        assert report["failures"] == {"engine_rejected": 1}
+
+
+async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():
+    """Its recorded ancestors are scored; the partial has no outcome yet."""
+    engine = Engine(Step(text="one"), Step(text="two", token_delay_s=60))
+    async with serving(engine) as client:
+        session = await client.create()
+        first = await client.say(session, [user("a")])
+        asking = asyncio.create_task(client.chat(session, [user("a"), first, user("b")]))
+        await client.turns_in_flight(1)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        turns = (await client.record(session))["turns"]
+        assert report["tokens_settled"] == len(turns[0]["output_ids"])
+        await client.http.post("/sessions/drain")
+        await engine.abort(None)
+        await asking
+
+
+async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up():
+    """The server asks its workers itself, and fences the one that reports another version."""
+    workers = [Engine(), Engine()]
+    pool = EnginePool(workers)
+    async with serving(pool) as client:
+        await workers[0].update_weights(NOWHERE, "1")
+
+        behind = (await client.http.post("/sessions/weights", json={"version": 1})).json()
+        session = await two_turns(client)
+        [sample] = await client.samples(session)
+        await workers[1].update_weights(NOWHERE, "2")
+        await workers[0].update_weights(NOWHERE, "2")
+        caught_up = (await client.http.post("/sessions/weights", json={"version": 2})).json()
+
+        assert behind == {"version": 1, "serving": {"0": "1"}, "fenced": {"1": "0"}}
+        assert sample["weight_versions"] == ["1"]
+        assert caught_up == {"version": 2, "serving": {"0": "2", "1": "2"}, "fenced": {}}
+
+
+async def test_no_worker_is_fenced_when_none_has_the_version():
+    """Old weights serve better than none."""
+    pool = EnginePool([Engine(), Engine()])
+    async with serving(pool) as client:
+        found = (await client.http.post("/sessions/weights", json={"version": 1})).json()
+
+        assert found == {"version": 1, "serving": {"0": "0", "1": "0"}, "fenced": {}}
+        assert (await client.say(await client.create(), [user("a")])) == assistant("one")

@@ -93,6 +93,10 @@ def _facts(report: RunReport) -> Table:
     for scenario in report.scenarios:
         if scenario.dropped_trailing_turns:
             facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {scenario.dropped_trailing_turns}")
+    ended = sum(scenario.repeat_terminated_turns for scenario in report.scenarios)
+    if report.is_guarded or ended:
+        state = "active" if report.is_guarded else "not proven to be active"
+        facts.add_row("guard", f"repeat guard {state}; it ended {ended} turns")
     formats = "samples.jsonl, samples.parquet" if report.has_parquet else "samples.jsonl (no pyarrow, no Parquet)"
     facts.add_row("samples", f"{report.samples} in {formats}")
     facts.add_row("run", escape(str(report.directory)))

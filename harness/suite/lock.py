@@ -35,6 +35,7 @@ def engine_identity(capabilities: Capabilities, model_dir: Path, chat_tokenizer:
         "weights_digest": capabilities.weights_digest,
         "tokenizer_digest": hashlib.sha256((model_dir / "tokenizer.json").read_bytes()).hexdigest(),
         "template_digest": chat_tokenizer.describe().template_digest,
+        "repeat_guard": capabilities.repeat_guard,
     }
 
 

@@ -69,8 +69,13 @@ class ScenarioReport:
 
     @property
     def truncated_turns(self) -> int:
-        """Turns that ended at a length limit."""
+        """Turns that ended at a length limit or by the repeat guard."""
         return sum(record.session.truncated_turns for record in self.records)
+
+    @property
+    def repeat_terminated_turns(self) -> int:
+        """Turns that the engine says its repeat guard ended."""
+        return sum(record.session.repeat_terminated_turns for record in self.records)
 
     @property
     def tool_calls(self) -> int:
@@ -100,6 +105,7 @@ class ScenarioReport:
             "outcomes": dict(self.outcomes),
             "turns": self.turns,
             "truncated_turns": self.truncated_turns,
+            "repeat_terminated_turns": self.repeat_terminated_turns,
             "tool_calls": self.tool_calls,
             "dropped_trailing_turns": self.dropped_trailing_turns,
             "tokens": self.ledger.generated,
@@ -123,6 +129,8 @@ class RunReport:
     """Exported to `samples.jsonl`."""
     has_parquet: bool
     seconds: float
+    is_guarded: bool = False
+    """An engine of the run was proven to have a repeat guard."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -134,6 +142,14 @@ class RunReport:
         """There is nothing left to run."""
         return self.status in (RunStatus.PASSED, RunStatus.CHECKS_FAILED)
 
+    @property
+    def telemetry(self) -> Json:
+        """What a trainer logs of the run; the keys are fixed."""
+        return {
+            "rollout/repeat_terminate_active": int(self.is_guarded),
+            "rollout/repeat_terminate_triggered_sequences": sum(each.repeat_terminated_turns for each in self.scenarios),
+        }
+
     def to_json(self) -> Json:
         """The form of `result.json`."""
         return {
@@ -144,6 +160,7 @@ class RunReport:
             "samples": self.samples,
             "parquet": self.has_parquet,
             "ledger": ledger_json(self.ledger),
+            "telemetry": self.telemetry,
             "scenarios": [scenario.to_json() for scenario in self.scenarios],
         }
 

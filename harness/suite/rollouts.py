@@ -18,7 +18,7 @@ from harness.errors import Cause
 from harness.manager.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.storage import disk_failures
-from harness.types import Json, TurnStatus
+from harness.types import REPEAT_TERMINATED, Json, TurnStatus
 
 _BUSY_TIMEOUT_S = 10.0
 
@@ -49,6 +49,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     turns: int = 0
     truncated_turns: int = 0
+    repeat_terminated_turns: int = 0
     tool_calls: int = 0
     ledger: Ledger = Ledger()
 
@@ -59,6 +60,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             turns=len(turns),
             truncated_turns=sum(turn["status"] == TurnStatus.TRUNCATED for turn in turns),
+            repeat_terminated_turns=sum(turn["finish_reason"] == REPEAT_TERMINATED for turn in turns),
             tool_calls=sum(len(turn["reply"].get("tool_calls") or ()) for turn in turns),
             ledger=msgspec.convert(session["ledger"], Ledger),
         )

@@ -109,6 +109,7 @@ class SuiteRun:
             samples=len(samples),
             has_parquet=self.directory.write_samples(samples),
             seconds=time.monotonic() - began,
+            is_guarded=any(engine.get("repeat_guard") for engine in read_lock(self.directory.lock)["digests"].values()),
         )
         if report.is_complete:
             self.directory.write_json(self.directory.result, report.to_json())

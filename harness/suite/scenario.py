@@ -5,9 +5,11 @@ it passed. Every prompt is a group of `samples_per_prompt` sessions. This module
 files around them are read in `folder.py`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from server_patch.repeat_terminate import RepeatTerminateConfig
 
 SCHEMA_VERSION = 1
 
@@ -34,6 +36,33 @@ class AgentSpec(_Strict):
     """The agent is stopped after this many seconds."""
 
 
+class RepeatGuardSpec(_Strict):
+    """The repeat guard that the engine must run: the keys and defaults of `RepeatTerminateConfig`, but enabled."""
+
+    enabled: bool = True
+    """False does without, whatever the environment says."""
+    min_new_tokens: int = RepeatTerminateConfig.min_new_tokens
+    """Nothing triggers while fewer tokens have been generated."""
+    max_consecutive_token_repeats: int = RepeatTerminateConfig.max_consecutive_token_repeats
+    """This many identical tokens in a row trigger; 0 is off."""
+    ngram_size: int = RepeatTerminateConfig.ngram_size
+    """Length of the n-gram at the end of the output; 0 is off."""
+    ngram_repeats: int = RepeatTerminateConfig.ngram_repeats
+    """This many times the n-gram back to back triggers; 0 and 1 are off."""
+    max_object_keys: int | None = RepeatTerminateConfig.max_object_keys
+    """This many occurrences of the tokens of `"object_` trigger."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        _ = self.config  # which raises
+        return self
+
+    @property
+    def config(self) -> RepeatTerminateConfig:
+        """What engines are configured with."""
+        return RepeatTerminateConfig(**self.model_dump())
+
+
 class EngineSpec(_Strict):
     """What answers the agent's model calls."""
 
@@ -42,6 +71,8 @@ class EngineSpec(_Strict):
     """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
     script: str | None = None
     """Script of the scripted engine, a file of the scenario."""
+    repeat_guard: RepeatGuardSpec | None = None
+    """The engine runs this repeat guard or does not start; without it, the environment's, if there is one."""
 
 
 class Prompt(_Strict):
@@ -82,7 +113,7 @@ class Checks(_Strict):
     min_tool_calls: int | None = Field(default=None, ge=0)
     """Tool calls that the model made, over all sessions."""
     min_truncated_turns: int | None = Field(default=None, ge=0)
-    """Turns that ended at a length limit, over all sessions."""
+    """Turns that ended at a length limit or by the repeat guard, over all sessions."""
     expect_dropped_trailing_turns: bool | None = None
     """Whether samples lost the turns after an incomplete one (true), or none did (false)."""
     check_deadline_s: float = Field(default=10.0, gt=0)

@@ -12,11 +12,13 @@ import httpx
 from harness.engines.connect import open_engine
 from harness.models import resolve_model
 from harness.server.serving import serve_in_process
+from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.suite.folder import ScenarioFolder
 from harness.suite.lock import engine_identity
 from harness.tokens.opening import open_chat_tokenizer
 from harness.types import Json
+from server_patch.repeat_terminate import RepeatTerminateConfig
 
 
 class EngineChoice(NamedTuple):
@@ -25,18 +27,20 @@ class EngineChoice(NamedTuple):
     name: str
     model: str
     script: Path | None
+    repeat_guard: RepeatTerminateConfig | None = None
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
         """The engine of `folder`."""
         spec = folder.scenario.engine
         script = folder.file(spec.script) if spec.script and spec.name == "scripted" else None
-        return cls(spec.name, spec.model, script)
+        return cls(spec.name, spec.model, script, spec.repeat_guard.config if spec.repeat_guard else None)
 
     @property
     def key(self) -> str:
         """The name of the choice in `lock.json`."""
-        return " ".join(str(part) for part in self if part is not None)
+        guard = None if self.repeat_guard is None else f"repeat_guard={self.repeat_guard.digest()[:12]}"
+        return " ".join(str(part) for part in (self.name, self.model, self.script, guard) if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,15 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     say(f"starting the {choice.name} engine with {choice.model}")
     model_dir = await asyncio.to_thread(model_folder, choice)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
-    engine = open_engine(choice.name, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=choice.script)
-    async with serve_in_process(engine, chat_tokenizer, open_store(database)) as server:
+    engine = open_engine(
+        choice.name,
+        model_dir=model_dir,
+        tokenizer=chat_tokenizer.tokenizer,
+        script=choice.script,
+        repeat_guard=choice.repeat_guard,
+    )
+    settings = ServerSettings(repeat_guard=choice.repeat_guard)
+    async with serve_in_process(engine, chat_tokenizer, open_store(database), settings) as server:
         identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
         yield Services(server.url, engine.capabilities.model, identity)
 

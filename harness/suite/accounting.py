@@ -35,8 +35,7 @@ def generated_tokens(database: Path) -> dict[str, int]:
         if not has_table(connection, "sessions"):
             return {}
     return {
-        session.session_id: sum(turn.sampled_tokens for turn in session.turns)
-        for session in read_sessions(database)
+        session.session_id: sum(turn.sampled_tokens for turn in session.turns) for session in read_sessions(database)
     }
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from harness.models import resolve_model
 
+pytest_plugins = ("tests.real_engines",)
+
 
 @pytest.fixture(scope="session", name="model_dir")
 def _model_dir() -> Path:

@@ -1,30 +1,33 @@
 """Every kind of provider over something real enough to keep its promises: what the conformance suite runs on.
 
-`HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` add real servers of SmolLM2-135M-Instruct; `HARNESS_WEIGHTS_A` and
-`HARNESS_WEIGHTS_B` name two of its checkpoints on the servers' machine, which enables the tests that change weights.
+Where engines differ, the difference is an `Expectations`: the suite asserts it either way, and the table in
+docs/engines.md shows it.
 """
 
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import pytest
 from toy_model import write_toy_model
 
 from harness.engines.base import LogprobScale, TokenProvider
+from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
-from harness.models import resolve_model
+from harness.lanes import LaneEngine
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import TokenIds, as_ids
-from tests.engines.fake_server import FakeServer, serving
+from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
 from tests.engines.fake_sglang import FakeSGLang
 from tests.engines.fake_vllm import FakeVLLM
+from tests.real_engines import on_real
 
 
 @cache
@@ -38,6 +41,47 @@ LOREM = "The quick brown fox jumps over the lazy dog. " * 40
 SLOWLY = Step(text=LOREM, token_delay_s=0.004)
 
 
+def _row(title: str) -> bool:
+    """A field of `Expectations`, kept unless an engine says otherwise."""
+    return field(default=True, metadata={"title": title})
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """Where engines differ, as the table in docs/engines.md has it."""
+
+    honours_seed: bool = _row("a seed reproduces the tokens")
+    reports_spans: bool = _row("a reply over a weight update says which tokens are whose")
+    refuses_unfit_weights: bool = _row("a checkpoint that does not fit is refused")
+    stops_despite_ignored_eos: bool = _row("stop ids count together with `ignore_eos`")
+    streams_scored_prompts: bool = _row("a stream with prompt logprobs has many deltas")
+
+
+SCRIPTED = Expectations(refuses_unfit_weights=False)
+LOCAL = Expectations()
+SGLANG = Expectations(honours_seed=False, stops_despite_ignored_eos=False)
+VLLM = Expectations(streams_scored_prompts=False)
+VLLM_COMPLETIONS = replace(VLLM, reports_spans=False)
+
+DOCUMENTED = {
+    "`scripted`": SCRIPTED,
+    "`local`": LOCAL,
+    "`sglang`": SGLANG,
+    "`vllm`": VLLM,
+    "`vllm` without `--enable-scale-out`": VLLM_COMPLETIONS,
+}
+"""The columns of the table in docs/engines.md."""
+
+
+def documented_table() -> list[str]:
+    """The lines of the table in docs/engines.md."""
+    rows = [
+        [row.metadata["title"], *("yes" if getattr(expected, row.name) else "no" for expected in DOCUMENTED.values())]
+        for row in fields(Expectations)
+    ]
+    return ["| " + " | ".join(cells) + " |" for cells in [["", *DOCUMENTED], ["---"] * (len(DOCUMENTED) + 1), *rows]]
+
+
 @dataclass(frozen=True)
 class Bench:
     """A provider that has been entered, and what a test has to know about it."""
@@ -45,23 +89,34 @@ class Bench:
     provider: TokenProvider
     prompt: TokenIds
     tokenizer: Tokenizer
-    tolerance: float
-    """Between a logprob when sampled and when scored, in nats."""
-    honours_seed: bool
-    weights: tuple[Path, Path] | None
-    """Two checkpoints to change between; the second one is loaded first."""
-    reports_spans: bool = True
-    """Whether a generation can carry more than one version."""
-    refuses_unfit_weights: bool = True
+    expects: Expectations
+    weights: tuple[Path, Path]
+    """Two checkpoints to change between; the first one is being served."""
+    unfit_weights: Path = UNFIT_WEIGHTS
+    tolerance: float = 1e-6
+    """Between a logprob when sampled and when scored, and between two runs of one greedy request, in nats."""
     slow_tokens: int = 400
     """A budget that takes a second or more."""
     step_s: float = 0.2
     """Longer than the engine takes for one token."""
-    steadiness: float = 0.0
-    """Between two runs of the same greedy request, in nats."""
 
 
-Opening = Callable[[], AbstractAsyncContextManager[Bench]]
+Opening = Callable[..., AbstractAsyncContextManager[Bench]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How to open a provider of one kind."""
+
+    name: str
+    open: Opening
+    """Called with the values of the fixtures `needs`."""
+    needs: tuple[str, ...] = ()
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+
+    def parameter(self) -> Any:
+        """This kind as a parameter of a fixture."""
+        return pytest.param(self, id=self.name, marks=self.marks)
 
 
 def scripted_engine(*steps: Step) -> ScriptedEngine:
@@ -92,67 +147,93 @@ def make_fake(kind: str, engine: ScriptedEngine, **options: bool) -> FakeServer:
 FAKE_KINDS = ("sglang", "sglang-incremental", "vllm", "vllm-completions")
 
 
-def _toy_bench(provider: TokenProvider, **facts: bool) -> Bench:
+def _toy_bench(provider: TokenProvider, expects: Expectations) -> Bench:
     ids = as_ids(toy_tokenizer().encode_plain("Say something, please."))
-    paths = (Path("/weights/a"), Path("/weights/b"))
-    return Bench(provider, ids, toy_tokenizer(), tolerance=1e-6, honours_seed=True, weights=paths, **facts)
+    return Bench(provider, ids, toy_tokenizer(), expects, weights=(Path("/weights/a"), Path("/weights/b")))
 
 
 @asynccontextmanager
 async def _scripted() -> AsyncIterator[Bench]:
     async with scripted_engine() as engine:
-        yield _toy_bench(engine, refuses_unfit_weights=False)
+        yield _toy_bench(engine, SCRIPTED)
 
 
-def _fake(kind: str) -> Opening:
+_FAKED = {
+    "sglang": replace(SGLANG, honours_seed=True),
+    "sglang-incremental": replace(SGLANG, honours_seed=True),
+    "vllm": VLLM,
+    "vllm-completions": VLLM_COMPLETIONS,
+}
+
+
+def _fake(kind: str) -> Kind:
     @asynccontextmanager
     async def opening() -> AsyncIterator[Bench]:
         fake = make_fake(kind, scripted_engine())
         async with serving(fake, notices_disconnects=kind.startswith("vllm")), fake_provider(fake) as provider:
-            yield _toy_bench(provider, reports_spans=kind != "vllm-completions")
+            yield _toy_bench(provider, _FAKED[kind])
 
-    return opening
+    return Kind(f"fake-{kind}", opening)
+
+
+def _pool(kind: str) -> Kind:
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[Bench]:
+        async with AsyncExitStack() as stack:
+            fakes = [make_fake(kind, scripted_engine()) for _ in range(2)]
+            for fake in fakes:
+                await stack.enter_async_context(serving(fake, notices_disconnects=kind.startswith("vllm")))
+            pool = EnginePool([fake_provider(fake) for fake in fakes])
+            yield _toy_bench(await stack.enter_async_context(pool), _FAKED[kind])
+
+    return Kind(f"pool-{kind}", opening)
+
+
+def _smollm2_bench(
+    provider: TokenProvider, expects: Expectations, model_dir: Path, perturbed_dir: Path, unfit_dir: Path
+) -> Bench:
+    tokenizer = Tokenizer.load(model_dir)
+    prompt = tokenizer.encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n")
+    return Bench(
+        provider,
+        as_ids(prompt),
+        tokenizer,
+        expects,
+        weights=(model_dir, perturbed_dir),
+        unfit_weights=unfit_dir,
+        tolerance=1e-3,
+        slow_tokens=120,
+        step_s=2.0,
+    )
 
 
 @asynccontextmanager
-async def _pool() -> AsyncIterator[Bench]:
-    async with AsyncExitStack() as stack:
-        fakes = [make_fake(kind, scripted_engine()) for kind in ("sglang", "vllm")]
-        for fake in fakes:
-            await stack.enter_async_context(serving(fake, notices_disconnects=isinstance(fake, FakeVLLM)))
-        pool = EnginePool([fake_provider(fake) for fake in fakes])
-        yield _toy_bench(await stack.enter_async_context(pool))
+async def _local(engine: HuggingFaceTokenProvider, *folders: Path) -> AsyncIterator[Bench]:
+    yield _smollm2_bench(engine, LOCAL, *folders)
 
 
-def _real(url: str, provider_class: type[SGLangTokenProvider] | type[VLLMTokenProvider]) -> Opening:
-    @asynccontextmanager
-    async def opening() -> AsyncIterator[Bench]:
-        tokenizer = Tokenizer.load(resolve_model("smollm2-135m-instruct"))
-        provider = provider_class(url, vocab_size=tokenizer.vocab_size, logprob_scale=LogprobScale.RAW)
-        ids = tokenizer.encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n")
-        paths = os.environ.get("HARNESS_WEIGHTS_A"), os.environ.get("HARNESS_WEIGHTS_B")
-        async with provider:
-            yield Bench(
-                provider,
-                as_ids(ids),
-                tokenizer,
-                tolerance=0.25,
-                honours_seed=provider_class is VLLMTokenProvider,
-                reports_spans="/v1/completions" not in (await provider.health()).detail,
-                weights=(Path(paths[0]), Path(paths[1])) if paths[0] and paths[1] else None,
-                slow_tokens=120,
-                step_s=2.0,
-                steadiness=0.1,
-            )
-
-    return opening
+@asynccontextmanager
+async def _sglang(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
+    vocab_size = Tokenizer.load(model_dir).vocab_size
+    async with SGLangTokenProvider(url, vocab_size=vocab_size, logprob_scale=LogprobScale.RAW) as provider:
+        yield _smollm2_bench(provider, SGLANG, model_dir, *others)
 
 
-def openings() -> dict[str, Opening]:
-    """Every provider that can be opened here, by name."""
-    found: dict[str, Opening] = {"scripted": _scripted, "pool": _pool} | {kind: _fake(kind) for kind in FAKE_KINDS}
-    if url := os.environ.get("HARNESS_SGLANG_URL"):
-        found["real-sglang"] = _real(url, SGLangTokenProvider)
-    if url := os.environ.get("HARNESS_VLLM_URL"):
-        found["real-vllm"] = _real(url, VLLMTokenProvider)
-    return found
+@asynccontextmanager
+async def _vllm(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
+    vocab_size = Tokenizer.load(model_dir).vocab_size
+    async with VLLMTokenProvider(url, vocab_size=vocab_size, logprob_scale=LogprobScale.RAW) as provider:
+        yield _smollm2_bench(provider, VLLM, model_dir, *others)
+
+
+_FOLDERS = ("model_dir", "perturbed_dir", "unfit_dir")
+
+KINDS = (
+    Kind("scripted", _scripted),
+    *(_fake(kind) for kind in FAKE_KINDS),
+    *(_pool(kind) for kind in ("sglang", "vllm")),
+    Kind("local", _local, ("small_context_engine", *_FOLDERS), (pytest.mark.model, pytest.mark.timeout(600))),
+    Kind("sglang", _sglang, ("sglang_url", *_FOLDERS), tuple(on_real(LaneEngine.SGLANG))),
+    Kind("vllm", _vllm, ("vllm_url", *_FOLDERS), tuple(on_real(LaneEngine.VLLM))),
+)
+"""Every provider there is, the real engines included; a session that runs the suite runs it on all of them."""

@@ -1,0 +1,110 @@
+"""Real SGLang and real vLLM for tests: one server of each per test session, started when the first test wants it.
+
+They serve SmolLM2-135M-Instruct in float32, where the engines agree to five digits. Every test that asks for one of the
+fixtures `sglang_url` and `vllm_url` is put into one xdist group per server, so that one worker owns it; the server ends
+with that worker, however the worker ends. `HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` name servers that run already
+(`harness engine up`), which saves their start; they have to be on this machine, with the arguments and the environment
+below. The repeat guard is on in both, with limits that only its own tests reach: nobody else may notice it.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from harness.lanes import LaneEngine, LaneSpec, open_lane
+from tests.guard.looping import SERVED_CONFIG
+
+CONTEXT_TOKENS = 4096
+"""Of both servers: enough for an agent's session, few enough to fill in a test."""
+
+_ARGUMENTS = {
+    LaneEngine.SGLANG: ("--context-length", str(CONTEXT_TOKENS)),
+    LaneEngine.VLLM: ("--max-model-len", str(CONTEXT_TOKENS)),
+}
+_ENVIRONMENT = {
+    # As a server comes: a lane switches this off, and what it does while paused is one of the traps that are tested.
+    LaneEngine.SGLANG: {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "1", **SERVED_CONFIG.to_environ()},
+    LaneEngine.VLLM: SERVED_CONFIG.to_environ(),
+}
+_TEST_S = 1200  # the first test of an engine installs and starts it
+
+
+def on_real(engine: LaneEngine) -> list[pytest.MarkDecorator]:
+    """Marks of what needs the server of `engine`."""
+    return [pytest.mark.xdist_group(f"real-{engine}"), pytest.mark.timeout(_TEST_S)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use a server, before xdist looks at their groups."""
+    for item in items:
+        for engine in LaneEngine:
+            if f"{engine}_url" in getattr(item, "fixturenames", ()):
+                for mark in on_real(engine):
+                    item.add_marker(mark)
+
+
+def _url(engine: LaneEngine, model_dir: Path) -> Iterator[str]:
+    if url := os.environ.get(f"HARNESS_{engine.upper()}_URL"):
+        yield url
+        return
+    spec = LaneSpec(engine, model_dir, env=_ENVIRONMENT[engine], arguments=_ARGUMENTS[engine])
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(open_lane(spec)) as lane:
+        yield lane.url
+
+
+@pytest.fixture(scope="session", name="sglang_url")
+def _sglang_url(model_dir: Path) -> Iterator[str]:
+    """Address of the SGLang server."""
+    yield from _url(LaneEngine.SGLANG, model_dir)
+
+
+@pytest.fixture(scope="session", name="vllm_url")
+def _vllm_url(model_dir: Path) -> Iterator[str]:
+    """Address of the vLLM server."""
+    yield from _url(LaneEngine.VLLM, model_dir)
+
+
+@pytest.fixture(scope="session", name="perturbed_dir")
+def _perturbed_dir(model_dir: Path, pytestconfig: pytest.Config) -> Path:
+    """The real model with noise in its weights, in the same files; made once and kept in pytest's cache."""
+    folder = Path(pytestconfig.cache.mkdir("smollm2-perturbed")) / "model"
+    with (folder.parent / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _write_perturbed(model_dir, folder)
+    return folder
+
+
+@pytest.fixture(scope="session", name="unfit_dir")
+def _unfit_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with tensors of the same names and other shapes."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("unfit")
+    shutil.copy(model_dir / "config.json", folder)
+    with safe_open(model_dir / "model.safetensors", framework="pt") as weights:
+        save_file({name: torch.zeros(2, 2) for name in weights.keys()}, folder / "model.safetensors")  # noqa: SIM118
+    return folder
+
+
+def _write_perturbed(source: Path, target: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(0)
+    scratch = target.with_name("scratch")
+    shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    noisy = {
+        name: tensor + 0.02 * tensor.std() * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        for name, tensor in load_file(source / "model.safetensors").items()
+    }
+    save_file(noisy, scratch / "model.safetensors", metadata={"format": "pt"})
+    scratch.rename(target)

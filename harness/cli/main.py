@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import model, output, router, run, scenario, serve, verify
+from harness.cli import engine, model, output, router, run, scenario, serve, verify
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
 
@@ -30,6 +30,7 @@ app.command("serve")(serve.serve)
 app.command("router")(router.router)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(model.app, name="model")
+app.add_typer(engine.app, name="engine")
 app.add_typer(verify.app, name="verify")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -94,7 +94,7 @@ def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> tuple["Po
     command = server_command(spec, port, python, import_path, os.environ)
     process, gate = spawn_held(command.arguments, command.environment, folder / "server.log")
     try:
-        lane = _described(spec, port, process.pid, folder)
+        lane = _described(spec, port, process.pid, folder, holder=os.getpid() if watchdog else None)
         lane.save()
         if watchdog is not None:
             watchdog.watch(process.pid)
@@ -104,7 +104,7 @@ def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> tuple["Po
     return process, lane
 
 
-def _described(spec: LaneSpec, port: int, pid: int, folder: Path) -> Lane:
+def _described(spec: LaneSpec, port: int, pid: int, folder: Path, *, holder: int | None) -> Lane:
     return Lane(
         name=folder.name,
         engine=spec.engine,
@@ -115,6 +115,7 @@ def _described(spec: LaneSpec, port: int, pid: int, folder: Path) -> Lane:
         group=pid,
         processes=(ProcessName.of(pid),),
         is_ready=False,
+        holder=holder,
         folder=str(folder),
     )
 

@@ -4,12 +4,13 @@ The state file is written before the server runs, so a server that nobody knows 
 ends; the log stays until the folder's name is used again, or many others have been made since.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from harness.lanes.process import ProcessName
 
@@ -35,6 +36,8 @@ class Lane:
     """Those that were there when the lane became ready; while it starts, the first one."""
     is_ready: bool
     folder: str
+    holder: int | None = None
+    """Process id of the program whose block it serves; None when it was started to be kept."""
 
     @property
     def log(self) -> Path:
@@ -62,13 +65,14 @@ class Lane:
     def to_json(self) -> dict[str, object]:
         """For `harness engine ... --json`."""
         facts = {"name": self.name, "engine": self.engine, "url": self.url, "model": self.model, "dtype": self.dtype}
-        return {**facts, "pid": self.pid, "pgid": self.group, "log": str(self.log), "ready": self.is_ready}
+        state = {"ready": self.is_ready, "holder": self.holder}
+        return {**facts, "pid": self.pid, "pgid": self.group, "log": str(self.log), **state}
 
     def save(self) -> None:
         """Write the state file, all of it or nothing."""
         path = Path(self.folder) / _STATE
         written = path.with_suffix(".new")
-        written.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
         written.replace(path)
 
     def forget(self) -> None:
@@ -97,9 +101,7 @@ def saved_lanes(directory: Path) -> list[Lane]:
 def _saved(directory: Path) -> Iterator[Lane]:
     for path in directory.glob(f"*/{_STATE}"):
         with suppress(FileNotFoundError):  # its lane has just ended
-            fields = json.loads(path.read_bytes())
-            fields["processes"] = tuple(ProcessName(**process) for process in fields["processes"])
-            yield Lane(**fields)
+            yield msgspec.json.decode(path.read_bytes(), type=Lane)
 
 
 def _prune(directory: Path) -> None:

@@ -12,7 +12,7 @@ from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 from server_patch.force_tokens.script import PARAMETER
 
 
-class ForceTokens(CustomLogitProcessor):
+class ForceTokens(CustomLogitProcessor):  # type: ignore[misc]  # SGLang is not where this is checked
     """Allows one id only, for requests whose script has not ended."""
 
     def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:

@@ -12,7 +12,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, proces
 from server_patch.force_tokens.script import read_script
 
 
-class ForceTokens(LogitsProcessor):
+class ForceTokens(LogitsProcessor):  # type: ignore[misc]  # vLLM is not where this is checked
     """Allows one id only, in the rows of requests that have a script which has not ended."""
 
     @classmethod

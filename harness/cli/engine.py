@@ -1,0 +1,153 @@
+"""`harness engine`: real inference servers on this machine, started and ended by name."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import options, output
+
+if TYPE_CHECKING:
+    from harness.lanes import Dtype, Lane, LaneEngine
+
+app = typer.Typer(help="Start and end real SGLang and vLLM servers on the CPU of this machine.", no_args_is_help=True)
+
+_Engine = Annotated[str, typer.Argument(help="`sglang` or `vllm`.", show_default=False)]
+_Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENTS]", help="Handed to the server as they are.", show_default=False),
+]
+_Model = Annotated[str, typer.Option(envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.")]
+_Port = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="On the loopback interface.  [default: a free one]", show_default=False),
+]
+_Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="For the server; may be repeated.", show_default=False),
+]
+_Target = Annotated[
+    str | None,
+    typer.Argument(help="Name, address or engine; not needed when there is one lane.", show_default=False),
+]
+
+
+@app.command("up")
+def up(
+    engine: _Engine,
+    arguments: _Arguments = None,
+    *,
+    model: _Model = "smollm2-135m-instruct",
+    port: _Port = None,
+    dtype: Annotated[str, typer.Option(help="`float32`, or `bfloat16`, which rounds.")] = "float32",
+    env: _Env = None,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds it may take until it generates.")] = 600.0,
+    as_json: options.Json = False,
+) -> None:
+    """Start a server, install the engine first where it is missing, and print the address once it generates.
+
+    Examples: `harness engine up sglang`, `harness engine up vllm --port 8100 -- --max-model-len 4096`
+    """
+    import asyncio
+
+    from harness.lanes import LaneSpec, start_lane
+
+    kind, precision, variables = _engine(engine), _dtype(dtype), _variables(env or ())
+    spec = LaneSpec(kind, _model_dir(model), port, precision, variables, tuple(arguments or ()))
+    lane = asyncio.run(start_lane(spec, say=output.say, deadline_s=deadline))
+    output.say(f"use it with --engine {lane.provider}; end it with: harness engine down {lane.name}")
+    if as_json:
+        output.print_json(lane.to_json())
+    else:
+        output.print_text(lane.url)
+
+
+@app.command("down")
+def down(
+    target: _Target = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Every lane.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """End servers that `up` started; it is no error when there is nothing to end.
+
+    Examples: `harness engine down sglang-8200`, `harness engine down vllm`, `harness engine down --all`
+    """
+    from harness.lanes import down as end_lane
+    from harness.lanes import find_lanes
+
+    chosen = _chosen(find_lanes(), target, every=every)
+    ended = [lane.name for lane in chosen if end_lane(lane)]
+    if as_json:
+        output.print_json({"ended": ended})
+    else:
+        output.print_text("\n".join(f"ended {name}" for name in ended) or "nothing to end")
+
+
+@app.command("list")
+def list_lanes(as_json: options.Json = False) -> None:
+    """Show the servers that run."""
+    from harness.lanes import find_lanes
+
+    lanes = find_lanes()
+    if as_json:
+        output.print_json([lane.to_json() for lane in lanes])
+    else:
+        output.print_text("\n".join(_line(lane) for lane in lanes) or "no lane is up")
+
+
+def _line(lane: "Lane") -> str:
+    state = "ready" if lane.is_ready else "starting"
+    held = f", held by process {lane.holder}" if lane.holder is not None else ""
+    return f"{lane.name:14} {lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
+
+
+def _chosen(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequence["Lane"]:
+    """The lanes that `target` means; those that belong to a running program only when named one by one."""
+    kept = [lane for lane in lanes if lane.holder is None]
+    if every:
+        return kept
+    if target in {lane.engine for lane in lanes}:
+        return [lane for lane in kept if lane.engine == target]
+    if target is not None:
+        return [lane for lane in lanes if target.rstrip("/") in (lane.name, lane.url, lane.provider)]
+    if len(kept) > 1:
+        raise typer.BadParameter(f"several lanes are up: name one of {', '.join(lane.name for lane in kept)}, or --all")
+    return kept
+
+
+def _engine(name: str) -> "LaneEngine":
+    from harness.lanes import LaneEngine
+
+    if name == "local":
+        raise typer.BadParameter(
+            "the local engine has no server of its own: it runs inside `harness run` and `harness serve --engine local`"
+        )
+    if name not in list(LaneEngine):
+        raise typer.BadParameter(f"no engine {name!r}; expected one of {', '.join(LaneEngine)}")
+    return LaneEngine(name)
+
+
+def _dtype(name: str) -> "Dtype":
+    from harness.lanes import Dtype
+
+    if name not in list(Dtype):
+        raise typer.BadParameter(f"no dtype {name!r}; expected one of {', '.join(Dtype)}")
+    return Dtype(name)
+
+
+def _variables(assignments: Iterable[str]) -> dict[str, str]:
+    pairs = [assignment.partition("=") for assignment in assignments]
+    for name, equals, value in pairs:
+        if not name or not equals:
+            raise typer.BadParameter(f"--env: expected NAME=VALUE, got {name + equals + value!r}")
+    return {name: value for name, _, value in pairs}
+
+
+def _model_dir(model: str) -> Path:
+    from harness.cli.download import open_download_progress
+    from harness.models import resolve_model
+
+    with open_download_progress(model) as progress:
+        return resolve_model(model, progress=progress)

@@ -2,7 +2,7 @@
 
 Pure functions. `parse_request` accepts what clients really send: unknown fields are ignored, text parts are joined,
 empty values are dropped, so that a history which a client sends back normalises to what was served. What cannot be
-served is refused by name, never ignored: several choices, streaming, images, structured output.
+served is refused by name, never ignored: several choices, images, structured output.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,13 @@ class ToolMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Streaming:
+    """How an answer is streamed."""
+
+    wants_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A chat completion request, normalised."""
 
@@ -42,6 +49,8 @@ class ChatRequest:
     sampling: SamplingWishes
     wants_logprobs: bool
     model: str
+    streaming: Streaming | None = None
+    """None when the answer is wanted whole."""
 
 
 class _TextPart(msgspec.Struct):
@@ -97,6 +106,10 @@ class _ResponseFormat(msgspec.Struct):
     type: str = "text"
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = False
+
+
 class _WireRequest(msgspec.Struct):
     messages: list[_WireMessage]
     model: str = ""
@@ -104,6 +117,7 @@ class _WireRequest(msgspec.Struct):
     tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
     n: int | None = 1
     stream: bool | None = False
+    stream_options: _StreamOptions | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -138,6 +152,7 @@ def parse_request(body: bytes) -> ChatRequest:
         sampling=_wishes(wire),
         wants_logprobs=bool(wire.logprobs),
         model=wire.model,
+        streaming=_streaming(wire),
     )
 
 
@@ -211,8 +226,8 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     if wire.n not in (None, 1):
         raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
-    if wire.stream:
-        raise MalformedRequest("stream: expected false; streaming is not offered yet", param="stream")
+    if wire.stream_options is not None and not wire.stream:
+        raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
     if wire.response_format is not None and wire.response_format.type != "text":
         raise MalformedRequest(
             f"response_format: expected type 'text', got {wire.response_format.type!r}", param="response_format"
@@ -255,6 +270,13 @@ def _message(wire: _WireMessage, position: int) -> Message:
     if wire.name:
         message["name"] = wire.name
     return message
+
+
+def _streaming(wire: _WireRequest) -> Streaming | None:
+    if not wire.stream:
+        return None
+    options = wire.stream_options
+    return Streaming(wants_usage=options is not None and bool(options.include_usage))
 
 
 def _joined(parts: list[_TextPart] | None) -> str:

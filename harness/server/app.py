@@ -7,7 +7,8 @@ unknown routes included, is JSON.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 
 import structlog
@@ -18,6 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from harness.dialects.openai_chat import Streaming
+from harness.dialects.openai_stream import stream_body
 from harness.errors import (
     BodyTooLarge,
     GateClosed,
@@ -32,8 +35,9 @@ from harness.server.connection import ClientConnection
 from harness.server.live_weights import parse_expected, settle_weights
 from harness.server.registry import SessionRegistry
 from harness.server.responses import error_response, json_response
+from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
-from harness.server.turns import TurnService
+from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.server.wire import parse_session_config
 from harness.sessions.gate import GateState, Work
 from harness.sessions.lifecycle import Phase
@@ -177,15 +181,28 @@ class SessionServer:
         body = await self._body(request)
         session = self._session_of(request)
         client = ClientConnection(request.receive, request.headers)
-        try:
-            async with client.watched():
-                served = await self._turns.serve_chat(session, body, client)
-        except HarnessError as error:
-            session.refuse(error)
-            raise
+        with _refusals_counted(session):
+            call = self._turns.read_chat(session, body, client)
+        if call.chat.streaming is not None:
+            return self._streamed(request, call, call.chat.streaming)
+        async with client.watched():
+            served = await self._serve(call)
         if client.has_left:
             return json_response(served.body)
         return _delivering(json_response(served.body), self._mark_delivered, session, served.turn.index)
+
+    def _streamed(self, request: Request, call: ModelCall, streaming: Streaming) -> Response:
+        turn = StreamedTurn(
+            serve=lambda: self._serve(call),
+            events=lambda served: stream_body(served.body, wants_usage=streaming.wants_usage),
+            refusal=lambda error: self._on_error(request, error),
+            delivered=lambda served: self._mark_delivered(call.session, served.turn.index),
+        )
+        return StreamedAnswer(turn, call.client, comment_every_s=self.settings.comment_every_s)
+
+    async def _serve(self, call: ModelCall) -> ServedTurn:
+        with _refusals_counted(call.session):
+            return await self._turns.serve_chat(call)
 
     def _mark_delivered(self, session: Session, index: int) -> None:
         session.mark_delivered(index)
@@ -338,6 +355,16 @@ def _credential(request: Request) -> str:
     """The bearer token or API key a request carries, empty when it carries none."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+@contextmanager
+def _refusals_counted(session: Session) -> Iterator[None]:
+    """Remember in `session` the error with which the block ends a model call of its agent."""
+    try:
+        yield
+    except HarnessError as error:
+        session.refuse(error)
+        raise
 
 
 def _delivering(response: Response, mark: Callable[[Session, int], None], session: Session, index: int) -> Response:

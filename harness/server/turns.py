@@ -63,13 +63,14 @@ class ServedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class ModelCall:
     """A model call on its way through the steps."""
 
     session: Session
     chat: ChatRequest
     digest: str
     client: ClientConnection
+    began_at: float
 
 
 def _fresh_request_ids() -> Iterator[str]:
@@ -99,23 +100,26 @@ class TurnService:
         """The model's name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
-    async def serve_chat(self, session: Session, body: bytes, client: ClientConnection) -> ServedTurn:
-        """Answer one chat completion of `session`.
+    def read_chat(self, session: Session, body: bytes, client: ClientConnection) -> ModelCall:
+        """The chat completion that `body` asks of `session`. Raises `MalformedRequest`."""
+        began_at = self.clock()
+        chat = parse_request(body)
+        self._check_offered(chat)
+        return ModelCall(session, chat, request_digest(body, client.idempotency_key), client, began_at)
+
+    async def serve_chat(self, call: ModelCall) -> ServedTurn:
+        """Answer a chat completion.
 
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
         `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
         """
-        began = self.clock()
-        await self.gatekeeper.enter(Work.TURN, client)
-        chat = parse_request(body)
-        self._check_offered(chat)
-        call = _Call(session, chat, request_digest(body, client.idempotency_key), client)
+        await self.gatekeeper.enter(Work.TURN, call.client)
         served = await self._served(call)
-        self._require_servable(session, served.turn)
-        self.metrics.turn_served(max(0.0, self.clock() - began - served.turn.seconds))
+        self._require_servable(call.session, served.turn)
+        self.metrics.turn_served(max(0.0, self.clock() - call.began_at - served.turn.seconds))
         return served
 
-    async def _served(self, call: _Call) -> ServedTurn:
+    async def _served(self, call: ModelCall) -> ServedTurn:
         """A new turn for the call, or what an earlier one with the same body has come to (I5)."""
         while True:
             treatment, index = call.session.treatment(call.digest, says_retry=call.client.says_retry)
@@ -132,7 +136,7 @@ class TurnService:
                 case _:
                     assert_never(treatment)
 
-    async def _sampled(self, call: _Call, admission: Admission) -> ServedTurn:
+    async def _sampled(self, call: ModelCall, admission: Admission) -> ServedTurn:
         """Have the engine sample; however that ends, the admitted turn gets an outcome."""
         self._outcomes[call.session.session_id, admission.index] = asyncio.Event()
         self.metrics.turn_started()
@@ -153,7 +157,7 @@ class TurnService:
             raise ClientLeft("the client left before its answer; the same request goes on with the turn")
         return self._answer(call, turn, generation.output.top_logprobs)
 
-    def _generation(self, call: _Call, admission: Admission) -> Generation:
+    def _generation(self, call: ModelCall, admission: Admission) -> Generation:
         tokenizer = self.chat_tokenizer.tokenizer
         return Generation(
             self.engine,
@@ -166,19 +170,19 @@ class TurnService:
             call.client,
         )
 
-    def _outcome(self, call: _Call, generation: Generation) -> Turn:
+    def _outcome(self, call: ModelCall, generation: Generation) -> Turn:
         """The turn as it ended; one that could go on but for its client waits for the client's retry."""
         admission, output = generation.admission, generation.output
         if not output.is_complete and call.client.has_left and call.session.is_open:
             return broken_off_turn(admission, output, ClientLeft("the client left"), self.clock())
         return ended_turn(admission, output, self._reply(admission, call.chat, output), self.clock())
 
-    def _answer(self, call: _Call, turn: Turn, top_logprobs: TopLogprobs | None) -> ServedTurn:
+    def _answer(self, call: ModelCall, turn: Turn, top_logprobs: TopLogprobs | None) -> ServedTurn:
         token_text = self.chat_tokenizer.tokenizer.token_text if call.chat.wants_logprobs else None
         is_guarded = self.engine.capabilities.repeat_guard is not None
         return ServedTurn(turn, completion(turn, self.model, token_text, top_logprobs, is_guarded=is_guarded))
 
-    async def _admit(self, call: _Call) -> Admission:
+    async def _admit(self, call: ModelCall) -> Admission:
         session, chat = call.session, call.chat
         point = session.attach(chain_keys(chat.messages, chat.tools, session.normal_form))
         diverged = session.divergence(point, chat.messages)

@@ -47,7 +47,9 @@ PACKAGES = {
     "pydantic_ai_chat": "pydantic-ai-slim",
     "openai_agents": "openai-agents",
 }
-LIBRARIES = tuple(ClientLibrary(program, PACKAGES[program], streams) for program in PACKAGES for streams in (False,))
+LIBRARIES = tuple(
+    ClientLibrary(program, package, streams) for program, package in PACKAGES.items() for streams in (False, True)
+)
 
 
 def call(a: int, b: int) -> Step:

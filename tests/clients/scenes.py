@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from harness.manager.session_client import SessionHandle
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
+from harness.tokens.matching import Matching
 from harness.tokens.opening import open_chat_tokenizer
 from tests.clients.players import (
     LIBRARIES,
@@ -32,6 +33,9 @@ from tests.clients.witness import Witness
 from tests.toy_model import write_toy_model
 
 PAUSE_S = 20
+TALKATIVE = ServerSettings(comment_every_s=0.5)
+INTERRUPTED = (SCRIPT[0], msgspec.structs.replace(SCRIPT[1], fault=ScriptedFault.HANG, fault_after=3), *SCRIPT[2:])
+"""The second turn comes to its end only when it is aborted and continued."""
 STOPS_WITHIN_S = 30  # three times what is promised, so that a slow client is a figure and not a missing one
 
 
@@ -41,6 +45,10 @@ class Played(NamedTuple):
     ending: Ending
     requests: int
     """How often it asked, all in all."""
+    streamed: int
+    """How many answers came as a stream."""
+    sample_turns: list[list[int]]
+    """The turns of each sample that its session gives."""
     seconds: float
     """From what happened to the end of its process."""
 
@@ -78,6 +86,13 @@ class Scene:
             while (await self.server.get("/sessions/gate")).json()[field] != count:
                 await asyncio.sleep(0.02)
 
+    async def all_streamed(self, count: int) -> None:
+        """Return once every client that streams has seen `count` answers begin."""
+        streaming = [player.session_id for library, player in self.players.items() if library.streams]
+        async with asyncio.timeout(PATIENCE_S):
+            while any(self.witness.streamed[session_id] < count for session_id in streaming):
+                await asyncio.sleep(0.02)
+
     async def all_refused(self, code: str) -> None:
         """Return once every client has had a turn refused with `code`."""
         async with asyncio.timeout(PATIENCE_S):
@@ -93,9 +108,15 @@ class Scene:
         began = time.monotonic()
         endings = await asyncio.gather(*(player.ends(within_s) for player in self.players.values()))
         return {
-            library: Played(ending, self.witness.requests[player.session_id], ending.at - began)
+            library: await self._played(player, ending, ending.at - began)
             for (library, player), ending in zip(self.players.items(), endings, strict=True)
         }
+
+    async def _played(self, player: Player, ending: Ending, seconds: float) -> Played:
+        samples = (await self.server.get(f"/sessions/{player.session_id}/samples")).json()["samples"]
+        turns = [sample["metadata"]["turns"] for sample in samples]
+        requests, streamed = self.witness.requests[player.session_id], self.witness.streamed[player.session_id]
+        return Played(ending, requests, streamed, turns, seconds)
 
 
 async def drained_between_turns(folder: Path, cast: Cast) -> Outcome:
@@ -108,23 +129,28 @@ async def drained_between_turns(folder: Path, cast: Cast) -> Outcome:
 
 
 async def drained_in_flight(folder: Path, cast: Cast) -> Outcome:
-    """The server is drained and the engine told to abort while every client waits for its second turn."""
-    endless = msgspec.structs.replace(SCRIPT[1], fault=ScriptedFault.HANG, fault_after=3)
-    async with scene(folder, cast, [SCRIPT[0], endless]) as stage:
+    """The server is drained and the engine told to abort while every client waits for its second turn.
+
+    The answers of those that stream have begun by then.
+    """
+    async with scene(folder, cast, INTERRUPTED) as stage:
         await stage.reach_tool()
         stage.leave_tool(times=len(SCRIPT))
         await stage.become("turns_in_flight", len(cast))
+        await stage.all_streamed(2)
         await stage.turn_gate("drain")
         await stage.engine.abort(None)
         return await stage.end(STOPS_WITHIN_S)
 
 
 async def paused(folder: Path, cast: Cast) -> Outcome:
-    """The gate is shut for `PAUSE_S` when every client asks for its second turn."""
-    async with scene(folder, cast) as stage:
+    """The gate is shut for `PAUSE_S` and the engine told to abort while every client waits for its second turn."""
+    async with scene(folder, cast, INTERRUPTED, matching=[*Matching]) as stage:
         await stage.reach_tool()
-        await stage.turn_gate("pause")
         stage.leave_tool(times=len(SCRIPT))
+        await stage.become("turns_in_flight", len(cast))
+        await stage.turn_gate("pause")
+        await stage.engine.abort(None)
         await stage.become("held", len(cast))
         await asyncio.sleep(PAUSE_S)
         await stage.turn_gate("resume")
@@ -132,8 +158,11 @@ async def paused(folder: Path, cast: Cast) -> Outcome:
 
 
 async def refused_for_a_while(folder: Path, cast: Cast) -> Outcome:
-    """The second turn is answered 503 with Retry-After once, because the gate holds nothing for long."""
-    async with scene(folder, cast, settings=ServerSettings(pause_timeout_s=0.05)) as stage:
+    """The second turn is answered 503 with Retry-After, once, because the gate holds nothing for long.
+
+    The sessions take a history only as it was.
+    """
+    async with scene(folder, cast, settings=replace(TALKATIVE, pause_timeout_s=0.05)) as stage:
         await stage.reach_tool()
         await stage.turn_gate("pause")
         stage.leave_tool(times=len(SCRIPT))
@@ -144,7 +173,11 @@ async def refused_for_a_while(folder: Path, cast: Cast) -> Outcome:
 
 @asynccontextmanager
 async def scene(
-    folder: Path, cast: Cast, script: Sequence[Step] = SCRIPT, settings: ServerSettings | None = None
+    folder: Path,
+    cast: Cast,
+    script: Sequence[Step] = SCRIPT,
+    settings: ServerSettings = TALKATIVE,
+    matching: Sequence[str] = (),
 ) -> AsyncIterator[Scene]:
     """A server whose model says `script` to each client of `cast`."""
     chat_tokenizer = open_chat_tokenizer(write_toy_model(folder))
@@ -155,7 +188,7 @@ async def scene(
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
         players = {}
         for library, command in cast.items():
-            session = SessionHandle(**(await http.post("/sessions")).json())
+            session = SessionHandle(**(await http.post("/sessions", json={"matching": matching})).json())
             players[library] = await stack.enter_async_context(playing(library, command, session, witness.url))
         yield Scene(engine, http, witness, players)
 

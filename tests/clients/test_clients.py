@@ -31,12 +31,20 @@ def test_a_drain_stops_every_client(findings, scene_name):
 
 
 def test_no_client_notices_a_long_pause(findings):
-    """Everything is asked once and answered."""
+    """Everything is asked once and answered, and the session is one sample of all turns."""
     outcome = findings.paused
 
     assert {library: (played.ending.answers, played.requests) for library, played in outcome.items()} == dict.fromkeys(
         outcome, (ANSWERS, len(SCRIPT))
     )
+    assert [library for library, played in outcome.items() if played.sample_turns != [[0, 1, 2, 3]]] == []
+
+
+def test_clients_that_are_meant_to_stream_do(findings):
+    """Every answer of theirs, and none of the others."""
+    assert {library: played.streamed for library, played in findings.paused.items()} == {
+        library: len(SCRIPT) if library.streams else 0 for library in findings.paused
+    }
 
 
 def test_every_client_comes_again_when_it_is_asked_to(findings):

@@ -1,14 +1,15 @@
-"""A relay between clients and a session server that counts what was asked, whatever the server thinks of it."""
+"""A relay between clients and a session server that counts what passes, whatever the server thinks of it."""
 
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Self
 from urllib.parse import urlsplit
 
 _REQUEST = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE) /sessions/(\w+)\S* HTTP/1\.1\r\n")
+_STREAMED = re.compile(rb"HTTP/1\.1 200 .*\r\n(?:.+\r\n)*content-type: text/event-stream")
 _CHUNK = 1 << 16
 
 
@@ -22,6 +23,8 @@ class Witness:
         self.url = ""
         self.requests: Counter[str] = Counter()
         """Requests seen so far, by session."""
+        self.streamed: Counter[str] = Counter()
+        """Streamed answers that have begun so far, by session."""
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection; when one side ends, so does the other."""
@@ -29,20 +32,10 @@ class Witness:
         assert task is not None
         self._relays.add(task)
         server_reader, server_writer = await asyncio.open_connection(*self._server)
-        ways = [self._carry(reader, server_writer, counts=True), self._carry(server_reader, writer, counts=False)]
-        await asyncio.gather(*ways)
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool) -> None:
-        try:
-            while chunk := await reader.read(_CHUNK):
-                if counts:
-                    self.requests.update(match.decode() for match in _REQUEST.findall(chunk))
-                writer.write(chunk)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        connection = _Connection(self)
+        await asyncio.gather(
+            _carry(reader, server_writer, connection.asks), _carry(server_reader, writer, connection.answers)
+        )
 
     async def finished(self) -> None:
         """Every connection has ended."""
@@ -57,3 +50,28 @@ class Witness:
             witness.url = "http://{}:{}".format(*listener.sockets[0].getsockname())
             yield witness
             await witness.finished()
+
+
+class _Connection:
+    """What passes on one connection; the session is that of its last request."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+        self._session_id = ""
+
+    def asks(self, chunk: bytes) -> None:
+        for match in _REQUEST.findall(chunk):
+            self._session_id = match.decode()
+            self._witness.requests[self._session_id] += 1
+
+    def answers(self, chunk: bytes) -> None:
+        self._witness.streamed[self._session_id] += len(_STREAMED.findall(chunk))
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: Callable[[bytes], None]) -> None:
+    """Pass on what comes; when one side ends, so does the other."""
+    with suppress(ConnectionError), closing(writer):
+        while chunk := await reader.read(_CHUNK):
+            note(chunk)
+            writer.write(chunk)
+            await writer.drain()

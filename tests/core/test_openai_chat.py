@@ -174,7 +174,9 @@ WRONG = {
     ),
     "n": (body(HI, n=2), "n"),
     "n is true": (body(HI, n=True), "n"),
-    "stream": (body(HI, stream=True), "stream"),
+    "stream": (body(HI, stream="yes"), "stream"),
+    "stream options without a stream": (body(HI, stream_options={"include_usage": True}), "stream_options"),
+    "stream options": (body(HI, stream=True, stream_options=[]), "stream_options"),
     "temperature": (body(HI, temperature=-1), "temperature"),
     "temperature is text": (body(HI, temperature="hot"), "temperature"),
     "top_p": (body(HI, top_p=0), "top_p"),
@@ -294,7 +296,20 @@ ANY = st.recursive(
     ),
     max_leaves=10,
 )
-FIELDS = ["model", "tools", "tool_choice", "n", "stream", "stop", "seed", "temperature", "top_p", "top_k", "min_p"]
+FIELDS = [
+    "model",
+    "tools",
+    "tool_choice",
+    "n",
+    "stream",
+    "stream_options",
+    "stop",
+    "seed",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+]
 FIELDS += ["max_tokens", "logprobs", "top_logprobs", "response_format", "unknown"]
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool", "system"])}, optional={
     "content": ANY | st.text(max_size=5), "tool_calls": ANY, "tool_call_id": ANY, "name": ANY, "reasoning_content": ANY,

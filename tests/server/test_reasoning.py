@@ -28,11 +28,14 @@ async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning
     service = turn_service(engine, chat_tokenizer, MemoryStore())
     session = new_session(matching=matching)
 
+    async def say(messages):
+        return await service.serve_chat(service.read_chat(session, body(messages), patient_client()))
+
     async with engine:
-        first = await service.serve_chat(session, body([user("a")]), patient_client())
+        first = await say([user("a")])
         reply = dict(first.body["choices"][0]["message"])
         sent = reply if keeps_reasoning else {name: reply[name] for name in ("role", "content")}
-        second = await service.serve_chat(session, body([user("a"), sent, user("b")]), patient_client())
+        second = await say([user("a"), sent, user("b")])
 
     assert reply == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     assert second.turn.parent == parent

@@ -228,7 +228,7 @@ REFUSED = {
     "unknown role": b'{"messages": [{"role": "robot", "content": "x"}]}',
     "wrong type": b'{"messages": [{"role": "user", "content": 3}]}',
     "two choices": body(HI, n=2),
-    "streaming": body(HI, stream=True),
+    "stream options without a stream": body(HI, stream_options={"include_usage": True}),
     "too many alternatives": body(HI, logprobs=True, top_logprobs=6),
     "half a surrogate pair": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
     "NUL": b'{"messages": [{"role": "user", "content": "x"}]}\x00',

@@ -45,9 +45,8 @@ async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -
         messages += [
             {"role": role, "content": text} | ({"tool_call_id": "c"} if role == "tool" else {}) for role, text in inputs
         ]
-        served = await service.serve_chat(
-            session, body(messages, tools=[tool("add")] if has_tools else []), patient_client()
-        )
+        request = body(messages, tools=[tool("add")] if has_tools else [])
+        served = await service.serve_chat(service.read_chat(session, request, patient_client()))
         messages.append(json.loads(json.dumps(served.body["choices"][0]["message"])))
     return session
 

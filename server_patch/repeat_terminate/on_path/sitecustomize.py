@@ -61,8 +61,9 @@ def _provide_package() -> None:
 def _run_next() -> None:
     """The `sitecustomize` that this one stands before."""
     places = [Path(entry or ".").resolve() for entry in sys.path]
-    after = sys.path[places.index(_HERE) + 1 :] if _HERE in places else sys.path
-    _load(PathFinder.find_spec("sitecustomize", after), None)
+    behind = places.index(_HERE) + 1 if _HERE in places else 0
+    others = [entry for entry, place in zip(sys.path[behind:], places[behind:], strict=True) if place != _HERE]
+    _load(PathFinder.find_spec("sitecustomize", others), None)
 
 
 def _load(spec: ModuleSpec | None, name: str | None) -> None:

@@ -22,6 +22,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one
 	$(PY) bench/startup.py
 	$(PY) bench/session_server.py $(ARGS)
 	$(PY) bench/encoding.py
+	$(PY) bench/repeat_guard.py
 
 setup: $(VENV)/.installed-run
 

@@ -144,6 +144,7 @@ class TurnService:
         with call.client.on_leave(lambda: call.session.abandon(admission.index)):
             try:
                 await generation.run()
+                await self._keep_scores(call.session, generation)
                 turn = self._outcome(call, generation)
             except HarnessError as error:
                 await self._keep(call.session, broken_off_turn(admission, generation.output, error, self.clock()))
@@ -169,6 +170,12 @@ class TurnService:
             admission,
             call.client,
         )
+
+    async def _keep_scores(self, session: Session, generation: Generation) -> None:
+        """Give the turns before this one what the engine scored of them on the way."""
+        for scoring in generation.output.scorings:
+            for turn in session.take_scores(generation.admission.parent, scoring, generation.is_comparable):
+                await self.store.keep_scores(session.session_id, session.turn(turn.index))
 
     def _outcome(self, call: ModelCall, generation: Generation) -> Turn:
         """The turn as it ended; one that could go on but for its client waits for the client's retry."""

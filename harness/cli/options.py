@@ -1,6 +1,5 @@
 """Options that several commands share; every flag has an environment variable of the same meaning."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -54,12 +53,3 @@ Matchings = Annotated[
         show_default=False,
     ),
 ]
-
-
-class RunEngine(StrEnum):
-    """Engines that a run starts by itself."""
-
-    LOCAL = "local"
-    """A HuggingFace model in this process."""
-    SCRIPTED = "scripted"
-    """An engine that says what a script tells it."""

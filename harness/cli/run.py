@@ -24,8 +24,14 @@ _Concurrency = Annotated[
     int | None, typer.Option("-n", min=1, envvar="HARNESS_CONCURRENCY", help="Sessions at a time.", show_default=False)
 ]
 _Engine = Annotated[
-    options.RunEngine | None,
-    typer.Option("--engine", envvar="HARNESS_ENGINE", help="Engine instead of the scenario's.", show_default=False),
+    str | None,
+    typer.Option(
+        "--engine",
+        envvar="HARNESS_ENGINE",
+        help="`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
+        "  [default: the scenario's]",
+        show_default=False,
+    ),
 ]
 _Model = Annotated[
     str | None,
@@ -61,10 +67,13 @@ def run(
 
     Examples: `harness run quickstart`, `harness run scenarios -n 8 --seed 1`, `harness run runs/DIR --resume`
     """
+    from harness.engines.connect import EngineName
     from harness.suite.config import Overrides
     from harness.suite.opening import begin_run, resume_run
 
-    overrides = Overrides(engine=engine.value if engine else None, model=model, seed=seed)
+    if engine is not None:
+        EngineName.parse(engine)
+    overrides = Overrides(engine=engine, model=model, seed=seed)
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
     report = _execute(opened, concurrency, is_resumed=resume)
     _show(report, as_json=as_json)

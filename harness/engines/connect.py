@@ -1,11 +1,13 @@
 """From the name of an engine, as it stands on a command line or in a scenario, to its provider.
 
 `local` and `scripted` run in this process. `sglang=URL[,URL]` and `vllm=URL[,URL]` name servers; several of them are a
-pool. A name this version has no provider for is refused here, before anything starts.
+pool; without a URL they name a server that is yet to be started. A name this version has no provider for is refused
+here, before anything starts.
 """
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from harness.engines.base import TokenProvider
@@ -16,6 +18,32 @@ from harness.tokens.tokenizer import Tokenizer
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 ENGINES = ("local", "scripted", "sglang=URL[,URL]", "vllm=URL[,URL]")
+
+_SERVERS = ("sglang", "vllm")
+
+
+class EngineName(NamedTuple):
+    """The parts of a name."""
+
+    kind: str
+    """`local`, `scripted`, `sglang` or `vllm`."""
+    urls: tuple[str, ...] = ()
+    """Of servers; none when the engine runs here or is yet to be started."""
+
+    @classmethod
+    def parse(cls, name: str) -> "EngineName":
+        """The parts of `name`. Raises `ScenarioError` when there is no such engine or an address is none."""
+        kind, has_urls, urls = name.partition("=")
+        if kind in _SERVERS:
+            return cls(kind, _urls(kind, urls) if has_urls else ())
+        if kind in ("local", "scripted") and not has_urls:
+            return cls(kind)
+        raise ScenarioError(f"no engine {name!r} in this version; expected one of {', '.join(ENGINES)}")
+
+    @property
+    def needs_server(self) -> bool:
+        """Whether a server has to be started before a provider can be opened."""
+        return self.kind in _SERVERS and not self.urls
 
 
 def open_engine(
@@ -32,18 +60,16 @@ def open_engine(
     `repeat_guard` (None: that of the environment); servers were started with theirs. Raises `ScenarioError` when
     the name is unknown or what it needs is missing.
     """
-    kind, has_urls, urls = name.partition("=")
-    match kind:
-        case "local" if not has_urls:
+    engine = EngineName.parse(name)
+    match engine.kind:
+        case "local":
             return _local(model_dir, repeat_guard)
-        case "scripted" if not has_urls:
+        case "scripted":
             script_or_none = None if script is None else Script.load(script)
             guard = wanted_guard(repeat_guard, os.environ)
-            return ScriptedEngine(_required(tokenizer, kind), script_or_none, repeat_guard=guard)
-        case "sglang" | "vllm":
-            return _servers(kind, _urls(kind, urls), _required(tokenizer, kind).vocab_size)
+            return ScriptedEngine(_required(tokenizer, engine.kind), script_or_none, repeat_guard=guard)
         case _:
-            raise ScenarioError(f"no engine {name!r} in this version; expected one of {', '.join(ENGINES)}")
+            return _servers(engine, _required(tokenizer, engine.kind).vocab_size)
 
 
 def _local(model_dir: Path | None, repeat_guard: RepeatTerminateConfig | None) -> TokenProvider:
@@ -54,11 +80,16 @@ def _local(model_dir: Path | None, repeat_guard: RepeatTerminateConfig | None) -
     return HuggingFaceTokenProvider(model_dir, repeat_guard=repeat_guard)
 
 
-def _servers(kind: str, urls: list[str], vocab_size: int) -> TokenProvider:
+def _servers(engine: EngineName, vocab_size: int) -> TokenProvider:
+    if engine.needs_server:
+        raise ScenarioError(
+            f"{engine.kind} needs the address of a server: {engine.kind}=http://127.0.0.1:30000;"
+            f" `harness engine up {engine.kind}` starts one"
+        )
     # aiohttp takes a third of a second to import, which `--help` and the engines in this process need not pay.
     from harness.engines.pool import EnginePool
 
-    workers = [open_server(kind, url, vocab_size) for url in urls]
+    workers = [open_server(engine.kind, url, vocab_size) for url in engine.urls]
     return workers[0] if len(workers) == 1 else EnginePool(workers)
 
 
@@ -71,8 +102,8 @@ def open_server(kind: str, url: str, vocab_size: int) -> TokenProvider:
     return provider(url, vocab_size=vocab_size)
 
 
-def _urls(kind: str, text: str) -> list[str]:
-    urls = [url.strip() for url in text.split(",") if url.strip()]
+def _urls(kind: str, text: str) -> tuple[str, ...]:
+    urls = tuple(url.strip() for url in text.split(",") if url.strip())
     for url in urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise ScenarioError(f"{kind}: expected an address such as http://127.0.0.1:30000, got {url!r}")

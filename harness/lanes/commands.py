@@ -21,6 +21,9 @@ _KV_GIB = 2
 # What would make the server import from our environment, or write no byte code and compile everything at each start.
 _NOT_INHERITED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"})
 
+_GUARD = "HARNESS_REPEAT_TERMINATE_"
+"""Settings of the repeat guard go together: a spec that has one of them has all."""
+
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
@@ -47,7 +50,8 @@ def server_command(
             arguments, own = _vllm_arguments(spec, port), _VLLM_ENVIRONMENT
         case _:
             assert_never(spec.engine)
-    inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED}
+    stated = {name for name in parent if name.startswith(_GUARD) and any(key.startswith(_GUARD) for key in spec.env)}
+    inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED | stated}
     path = {"PYTHONPATH": ":".join(str(folder) for folder in import_path)}
     environment = {**inherited, **_OFFLINE, **_LOOPBACK_ONLY, **own, **path, **spec.env}
     return ServerCommand((str(python), "-m", *arguments, *spec.arguments), environment)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.errors import RunError
 from harness.suite.folder import ScenarioFolder, find_scenarios, load_scenario
-from harness.suite.scenario import EngineName, Scenario
+from harness.suite.scenario import EngineAddress, Scenario
 from harness.suite.validation import validate
 
 
@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 class Overrides(_Strict):
     """What the command line says instead of the scenarios."""
 
-    engine: EngineName | None = None
+    engine: EngineAddress | None = None
     model: str | None = None
     seed: int | None = None
 

@@ -8,8 +8,8 @@ SIGTERM counts as Ctrl+C. A stage that takes time is visible: the callbacks say 
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -42,6 +42,24 @@ class Interrupts:
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+
+    @asynccontextmanager
+    async def ended_by_request(self) -> AsyncIterator[None]:
+        """A block that the first request ends where it waits; `is_requested` tells whether it was run to its end."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                watching = asyncio.create_task(self._expire(scope))
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+
+    async def _expire(self, scope: asyncio.Timeout) -> None:
+        await self.first.wait()
+        scope.reschedule(asyncio.get_running_loop().time())
 
     async def guard(self, work: Coroutine[Any, Any, None], *, drain: Callable[[], Awaitable[None]]) -> None:
         """Run `work` to its end; the first request calls `drain`, the second cancels `work`.

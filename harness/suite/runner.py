@@ -9,7 +9,7 @@ to then are durable and the next run takes up from them; `result.json` is writte
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -64,7 +64,12 @@ class SuiteRun:
                 await self._run_on_engine(choice, list(rollouts), log)
 
     async def _run_on_engine(self, choice: EngineChoice, rollouts: list[PlannedRollout], log: RolloutLog) -> None:
-        async with serve_engine(choice, self.directory.database, self.progress.say) as services:
+        async with AsyncExitStack() as stack:
+            engine = serve_engine(choice, self.directory.database, self.progress.say)
+            async with self.interrupts.ended_by_request():  # installing and starting a server takes minutes
+                services = await stack.enter_async_context(engine)
+            if self.interrupts.is_requested:
+                return
             self._record_engine(choice, services)
             await services.close_abandoned()
             for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):

@@ -7,14 +7,25 @@ files around them are read in `folder.py`.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from harness.engines.connect import EngineName
+from harness.errors import ScenarioError
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 SCHEMA_VERSION = 1
 
-EngineName = Literal["local", "scripted"]
-"""Engines that a run starts by itself."""
+
+def _known_engine(name: str) -> str:
+    try:
+        EngineName.parse(name)
+    except ScenarioError as error:
+        raise ValueError(error.message) from None
+    return name
+
+
+EngineAddress = Annotated[str, AfterValidator(_known_engine)]
+"""`local`, `scripted`; `sglang`, `vllm`, which the run starts; or `sglang=URL[,URL]`, `vllm=URL[,URL]`, which run."""
 
 
 class _Strict(BaseModel):
@@ -66,7 +77,7 @@ class RepeatGuardSpec(_Strict):
 class EngineSpec(_Strict):
     """What answers the agent's model calls."""
 
-    name: EngineName = "local"
+    name: EngineAddress = "local"
     model: str = "smollm2-135m-instruct"
     """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
     script: str | None = None

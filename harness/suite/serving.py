@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import httpx
 
-from harness.engines.connect import open_engine
+from harness.engines.connect import EngineName, open_engine
+from harness.lanes import LaneEngine, LaneSpec, open_lane
 from harness.models import resolve_model
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
@@ -71,22 +72,35 @@ class Services:
 async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str], None]) -> AsyncIterator[Services]:
     """Services for `choice` whose sessions are kept in `database`.
 
-    Raises `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
+    Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
     """
     say(f"starting the {choice.name} engine with {choice.model}")
     model_dir = await asyncio.to_thread(model_folder, choice)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
-    engine = open_engine(
-        choice.name,
-        model_dir=model_dir,
-        tokenizer=chat_tokenizer.tokenizer,
-        script=choice.script,
-        repeat_guard=choice.repeat_guard,
-    )
     settings = ServerSettings(repeat_guard=choice.repeat_guard)
-    async with serve_in_process(engine, chat_tokenizer, open_store(database), settings) as server:
-        identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
-        yield Services(server.url, engine.capabilities.model, identity)
+    async with _reachable(choice, model_dir, say) as name:
+        engine = open_engine(
+            name,
+            model_dir=model_dir,
+            tokenizer=chat_tokenizer.tokenizer,
+            script=choice.script,
+            repeat_guard=choice.repeat_guard,
+        )
+        async with serve_in_process(engine, chat_tokenizer, open_store(database), settings) as server:
+            identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
+            yield Services(server.url, engine.capabilities.model, identity)
+
+
+@asynccontextmanager
+async def _reachable(choice: EngineChoice, model_dir: Path, say: Callable[[str], None]) -> AsyncIterator[str]:
+    """The name by which the engine can be opened; a server that has to be started runs for the time of the block."""
+    engine = EngineName.parse(choice.name)
+    if not engine.needs_server:
+        yield choice.name
+        return
+    guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
+    async with open_lane(LaneSpec(LaneEngine(engine.kind), model_dir, env=guard), say=say) as lane:
+        yield lane.provider
 
 
 def model_folder(choice: EngineChoice) -> Path:

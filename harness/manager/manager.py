@@ -149,7 +149,8 @@ class SessionManager:
 
 
 def _session_body(task: AgentTask) -> Json:
-    return {**task.session, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
+    resumes = {} if task.resumes is None else {"resumes": task.resumes}
+    return {**task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
 
 
 def _rollout(session: SessionHandle, run: AgentRun, record: SessionRecord, seconds: float) -> Rollout:

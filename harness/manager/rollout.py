@@ -106,6 +106,8 @@ class AgentTask:
     request_kwargs: Json = field(default_factory=dict)
     """Passed to function agents, and to programs as JSON in `HARNESS_REQUEST_KWARGS`."""
     metadata: Json = field(default_factory=dict)
+    resumes: str | None = None
+    """The session of a rollout that was cut short with `Keep.SESSIONS`: this one goes on from what it has recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ unknown routes included, is JSON.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 
 import structlog
@@ -42,7 +42,8 @@ from harness.server.wire import parse_session_config
 from harness.sessions.gate import GateState, Work
 from harness.sessions.lifecycle import Phase
 from harness.sessions.record import empty_record, session_record, session_summary
-from harness.sessions.session import Session
+from harness.sessions.session import Session, SessionConfig
+from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.sessions.weight_update import SweepReport
 from harness.telemetry.metrics import CONTENT_TYPE
 from harness.types import Json
@@ -114,7 +115,7 @@ class SessionServer:
         client = ClientConnection(request.receive, request.headers)
         async with client.watched():
             await self.gatekeeper.enter(Work.CREATE, client)
-        session = await self._keep_new(self.sessions.create(config))
+        session = await self._opened(config)
         self._metrics.session_created()
         base = self.settings.public_url or str(request.base_url)
         return json_response(
@@ -123,6 +124,11 @@ class SessionServer:
                 "base_url": f"{base.rstrip('/')}/sessions/{session.session_id}",
                 "api_key": session.api_key,
             }
+        )
+
+    async def _opened(self, config: SessionConfig) -> Session:
+        return await (
+            self._keep_new(self.sessions.create(config)) if config.resumes is None else self._take_over(config)
         )
 
     async def _keep_new(self, session: Session) -> Session:
@@ -137,6 +143,24 @@ class SessionServer:
         if session.phase is not Phase.OPEN:
             await self._close(session)
             raise GateClosed("the server was drained while the session was created; ask again later")
+        return session
+
+    async def _take_over(self, config: SessionConfig) -> Session:
+        """A new session with the turns of the one that it resumes, which is gone afterwards."""
+        previous = self.sessions.get(config.resumes or "")
+        session = self.sessions.create(successor_config(previous, config))
+        self._forget(previous)  # at once: only one session may take over from it
+        try:
+            await self._keep_new(session)
+            for turn in turns_to_take_over(previous.turns):
+                session.restore(turn)
+                await self._store.commit(session.session_id, turn)
+        except HarnessError:
+            self.sessions.add([previous])
+            with suppress(StoreError):
+                await self._close(session)
+            raise
+        await self._close(previous)
         return session
 
     async def _close(self, session: Session) -> None:

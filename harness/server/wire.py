@@ -40,6 +40,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: Selection = Selection.LAST
     matching: tuple[str, ...] = ()
+    resumes: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_CreateSession)
@@ -68,6 +69,7 @@ def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) ->
         after_incomplete=wire.after_incomplete,
         selection=wire.selection,
         matching=_offered(wire.matching, custom_matchings),
+        resumes=wire.resumes,
     )
 
 

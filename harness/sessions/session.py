@@ -54,6 +54,8 @@ class SessionConfig:
     selection: Selection = Selection.LAST
     matching: tuple[str, ...] = ()
     """What may differ in a history that is sent back (`tokens.matching.normal_form`)."""
+    resumes: str | None = None
+    """The drained session whose turns this one takes over (`sessions.takeover`)."""
 
 
 class Session:

@@ -287,7 +287,8 @@ async def test_a_turn_that_an_abort_missed_is_told_again(tmp_path: Path):
         await staged.generating()
         report = await staged.abort(workers=[LateEngine(staged.engine)])
 
-    assert (LateEngine.asked, report.turns_left) == (3, 0)
+    assert LateEngine.asked > 2
+    assert (report.turns_left, report.problems) == (0, ())
 
 
 @pytest.mark.parametrize(

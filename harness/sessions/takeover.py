@@ -1,0 +1,59 @@
+"""What a session hands to the one that takes over from it: a rollout that was cut short goes on in a later one.
+
+The agent of the later rollout begins anew. As long as it asks what its predecessor asked it gets the answers on record
+(`retries`), the turn that was cut short goes on from its partial output as the same turn (`continuation`), and what
+comes then is new: nothing is sampled twice. The turns move, they are not copied; their tokens are in one ledger only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from harness.errors import MalformedRequest
+from harness.sessions.session import Session, SessionConfig
+from harness.types import DISCONNECT, Turn, TurnStatus
+
+
+def successor_config(previous: Session, config: SessionConfig) -> SessionConfig:
+    """`config` for the session that takes over from `previous`, with the metadata of both.
+
+    Raises `MalformedRequest` when `previous` cannot be taken over.
+    """
+    if previous.is_open:
+        raise MalformedRequest("resumes: expected a session that was drained, this one is open", param="resumes")
+    if previous.turns_in_flight:
+        raise MalformedRequest(
+            f"resumes: {len(previous.turns_in_flight)} turns of that session are still in flight; ask again when they"
+            " have ended",
+            param="resumes",
+        )
+    if previous.config.matching != config.matching:
+        raise MalformedRequest(
+            f"matching: expected that of the resumed session, {list(previous.config.matching)}", param="matching"
+        )
+    return replace(config, metadata={**previous.config.metadata, **config.metadata})
+
+
+def turns_to_take_over(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns of `turns`, which come in order of admission, that a later session can go on from.
+
+    Those whose branch before them is COMPLETED and that have an output, or the beginning of one. Nobody has been handed
+    their answers yet; the ones that were aborted wait to be taken up.
+    """
+    taken: dict[int, Turn] = {}
+    for turn in turns:
+        if turn.status is not TurnStatus.FAILED and _goes_on(turn, taken):
+            taken[turn.index] = _waiting(turn)
+    return list(taken.values())
+
+
+def _goes_on(turn: Turn, taken: Mapping[int, Turn]) -> bool:
+    if turn.parent is None:
+        return True
+    parent = taken.get(turn.parent)
+    return parent is not None and parent.status is TurnStatus.COMPLETED
+
+
+def _waiting(turn: Turn) -> Turn:
+    if turn.status is TurnStatus.ABORTED:
+        return replace(turn, finish_reason=DISCONNECT, delivered=False)
+    return replace(turn, delivered=False)

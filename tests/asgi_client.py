@@ -1,0 +1,79 @@
+"""A client on the server's own loop that can hang up in the middle of a request, as sockets do."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Exchange:
+    """One request to an ASGI application, running as a task until it is answered."""
+
+    app: Starlette
+    method: str
+    path: str
+    content: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._inbox.put_nowait({"type": "http.request", "body": self.content, "more_body": False})
+        self._status, self._head, self._body = 0, {}, b""
+        self._has_left = False
+        self.task = asyncio.ensure_future(self._run())
+
+    def leave(self) -> None:
+        """Hang up; whatever the server sends from now on is lost."""
+        self._has_left = True
+        self._inbox.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def is_over(self) -> bool:
+        """The application has finished with the request."""
+        return self.task.done()
+
+    @property
+    def answer(self) -> Answer | None:
+        """The whole answer, when there is one and the client stayed for it."""
+        if self._has_left or not self.task.done() or self.task.cancelled() or not self._status:
+            return None
+        return Answer(self._status, self._head, self._body)
+
+    async def _run(self) -> None:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": self.method,
+            "scheme": "http",
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(name.encode(), value.encode()) for name, value in {"host": "server", **self.headers}.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("server", 80),
+        }
+        await self.app(scope, self._inbox.get, self._send)
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._head = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+        else:
+            self._body += message.get("body", b"")

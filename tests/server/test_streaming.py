@@ -13,12 +13,15 @@ from fakes import tool, user
 from served import Client, Served, eventually, says, serving, url_of
 
 from harness.engines.scripted import ScriptedFault, Step
+from harness.server.connection import ClientConnection
 from harness.server.settings import ServerSettings
+from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.types import FinishReason, Message
 
 HI = [user("hi")]
 TALKATIVE = ServerSettings(comment_every_s=0.01)
 TACITURN = ServerSettings(comment_every_s=60)
+SLOW = Step(text="a long and slow answer", token_delay_s=0.02)
 HANGS = Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
@@ -235,6 +238,46 @@ async def test_a_client_that_leaves_stops_the_engine(settings):
         turn = (await client.record(session))["turns"][0]
 
     assert (turn["status"], len(turn["output_ids"]), turn["delivered"]) == ("aborted", 2, False)
+
+
+async def test_a_client_that_comes_back_for_its_stream_gets_the_whole_answer():
+    """The same turn goes on: every token is sampled once and trained."""
+    async with serving(SLOW, settings=TALKATIVE) as client:
+        session = await client.create()
+        async with streaming(client, session) as stream:
+            await stream.comment()
+            await eventually(lambda: any(live.output for live in client.engine._live.values()))
+        await client.turns_in_flight(0)
+        events = await take_all(client, session)
+        record = await client.record(session)
+
+    [turn] = record["turns"]
+    assert text_of(events) == turn["reply"]["content"] == SLOW.text
+    assert len(turn["segments"]) == 2
+    assert record["ledger"]["generated"] == record["ledger"]["trained"] == len(turn["output_ids"])
+
+
+async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
+    """The error goes on to the web server, which cuts the connection: never an end that could be read as one."""
+    sent = []
+
+    async def serve():
+        await asyncio.sleep(0.05)
+        raise ZeroDivisionError
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    turn = StreamedTurn(serve=serve, events=bytes, refusal=pytest.fail, delivered=pytest.fail)
+    answer = StreamedAnswer(turn, ClientConnection(receive, {}), comment_every_s=0.01)
+    with pytest.raises(ZeroDivisionError):
+        await answer({}, receive, send)
+
+    assert [message["type"] for message in sent[:2]] == ["http.response.start", "http.response.body"]
+    assert all(message["more_body"] for message in sent[1:])
 
 
 async def take_all(client: Client, session: Served) -> list[Any]:

@@ -1,0 +1,44 @@
+"""Checkpoints that really differ, made on the spot: what a weight update needs when nobody is training.
+
+Every tensor gets Gaussian noise in proportion to its own spread, so the model stays what it is and every logprob moves.
+The same folder, number and noise give the same checkpoint.
+"""
+
+from pathlib import Path
+
+from harness.errors import ModelError
+
+WEIGHTS = "model.safetensors"
+
+
+def perturbed_checkpoint(source: Path, target: Path, *, number: int, noise: float) -> Path:
+    """A copy of the model in `source`, its weights moved by `noise` standard deviations; returns `target`.
+
+    `number` chooses the direction. What is not weights is linked. Raises `ModelError` when `source` has no weights.
+    """
+    files = sorted(source.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"expected a model with *.safetensors in {source}, found none")
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        link = target / file.name
+        if file.is_file() and file not in files and not link.exists():
+            link.symlink_to(file.resolve())
+    _write(files, target / WEIGHTS, number, noise)
+    return target
+
+
+def _write(files: list[Path], target: Path, number: int, noise: float) -> None:
+    import torch  # seconds to import
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(number)
+    tensors = {}
+    for file in files:
+        for name, tensor in sorted(load_file(file).items()):
+            wide = tensor.float()
+            moved = wide + noise * wide.std() * torch.randn(wide.shape, generator=generator)
+            tensors[name] = moved.to(tensor.dtype).contiguous()
+    scratch = target.with_suffix(".partial")
+    save_file(tensors, scratch, metadata={"format": "pt"})
+    scratch.replace(target)

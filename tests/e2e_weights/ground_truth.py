@@ -1,0 +1,99 @@
+"""Whether samples tell the truth about every checkpoint that had to do with them.
+
+Independent of the harness: reads samples as JSON, loads each checkpoint with transformers, runs a plain forward pass in
+float32 (no cache, no batch, no engine) over the sample's tokens, and compares
+
+- `rollout_log_probs` of every sampled token with the checkpoint of its behaviour version;
+- `proximal_logprobs` with the checkpoint of behaviour + 1 where the token has met it, else with its behaviour values.
+
+    python tests/e2e_weights/ground_truth.py samples.jsonl 0=MODEL_DIR 1=CHECKPOINT_DIR 2=CHECKPOINT_DIR
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Verdict:
+    """What a comparison has found."""
+
+    sampled: int = 0
+    met_next: int = 0
+    """Tokens that met their next version."""
+    behavior_difference: float = 0.0
+    """Largest, over all sampled tokens."""
+    proximal_difference: float = 0.0
+    """Largest, over the tokens that met their next version."""
+    moved: float = 0.0
+    """Mean absolute change of a logprob from behaviour to proximal: how much a mistake would show."""
+    third_states: list[str] = field(default_factory=list)
+    """Tokens whose proximal columns are neither the behaviour values nor those of the next version."""
+
+    def lines(self) -> Iterator[str]:
+        """The verdict, to be read."""
+        yield f"{self.sampled} sampled tokens, {self.met_next} met their next version"
+        yield f"largest difference from the behaviour checkpoint: {self.behavior_difference:.2e}"
+        yield f"largest difference from the next checkpoint:      {self.proximal_difference:.2e}"
+        yield f"a logprob moved by {self.moved:.3f} on average between the two"
+        yield f"{len(self.third_states)} tokens in a third state"
+
+
+def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> Verdict:
+    """The verdict on `samples`; `checkpoints` has a folder for every version that sampled or scored a token."""
+    truth = {version: list(true_logprobs(folder, samples)) for version, folder in checkpoints.items()}
+    verdict = Verdict()
+    moves: list[float] = []
+    for number, sample in enumerate(samples):
+        start = len(sample["tokens"]) - sample["response_length"]
+        for i, behavior in enumerate(sample["behavior_versions"]):
+            if behavior < 0:
+                continue
+            verdict.sampled += 1
+            sampled_at, said = sample["rollout_log_probs"][i], sample["proximal_logprobs"][i]
+            true = truth[behavior][number][start + i]
+            verdict.behavior_difference = max(verdict.behavior_difference, abs(sampled_at - true))
+            if sample["proximal_versions"][i] == behavior + 1:
+                verdict.met_next += 1
+                next_true = truth[behavior + 1][number][start + i]
+                verdict.proximal_difference = max(verdict.proximal_difference, abs(said - next_true))
+                moves.append(abs(next_true - true))
+            elif sample["proximal_versions"][i] != behavior or said != sampled_at:
+                verdict.third_states.append(f"sample {number}, response token {i}")
+    verdict.moved = float(np.mean(moves)) if moves else 0.0
+    return verdict
+
+
+def true_logprobs(folder: Path, samples: Sequence[Json]) -> Iterator[np.ndarray]:
+    """For each sample the logprob of each of its tokens under the checkpoint in `folder`; NaN for the first."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    with torch.inference_mode():
+        for sample in samples:
+            ids = torch.tensor(sample["tokens"])
+            logprobs = model(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+            values = logprobs[torch.arange(len(ids) - 1), ids[1:]].numpy()
+            yield np.concatenate([[np.nan], values])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the verdict; 0 when nothing differs by more than 1e-3."""
+    path, *pairs = arguments
+    checkpoints = {int(version): Path(folder) for version, _, folder in (pair.partition("=") for pair in pairs)}
+    samples = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    verdict = compare(samples, checkpoints)
+    print("\n".join(verdict.lines()))
+    return int(max(verdict.behavior_difference, verdict.proximal_difference) > 1e-3 or bool(verdict.third_states))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import options, output
+from harness.cli import engine_doctor, options, output
 
 if TYPE_CHECKING:
     from harness.lanes import Dtype, Lane, LaneEngine
 
-app = typer.Typer(help="Start and end real SGLang and vLLM servers on the CPU of this machine.", no_args_is_help=True)
+app = typer.Typer(help="Start, end and examine real SGLang and vLLM servers.", no_args_is_help=True)
+
+app.command("doctor")(engine_doctor.doctor)
 
 _Engine = Annotated[str, typer.Argument(help="`sglang` or `vllm`.", show_default=False)]
 _Arguments = Annotated[

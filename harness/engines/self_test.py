@@ -14,9 +14,11 @@ from harness.engines.base import TokenProvider
 from harness.errors import EngineReplyInvalid
 from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
 
+TOLERANCE = 0.25
+"""Nats, in the mean: in bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6."""
+
 _TEMPERATURE = 0.7
 _TOKENS = 16
-_TOLERANCE = 0.25  # nats, in the mean: in bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6
 _ENOUGH_DOUBT = 0.5  # nats: of tokens the model was sure about, both scales say nearly 0
 _PROMPT_IDS = 4
 _PROMPTS = 4
@@ -38,10 +40,10 @@ async def require_raw_logprobs(provider: TokenProvider, *, advice: str, temperat
     `advice` says how to set the engine up. Raises `EngineReplyInvalid`, or the `EngineError` of a failing request.
     """
     measured = await measure_scale(provider, temperature=temperature)
-    if measured.mean_difference > _TOLERANCE:
+    if measured.mean_difference > TOLERANCE:
         raise EngineReplyInvalid(
             f"{provider.capabilities.engine}: {measured.tokens} tokens sampled at temperature {temperature} and then"
-            f" scored differ by {measured.mean_difference:.3f} nats in the mean, expected at most {_TOLERANCE};"
+            f" scored differ by {measured.mean_difference:.3f} nats in the mean, expected at most {TOLERANCE};"
             f" {advice}"
         )
 

@@ -38,6 +38,8 @@ class FakeServer:
         self.serves_models = True
         self.paths: list[str] = []
         """What was asked, in order."""
+        self.posted: list[str] = []
+        """Those of the same that were POSTs, which alone change anything."""
         self.bodies: list[Json] = []
         """Bodies of generations."""
         self.url = ""
@@ -57,12 +59,14 @@ class FakeServer:
     def app(self) -> web.Application:
         """The server as an application."""
         app = web.Application(client_max_size=1 << 26, middlewares=[self._remember])
-        app.add_routes([*self.routes(), web.get("/v1/models", self._models)])
+        app.add_routes([*self.routes(), web.get("/v1/models", self._models), web.post("/tokenize", self._tokenize)])
         return app
 
     @web.middleware
     async def _remember(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.paths.append(request.path)
+        if request.method == "POST":
+            self.posted.append(request.path)
         return await handler(request)
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -70,6 +74,10 @@ class FakeServer:
         card = {"id": capabilities.model, "max_model_len": capabilities.context_length, "root": "/weights/first"}
         cards = [card, {"id": "adapter", "max_model_len": 1}] if self.serves_models else []
         return web.json_response({"object": "list", "data": cards})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        ids = self.engine._tokenizer.encode((await request.json())["prompt"])
+        return web.json_response({"tokens": ids, "count": len(ids)})
 
     async def _refusal(self) -> web.Response | None:
         if self.lie is Lie.HANG:

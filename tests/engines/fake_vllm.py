@@ -37,6 +37,7 @@ class FakeVLLM(FakeServer):
             web.post("/inference/v1/generate", token),
             web.post("/inference/v1/abort_requests", self._abort if self._scale_out else self._disabled),
             web.get("/metrics", self._metrics),
+            web.get("/version", self._version),
         ]
         return routes + self._dev_routes() if self._dev_mode else routes
 
@@ -144,6 +145,9 @@ class FakeVLLM(FakeServer):
         except EngineError as error:
             return web.json_response({"error": {"message": error.message}}, status=400)
         return web.json_response({"success": True, "new_version": version})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         running = (await self.engine.health()).running

@@ -4,6 +4,8 @@ The model answers "Chant: " and then one clause for ever, eight tokens long. Alo
 least 0.2 nats ahead of the second one, far more than float32 engines differ by.
 """
 
+from dataclasses import replace
+
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 PROMPT = "<|im_start|>user\nChant: we will rock you!<|im_end|>\n<|im_start|>assistant\n"
@@ -14,7 +16,11 @@ CONFIG = RepeatTerminateConfig(
     enabled=True, min_new_tokens=32, max_consecutive_token_repeats=16, ngram_size=16, ngram_repeats=2
 )
 
-LOOP_START, PERIOD = 5, 8
+HEAD_IDS = (2083, 403, 42, 476, 57)
+LOOP_IDS = (5248, 588, 18948, 346, 2316, 1535, 28, 339)
+"""What the output begins with, and what it then repeats."""
+
+LOOP_START, PERIOD = len(HEAD_IDS), len(LOOP_IDS)
 """Output tokens from `LOOP_START` on repeat every `PERIOD`."""
 
 STOP_INDEX = LOOP_START + CONFIG.ngram_size * CONFIG.ngram_repeats - 1
@@ -25,3 +31,14 @@ MAX_NEW_TOKENS = 128
 
 OTHER_PROMPTS = ("Say something.", "Write a poem about the sea.", "What is a lighthouse for?")
 """What others in the batch are asked, with seeds of their own."""
+
+SERVED_CONFIG = replace(CONFIG, max_consecutive_token_repeats=144, ngram_repeats=9)
+"""Of the real servers that all tests share: it lets every output be that is shorter than 144 tokens."""
+
+SERVED_STOP_AFTER = LOOP_START + SERVED_CONFIG.ngram_size * SERVED_CONFIG.ngram_repeats
+"""Output tokens with `SERVED_CONFIG`."""
+
+
+def looped_ids(count: int) -> list[int]:
+    """The first `count` tokens of the output."""
+    return [*HEAD_IDS, *LOOP_IDS * (count // PERIOD)][:count]

@@ -11,8 +11,8 @@ here.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -22,6 +22,7 @@ import structlog
 from harness.engines.base import TokenProvider
 from harness.engines.pool import EnginePool
 from harness.errors import EngineUnavailable, HarnessError
+from server_patch.router.background import running
 
 log = structlog.get_logger()
 
@@ -81,7 +82,7 @@ class DiscoveredPool(EnginePool):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._leave_all)
-            await stack.enter_async_context(self._following())
+            await stack.enter_async_context(running(self._follow()))
             await self._first_worker()
             self._stack = stack.pop_all()
         return self
@@ -101,15 +102,6 @@ class DiscoveredPool(EnginePool):
             raise EngineUnavailable(
                 f"no worker could be entered within {self._start_timeout_s:g} s ({reasons or 'none is listed'})"
             ) from None
-
-    @asynccontextmanager
-    async def _following(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(self._follow())
-            try:
-                yield
-            finally:
-                following.cancel()
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as entering:

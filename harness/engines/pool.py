@@ -9,7 +9,7 @@ left when its last request has ended. `fence` keeps one from serving without let
 still reaches it.
 
 All workers must serve the same vocabulary on the same logprob scale, and the same weights: a worker that joins with
-older weights than the others is fenced until it reports theirs; `update_weights` says so when a worker falls behind.
+older weights than the others is fenced until it reports theirs, and so is one that `probe` finds behind.
 The pool does not start or restart engines, and does not find them; see `discovered`.
 """
 
@@ -26,7 +26,7 @@ import structlog
 
 from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
 from harness.engines.placement import Place, Placement, WorkerLoad
-from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.samples.versions import policy_version
 from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds
 
@@ -34,10 +34,8 @@ log = structlog.get_logger()
 
 _T = TypeVar("_T")
 
-_STALE = "its weights are older than those of the other workers"
-
 MISSED_UPDATE = "it missed the update of its weights"
-"""Fences a worker that an update of all the others did not reach, until a later one does."""
+"""Fences a worker whose weights are older than the others', until it has caught up."""
 
 
 class WorkerStatus(NamedTuple):
@@ -118,7 +116,7 @@ class EnginePool:
         """The label of all workers that serve; the oldest one while they disagree."""
         serving = [member.provider for member in self._members.values() if not member.load.fence]
         providers = serving or [member.provider for member in self._members.values()] or self._begin_with.values()
-        return min((provider.weight_version for provider in providers), key=policy_version, default="")
+        return min((provider.weight_version for provider in providers), key=_age, default="")
 
     @property
     def workers(self) -> list[WorkerStatus]:
@@ -413,22 +411,24 @@ class EnginePool:
         )
 
     async def probe(self) -> dict[str, EngineHealth]:
-        """A look at every worker; one that was fenced for its old weights and has caught up serves again."""
+        """A look at every worker; one that has fallen behind the others' weights is fenced until it has caught up."""
         members = dict(self._members)
         states = await asyncio.gather(*(member.provider.health() for member in members.values()))
-        newest = self._newest()
         for name, member in members.items():
-            if member.load.fence == _STALE and policy_version(member.provider.weight_version) >= newest:
+            is_stale = _age(member.provider.weight_version) < self._newest()
+            if is_stale and not member.load.fence:
+                self.fence(name, MISSED_UPDATE)
+            elif not is_stale and member.load.fence == MISSED_UPDATE:
                 self.unfence(name)
         return dict(zip(members, states, strict=True))
 
     def _newest(self) -> int:
-        return max((policy_version(each.provider.weight_version) for each in self._members.values()), default=0)
+        return max((_age(each.provider.weight_version) for each in self._members.values()), default=0)
 
     def _fence_stale(self, *names: str) -> None:
         for name in names:
-            if policy_version(self._members[name].provider.weight_version) < self._newest():
-                self.fence(name, _STALE)
+            if _age(self._members[name].provider.weight_version) < self._newest():
+                self.fence(name, MISSED_UPDATE)
 
     async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
         """The answers of all workers; when one fails, the failures of all of them as one error."""
@@ -443,6 +443,14 @@ class EnginePool:
         if failures:
             raise _collected(what, len(members), failures)
         return [answer for answer in told if not isinstance(answer, BaseException)]
+
+
+def _age(label: str) -> int:
+    """The policy version of a label; one that is none is older than all."""
+    try:
+        return policy_version(label)
+    except UnknownWeightVersion:
+        return -1
 
 
 def _collected(what: str, asked: int, failures: Mapping[str, BaseException]) -> EngineError:

@@ -9,7 +9,6 @@ It keeps nothing of a request, authenticates nobody and knows no session; whoeve
 that around it.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server_patch.router.background import running
 from server_patch.router.fan_out import fan_out, report, status_of
 from server_patch.router.gateway import Gateway
 from server_patch.router.passthrough import Passthrough
@@ -78,12 +78,8 @@ class RouterFront:
     async def following(self, interval_s: float = 1.0) -> AsyncIterator[None]:
         """Follow the gateway's list of workers for the time of the block, which begins with a first look at it."""
         await self.workers.look()
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(self.workers.follow(interval_s))
-            try:
-                yield
-            finally:
-                task.cancel()
+        async with running(self.workers.follow(interval_s)):
+            yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from harness.engines.base import LogprobScale, PauseMode, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Step
-from harness.errors import EngineError, EngineReplyInvalid, EngineUnavailable, ScenarioError
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable, ScenarioError
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
 from tests.engines.lies import Lie
@@ -21,6 +22,8 @@ from tests.engines.providers import SLOWLY, fake_provider, make_fake, scripted_e
 PROMPT = as_ids([40, 41, 42])
 PARAMS = SamplingParams(max_new_tokens=3)
 LONG = SamplingParams(max_new_tokens=400)
+FAKE_CACHED_TOKENS = 3
+"""What the fake SGLang says of every prompt."""
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Pooled:
 
 
 @asynccontextmanager
-async def pooled(count: int = 2, step: Step | None = None) -> AsyncIterator[Pooled]:
+async def pooled(count: int = 2, step: Step | None = None, **limits: Any) -> AsyncIterator[Pooled]:
     """A pool of fake SGLang servers that say `step`."""
     async with AsyncExitStack() as stack:
         fakes = [make_fake("sglang", scripted_engine(step or Step(text="Hello there."))) for _ in range(count)]
@@ -49,7 +52,7 @@ async def pooled(count: int = 2, step: Step | None = None) -> AsyncIterator[Pool
         workers: list[TokenProvider] = [
             fake_provider(fake, logprob_scale=LogprobScale.AFTER_TEMPERATURE) for fake in fakes
         ]
-        yield Pooled(await stack.enter_async_context(EnginePool(workers)), fakes)
+        yield Pooled(await stack.enter_async_context(EnginePool(workers, **limits)), fakes)
 
 
 async def test_a_session_keeps_its_worker():
@@ -167,3 +170,173 @@ async def test_workers_of_different_models_are_refused():
         pool = EnginePool([fake_provider(f, logprob_scale=s) for f, s in zip(fakes, scales, strict=True)])
         with pytest.raises(ScenarioError, match="logprob_scale is after_temperature and raw"):
             await stack.enter_async_context(pool)
+
+
+# Workers that come, go, and are kept from serving
+
+
+@dataclass
+class Counted:
+    """What a pool tells its observer."""
+
+    recomputed: list[int] = field(default_factory=list)
+    serving: int = 0
+
+    def session_moved(self, recomputed_tokens: int) -> None:
+        self.recomputed.append(recomputed_tokens)
+
+    def workers_serving(self, count: int) -> None:
+        self.serving = count
+
+
+@asynccontextmanager
+async def newcomer(**options: Any) -> AsyncIterator[tuple[FakeServer, TokenProvider]]:
+    """A server that is in no pool, and its provider."""
+    fake = make_fake("sglang", scripted_engine(Step(text="Hello there.")))
+    async with serving(fake, notices_disconnects=False):
+        yield fake, fake_provider(fake, **{"logprob_scale": LogprobScale.AFTER_TEMPERATURE} | options)
+
+
+async def test_a_worker_joins_and_serves():
+    """It has nothing to do, so the next session is served there."""
+    async with pooled(1) as under, newcomer() as (fake, worker):
+        await under.ask("a")
+        await under.pool.join("new", worker)
+        await under.ask("b")
+
+        assert len(fake.bodies) == 1
+        assert [status.name for status in under.pool.workers] == ["0", "new"]
+
+
+async def test_a_worker_of_another_model_does_not_join():
+    """A session could not move there; the worker is left again."""
+    async with pooled(1) as under, newcomer(logprob_scale=LogprobScale.RAW) as (_, worker):
+        with pytest.raises(ScenarioError, match="logprob_scale is after_temperature and raw"):
+            await under.pool.join("new", worker)
+
+        assert [status.name for status in under.pool.workers] == ["0"]
+
+
+async def test_a_worker_that_joins_a_paused_pool_is_paused():
+    """Otherwise it would sample while the others are given new weights."""
+    async with pooled(1) as under, newcomer() as (fake, worker):
+        await under.pool.pause(PauseMode.ABORT)
+        await under.pool.join("new", worker)
+        assert fake.paths[-1] == "/pause_generation"
+
+        await under.pool.resume()
+        assert fake.paths[-1] == "/continue_generation"
+
+
+async def test_a_worker_with_old_weights_serves_nobody_until_it_has_caught_up():
+    """It joined after an update that it knows nothing of."""
+    counted = Counted()
+    async with pooled(1) as under, newcomer() as (fake, worker):
+        under.pool.observe(counted)
+        await under.pool.update_weights(Path("/weights/b"), "7")
+        await under.pool.join("new", worker)
+        await asyncio.gather(*(under.ask(f"session {i}") for i in range(4)))
+        assert (len(fake.bodies), counted.serving) == (0, 1)
+
+        await fake.engine.update_weights(Path("/weights/b"), "7")
+        await under.pool.probe()
+        await asyncio.gather(*(under.ask(f"session {i + 4}") for i in range(4)))
+        assert (len(fake.bodies) > 0, counted.serving) == (True, 2)
+
+
+async def test_a_fenced_worker_gives_its_sessions_away_and_still_obeys():
+    """The move is counted, with what the other worker had to compute again."""
+    counted = Counted()
+    async with pooled() as under:
+        under.pool.observe(counted)
+        await under.ask("a")
+        home = under.served().index(1)
+        under.pool.fence(str(home), "its weights are lost")
+        await under.ask("a")
+        await under.pool.abort(None)
+
+        assert under.served()[home] == 1
+        assert under.fakes[home].paths[-1] == "/abort_request"
+        assert counted.recomputed == [PROMPT.size - FAKE_CACHED_TOKENS]
+        under.pool.unfence(str(home))
+        assert counted.serving == 2
+
+
+async def test_a_retired_worker_finishes_what_it_has_and_gets_nothing_more():
+    """Its connection stays until its last request has ended."""
+    async with pooled(step=SLOWLY) as under:
+        running = asyncio.create_task(under.ask("a", LONG))
+        await at_worker(under, 1)
+        home = next(status.name for status in under.pool.workers if status.in_flight)
+        await under.pool.retire(home, "scaled down")
+        await under.ask("b")
+
+        assert [status.name for status in under.pool.workers] == [str(1 - int(home))]
+        assert (await running).output_ids.size == LONG.max_new_tokens
+        assert under.served() == [1, 1]
+
+
+async def test_a_worker_that_is_left_at_once_loses_its_requests():
+    """They fail as a lost connection; nobody waits for a machine that is gone."""
+    async with pooled(step=SLOWLY) as under:
+        running = asyncio.create_task(under.ask("a", LONG))
+        await at_worker(under, 1)
+        home = next(status.name for status in under.pool.workers if status.in_flight)
+        await under.pool.retire(home, "it does not answer", at_once=True)
+
+        with pytest.raises(EngineConnectionLost):
+            await running
+
+
+# Limits
+
+
+async def test_more_requests_than_the_limit_wait_their_turn():
+    """No worker has more than it may; everybody is served in the end."""
+    async with pooled(step=Step(text="Hello there.", token_delay_s=0.01), limit=2) as under:
+        most = 0
+        tasks = [asyncio.create_task(under.ask(f"session {i}")) for i in range(9)]
+        while not all(task.done() for task in tasks):
+            most = max(most, *(status.in_flight for status in under.pool.workers))
+            await asyncio.sleep(0.001)
+
+        assert most == 2
+        assert {task.result().output_ids.size for task in tasks} == {3}
+        assert under.pool.waiting == 0
+
+
+async def test_a_request_does_not_wait_for_ever():
+    """The error says what every worker was busy with."""
+    async with pooled(1, step=SLOWLY, limit=1, queue_timeout_s=0.2) as under:
+        running = asyncio.create_task(under.ask("a", LONG))
+        await at_worker(under, 1)
+        with pytest.raises(EngineUnavailable, match=r"no worker had room .* within 0.2 s \(0: 1 in flight\)"):
+            await under.ask("b")
+
+        await under.pool.abort(None)
+        assert (await running).finish_reason is FinishReason.ABORT
+
+
+async def test_who_gives_up_waiting_gives_up_the_place():
+    """The next one gets it; a place that was granted and not wanted any more is free again."""
+    async with pooled(1, step=SLOWLY, limit=1) as under:
+        running = asyncio.create_task(under.ask("a", LONG))
+        await at_worker(under, 1)
+        waiting = [asyncio.create_task(under.ask(name)) for name in "bcd"]
+        await asyncio.sleep(0.05)
+        waiting[0].cancel()
+        await under.pool.abort(None)
+        await running
+        waiting[1].cancel()
+        result = await waiting[2]
+
+        assert result.output_ids.size == 3
+        assert (under.pool.waiting, under.pool.workers[0].in_flight) == (0, 0)
+        assert [task.cancelled() for task in waiting[:2]] == [True, True]
+
+
+async def at_worker(under: Pooled, count: int) -> None:
+    """Return once the workers have been asked for that many generations."""
+    async with asyncio.timeout(10):
+        while sum(under.served()) < count:
+            await asyncio.sleep(0.005)

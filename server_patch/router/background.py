@@ -1,0 +1,33 @@
+"""A coroutine that runs beside a block, and never longer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """`work` runs for the time of the block, then it is cancelled.
+
+    It is not expected to end by itself: a failure is logged when it happens and raised when the block ends. A task
+    group would wrap the errors of the block itself.
+    """
+    task = asyncio.create_task(work)
+    task.add_done_callback(_say_if_broken)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
+
+
+def _say_if_broken(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background_work_failed", work=task.get_name(), exc_info=error)

@@ -1,0 +1,83 @@
+"""Sessions and the router at one URL: which path is whose, and what needs the admin token."""
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from harness.errors import ScenarioError
+from harness.server.gateway_program import gateway_program
+from harness.server.registry import API_KEY_PREFIX
+from harness.server.routed import RoutedApp, RouterSettings
+
+KEY = {"authorization": f"Bearer {API_KEY_PREFIX}abc"}
+TOKEN = {"authorization": "Bearer secret"}
+
+
+def saying(name: str) -> ASGIApp:
+    """An application that says who it is and what it was asked."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": f"{name} {scope['path']}".encode()})
+
+    return app
+
+
+def client(admin_token: str | None = None) -> httpx.AsyncClient:
+    """Both at one URL."""
+    app = RoutedApp(saying("sessions"), saying("router"), admin_token=admin_token)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "answered"),
+    [
+        ("/sessions", {}, "sessions /sessions"),
+        ("/sessions/drain", {}, "sessions /sessions/drain"),
+        ("/sessions/ab/v1/chat/completions", {}, "sessions /sessions/ab/v1/chat/completions"),
+        ("/v1/chat/completions", KEY, "sessions /v1/chat/completions"),
+        ("/v1/messages", {"x-api-key": f"{API_KEY_PREFIX}abc"}, "sessions /v1/messages"),
+        ("/v1/chat/completions", {}, "router /v1/chat/completions"),
+        ("/v1/chat/completions", {"authorization": "Bearer sk-somebody-else"}, "router /v1/chat/completions"),
+        ("/router/health", {}, "sessions /health"),
+        ("/router/metrics", {}, "sessions /metrics"),
+        ("/router", {}, "router /router"),
+        ("/health", {}, "router /health"),
+        ("/sessionsand", {}, "router /sessionsand"),
+        ("/generate", KEY, "router /generate"),
+    ],
+)
+async def test_a_path_belongs_to_sessions_or_to_the_router(path: str, headers: dict[str, str], answered: str) -> None:
+    """Clients of an SGLang router find everything where it was."""
+    async with client() as http:
+        assert (await http.post(path, headers=headers)).text == answered
+
+
+async def test_with_an_admin_token_the_router_needs_it() -> None:
+    """Sessions check their own credentials; whoever has only a session's key must not pause every worker."""
+    async with client("secret") as http:
+        refused = [await http.post(path, headers=KEY) for path in ("/pause_generation", "/generate", "/router/metrics")]
+        assert [answer.status_code for answer in refused] == [401, 401, 401]
+        assert refused[0].json()["error"]["code"] == "unauthorized"
+        assert (await http.post("/pause_generation", headers=TOKEN)).text == "router /pause_generation"
+        assert (await http.post("/sessions/ab")).text == "sessions /sessions/ab"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (RouterSettings(), "either --worker-urls"),
+        (RouterSettings(worker_urls=("http://a",), router_url="http://b"), "either --worker-urls"),
+        (RouterSettings(worker_urls=("127.0.0.1:30000",)), "expected an address such as"),
+    ],
+)
+def test_a_command_line_that_means_no_gateway_is_refused(settings: RouterSettings, message: str) -> None:
+    """Before anything starts."""
+    with pytest.raises(ScenarioError, match=message):
+        settings.check()
+
+
+def test_a_gateway_that_nobody_knows_is_refused() -> None:
+    """With the names of those that are known."""
+    with pytest.raises(ScenarioError, match="no gateway 'nginx'; expected one of smg, sglang-router"):
+        gateway_program("nginx", print)

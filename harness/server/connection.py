@@ -49,6 +49,11 @@ class ClientConnection:
         finally:
             self._callbacks.remove(callback)
 
+    async def is_still_there(self) -> bool:
+        """Whether the client is there, counting a disconnect that has arrived and was not looked at yet."""
+        await asyncio.sleep(0)
+        return not self.has_left
+
     @asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:
         """Waiting on behalf of the client; raises `ClientLeft` inside the block when it leaves."""

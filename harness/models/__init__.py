@@ -3,5 +3,6 @@
 from harness.models.catalogue import CATALOGUE, CatalogueModel
 from harness.models.progress import Phase, Progress
 from harness.models.resolve import get_model, resolve_model
+from harness.models.tiny import GeneratedModel
 
-__all__ = ["CATALOGUE", "CatalogueModel", "Phase", "Progress", "get_model", "resolve_model"]
+__all__ = ["CATALOGUE", "CatalogueModel", "GeneratedModel", "Phase", "Progress", "get_model", "resolve_model"]

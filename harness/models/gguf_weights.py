@@ -5,7 +5,6 @@ things differ between the formats: names, the row order of the query and key pro
 rotary halves of each head), and the quantisation, which is undone here.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.models.progress import Phase, Progress
+from harness.models.progress import Progress
+from harness.models.safetensors_file import TensorShape, write_bfloat16
 
-_ALIGNMENT = 8
-_BFLOAT16_BYTES = 2
 _OUTER_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -43,31 +41,12 @@ class Heads(NamedTuple):
 
 
 def write_weights(reader: Any, heads: Heads, path: Path, progress: Progress) -> None:
-    """Write every tensor of the GGUF `reader` to the safetensors file `path`.
-
-    Written by hand, tensor by tensor: the format is a JSON header and the bytes, and the library's writer wants all
-    tensors in memory at once.
-    """
-    layout = _layout(reader)
-    total, done = max(entry["data_offsets"][1] for entry in layout.values()), 0
-    header = json.dumps({"__metadata__": {"format": "pt"}, **layout}).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for weights in _weights(reader, heads):
-            done += file.write(_as_bfloat16(weights).tobytes())
-            progress(Phase.CONVERT, done, total)
+    """Write every tensor of the GGUF `reader` to the safetensors file `path`."""
+    write_bfloat16(path, [_shape(tensor) for tensor in reader.tensors], _weights(reader, heads), progress)
 
 
-def _layout(reader: Any) -> dict[str, dict[str, Any]]:
-    """The safetensors header: name, type, shape and place of every tensor, in the order of the GGUF."""
-    layout, offset = {}, 0
-    for tensor in reader.tensors:
-        end = offset + _BFLOAT16_BYTES * int(tensor.n_elements)
-        shape = [int(length) for length in reversed(tensor.shape)]
-        layout[_huggingface_name(tensor.name)] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    return layout
+def _shape(tensor: Any) -> TensorShape:
+    return TensorShape(_huggingface_name(tensor.name), tuple(int(length) for length in reversed(tensor.shape)))
 
 
 def _weights(reader: Any, heads: Heads) -> Iterator[npt.NDArray[np.float32]]:
@@ -100,10 +79,3 @@ def _split_rotary_halves(weights: npt.NDArray[np.float32], heads: int) -> npt.ND
     rows, *rest = weights.shape
     interleaved = weights.reshape(heads, rows // heads // 2, 2, *rest)
     return interleaved.swapaxes(1, 2).reshape(weights.shape)
-
-
-def _as_bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of `weights` rounded to the nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
-    rounding = ((bits >> 16) & 1) + np.uint32(0x7FFF)
-    return ((bits + rounding) >> 16).astype(np.uint16)

@@ -22,6 +22,7 @@ from harness.models.catalogue import CATALOGUE, CatalogueModel, find_model
 from harness.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
 from harness.models.fetch import fetch_gguf
 from harness.models.progress import Progress, silent
+from harness.models.tiny import GeneratedModel, generate_tiny, tiny_recipe
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -59,19 +60,25 @@ def get_model(name: str, *, cache: Path | None = None, progress: Progress = sile
     return target
 
 
-def _build(model: CatalogueModel, target: Path, progress: Progress) -> None:
-    require_converter()
+def _build(model: CatalogueModel | GeneratedModel, target: Path, progress: Progress) -> None:
+    if isinstance(model, CatalogueModel):
+        require_converter()
     require_space(target.parent, model.peak_bytes)
     with staging(target) as scratch:
         built = scratch / "built"
         built.mkdir()
-        convert_gguf(fetch_gguf(model, scratch, progress), built, progress)
+        if isinstance(model, CatalogueModel):
+            convert_gguf(fetch_gguf(model, scratch, progress), built, progress)
+        else:
+            generate_tiny(model, built, cache=target.parent.parent, progress=progress)
         write_manifest(built, _recipe(model))
         install(built, target, scratch)
 
 
-def _recipe(model: CatalogueModel) -> dict[str, object]:
-    """All that determines the converted bytes."""
+def _recipe(model: CatalogueModel | GeneratedModel) -> dict[str, object]:
+    """All that determines the bytes of the folder."""
+    if isinstance(model, GeneratedModel):
+        return tiny_recipe(model)
     return {"gguf_sha256": model.gguf_sha256, "format": FORMAT_VERSION, "template_sha256": template_digest()}
 
 

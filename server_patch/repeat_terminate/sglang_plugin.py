@@ -31,14 +31,14 @@ def _patch(guard: Guard) -> None:
         raise NotAttached("BaseFinishReason has no subclasses")
     for reason in reasons:
         wrap(reason, "to_json", _marked)
-    wrap(schedule_batch.Req, "update_finish_state", _Finish(guard, schedule_batch))
+    wrap(schedule_batch.Req, "update_finish_state", FinishHook(guard, schedule_batch))
     if guard.config.max_object_keys is not None:
         from sglang.srt.managers.scheduler import Scheduler
 
         wrap(Scheduler, "__init__", _learning(guard))
 
 
-class _Finish:
+class FinishHook:
     """Around `Req.update_finish_state`."""
 
     def __init__(self, guard: Guard, schedule_batch: Any) -> None:

@@ -25,12 +25,12 @@ def _patch(guard: Guard) -> None:
     from vllm.v1.request import RequestStatus
 
     # The name in `scheduler` is the one that is called; `sched.utils` only defines it.
-    wrap(scheduler, "check_stop", _Stop(guard, RequestStatus.FINISHED_REPETITION))
+    wrap(scheduler, "check_stop", StopHook(guard, RequestStatus.FINISHED_REPETITION))
     if guard.config.max_object_keys is not None:
         wrap(scheduler.Scheduler, "__init__", _learning(guard))
 
 
-class _Stop:
+class StopHook:
     """Around `check_stop`."""
 
     def __init__(self, guard: Guard, repetition: Any) -> None:

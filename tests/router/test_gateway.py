@@ -28,6 +28,7 @@ GENERATE = {
     "a_field_of_tomorrow": 1,
     "sampling_params": {"max_new_tokens": 3, "temperature": 1.0, "custom_params": {"repeat_prefix_len": 2}},
 }
+COMPLETION = {"model": "scripted", "prompt": [40, 41, 42], "max_tokens": 3, "return_token_ids": True}
 CHAT = {
     "model": "scripted",
     "messages": [{"role": "user", "content": "hi"}],
@@ -72,6 +73,7 @@ async def test_smg_passes_every_field(smg, tmp_path):
         assert (gateway.kind, gateway.restrictions) == (GatewayKind.SMG, ())
         assert await arrived(http, gateway, fake, "/generate", GENERATE) == GENERATE
         assert await arrived(http, gateway, fake, "/v1/chat/completions", CHAT) == CHAT
+        assert await arrived(http, gateway, fake, "/v1/completions", COMPLETION) == COMPLETION
 
 
 async def test_sglang_router_loses_fields_and_is_called_restricted(sglang_router, tmp_path):
@@ -81,6 +83,8 @@ async def test_sglang_router_loses_fields_and_is_called_restricted(sglang_router
         assert any("input_ids" in restriction for restriction in gateway.restrictions)
         generate = await arrived(http, gateway, fake, "/generate", GENERATE)
         chat = await arrived(http, gateway, fake, "/v1/chat/completions", CHAT)
+        async with http.post(f"{gateway.url}/v1/completions", json=COMPLETION) as refused:
+            assert refused.status == 422
 
     assert {"input_ids", "rid"} <= generate.keys()
     assert {"return_prompt_token_ids", "session_id", "a_field_of_tomorrow"} & generate.keys() == set()

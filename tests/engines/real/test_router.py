@@ -1,0 +1,112 @@
+"""The router in front of a real SGLang and a real vLLM, one of which is killed while it samples."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from fakes import user
+from stored import ledger_of, read_file
+
+from harness.lanes import LaneEngine, LaneSpec, open_lane
+from harness.server.gateway_program import gateway_program
+from harness.server.routed import RouterSettings, open_routed
+from harness.server.serving import serve_in_process
+from harness.store.connect import open_store
+from harness.tokens.opening import open_chat_tokenizer
+from harness.types import Json, Message
+from tests.guard.looping import SERVED_CONFIG
+from tests.real_engines import CONTEXT_TOKENS
+
+DEADLINE_S = 120
+SESSIONS = 6
+VERBS = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache")
+ABORT_ALL = {"abort_all": True}
+SAMPLING = {"max_tokens": 120, "temperature": 0, "stop": [".", ",", "\n"]}
+"""Answers end soon and by themselves, so that every branch can go on."""
+
+
+@dataclass
+class Talk:
+    """One session, whose agent goes on from every answer."""
+
+    http: httpx.AsyncClient
+    session_id: str
+    messages: list[Message] = field(default_factory=lambda: [user("Tell me about the river Rhine.")])
+
+    async def turn(self) -> int:
+        """The status of the answer."""
+        body = {"model": "m", "messages": self.messages, **SAMPLING}
+        answer = await self.http.post(f"/sessions/{self.session_id}/v1/chat/completions", json=body)
+        if answer.status_code == 200:
+            self.messages += [answer.json()["choices"][0]["message"], user("And what else?")]
+        return answer.status_code
+
+    async def record(self) -> Json:
+        record: Json = (await self.http.get(f"/sessions/{self.session_id}")).json()
+        return record
+
+
+@asynccontextmanager
+async def routing(model_dir: Path, store: Path, *worker_urls: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A router in front of both workers, and a client of it."""
+    settings = RouterSettings(worker_urls=worker_urls)
+    chat_tokenizer = open_chat_tokenizer(model_dir)
+    vocab_size = chat_tokenizer.tokenizer.vocab_size
+    async with (
+        open_routed(settings, gateway_program("smg", print), vocab_size=vocab_size) as routed,
+        serve_in_process(routed.pool, chat_tokenizer, open_store(str(store)), around=routed.around) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=DEADLINE_S) as http,
+    ):
+        async with asyncio.timeout(DEADLINE_S):
+            while {status.name for status in routed.pool.workers} != set(worker_urls):
+                await asyncio.sleep(0.1)
+        yield http
+
+
+async def standing(http: httpx.AsyncClient) -> dict[str, Json]:
+    """Each worker, as the sessions' pool sees it."""
+    workers = (await http.get("/router")).json()["sessions"]["workers"]
+    return {worker["name"]: worker for worker in workers}
+
+
+async def test_a_killed_worker_costs_no_session(sglang_url, model_dir, tmp_path):
+    """Control reaches both; vLLM dies in the middle of turns; everybody goes on, and every token is accounted for."""
+    arguments = ("--max-model-len", str(CONTEXT_TOKENS))
+    spec = LaneSpec(LaneEngine.VLLM, model_dir, env=SERVED_CONFIG.to_environ(), arguments=arguments)
+    store = tmp_path / "sessions.db"
+    async with open_lane(spec) as lane, routing(model_dir, store, sglang_url, lane.url) as http:
+        created = [(await http.post("/sessions", json={})).json() for _ in range(SESSIONS)]
+        talks = [Talk(http, each["session_id"]) for each in created]
+        assert Counter([await talk.turn() for talk in talks]) == {200: SESSIONS}
+        for verb in VERBS:
+            answer = await http.post(verb, json=ABORT_ALL if verb == "/abort_request" else {})
+            assert (answer.status_code, answer.json()["succeeded"]) == (200, 2), answer.text
+
+        there = (await standing(http))[lane.url]["sessions"]
+        asked = [asyncio.create_task(talk.turn()) for talk in talks]
+        async with asyncio.timeout(DEADLINE_S):
+            while not (await standing(http))[lane.url]["in_flight"]:
+                await asyncio.sleep(0.01)
+        os.killpg(lane.group, signal.SIGKILL)
+        broken = Counter(await asyncio.gather(*asked))
+        after = Counter([await talk.turn() for talk in talks])
+        dead = (await http.post("/flush_cache", json={})).json()
+        metrics = (await http.get("/router/metrics")).text
+        ledgers = {talk.session_id: (await talk.record())["ledger"] for talk in talks}
+
+    assert 0 < there < SESSIONS
+    assert broken.keys() <= {200, 502}
+    assert broken[502] <= there
+    assert after == {200: SESSIONS}
+    assert dead["failed"] == [lane.url]
+    assert f"harness_sessions_moved_total {there}.0" in metrics
+    file = read_file(store)
+    assert ledgers == {session_id: ledger_of(file[session_id]) for session_id in ledgers}
+    for ledger in ledgers.values():
+        assert ledger["generated"] == ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values())

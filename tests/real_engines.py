@@ -1,8 +1,9 @@
 """Real SGLang and real vLLM for tests: one server of each per test session, started when the first test wants it.
 
 They serve SmolLM2-135M-Instruct in float32, where the engines agree to five digits. Every test that asks for one of the
-fixtures `sglang_url` and `vllm_url` is put into one xdist group per server, so that one worker owns it; the server ends
-with that worker, however the worker ends. `HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` name servers that run already
+fixtures `sglang_url` and `vllm_url` is put into one xdist group, so that one worker owns both servers and only one of
+them computes at a time: two at once on two cores are many times slower than one after the other. The servers end with
+that worker, however the worker ends. `HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` name servers that run already
 (`harness engine up`), which saves their start; they have to be on this machine, with the arguments and the environment
 below. The repeat guard is on in both, with limits that only its own tests reach: nobody else may notice it.
 """
@@ -35,8 +36,8 @@ _TEST_S = 1200  # the first test of an engine installs and starts it
 
 
 def on_real(engine: LaneEngine) -> list[pytest.MarkDecorator]:
-    """Marks of what needs the server of `engine`."""
-    return [pytest.mark.xdist_group(f"real-{engine}"), pytest.mark.timeout(_TEST_S)]
+    """Marks of what needs the server of `engine`; `-m sglang` and `-m vllm` select by them."""
+    return [getattr(pytest.mark, engine), pytest.mark.xdist_group("real-engines"), pytest.mark.timeout(_TEST_S)]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,9 +26,9 @@ from harness.errors import EngineRejected
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, as_ids
 
-DEADLINE_S = 100
-LONG = SamplingParams(max_new_tokens=400, temperature=0.0, ignore_eos=True)
-SHORT = replace(LONG, max_new_tokens=4)
+DEADLINE_S = 300
+SHORT = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+LONG = replace(SHORT, max_new_tokens=400, temperature=1.0)
 
 
 @pytest.fixture(scope="session", name="tokenizer")

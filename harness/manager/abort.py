@@ -20,7 +20,6 @@ from functools import partial
 
 import structlog
 
-from harness.errors import SessionServerError
 from harness.manager.abort_values import (
     AbortBudget,
     AbortReport,
@@ -33,16 +32,14 @@ from harness.manager.abort_values import (
     failure_of,
     partial_samples,
 )
-from harness.manager.bounded import OBEY_S, attempt, not_in_time, read_end, to_the_end, within
+from harness.manager.bounded import OBEY_S, attempt, read_end, to_the_end
 from harness.manager.engine_control import EngineWorker, as_workers
-from harness.manager.gate_client import GateClient, GateReport, SessionServerAddress
+from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.manager.quieten import Quiet, at_every_gate, quieten
 
 ABORT_STEP_ENDED = "abort_step_ended"
 ABORT_PROBLEM = "abort_problem"
 ABORTED_TASK_SKIPPED = "aborted_task_skipped"
-
-_FIRST_LOOK_S = 0.02
-_LONGEST_LOOK_S = 0.5
 
 _log = structlog.get_logger(__name__)
 
@@ -105,8 +102,7 @@ class _Abort:
         self._began = time.monotonic()
         self._seconds: dict[Step, float] = {}
         self._drained: list[ServerAnswer] = []
-        self._engines: list[Answer] = []
-        self._turns_left: int | None = None
+        self._quiet = Quiet()
         self._called: list[Answer] = []
         self._agents_left: list[str] = []
         self._late: set[asyncio.Future[object]] = set()
@@ -121,18 +117,16 @@ class _Abort:
     async def drain(self) -> None:
         """Step 2: every open session ends, for good."""
         with self._step(Step.DRAIN, self._budget.drain_s) as seconds:
-            self._drained = await self._at_every_gate(lambda gate: gate.drain(deadline_s=seconds), seconds)
+            self._drained = await at_every_gate(self._gates, GateClient.drain, seconds)
 
     async def abort_engines(self) -> None:
         """Step 3: every engine ends what it has, and is told again while a turn is still in flight.
 
         A request that was on its way to the engine when the abort arrived is not seen by it.
         """
-        is_idle = asyncio.Event()
         with self._step(Step.ENGINES, self._budget.engines_s) as seconds:
-            self._engines = [Answer(worker.name, not_in_time(seconds)) for worker in self._workers]
-            telling = (self._tell(index, is_idle, seconds) for index in range(len(self._workers)))
-            await within(seconds, asyncio.gather(self._watch_turns(is_idle, seconds), *telling))
+            reached = [gate for gate, answer in zip(self._gates, self._drained, strict=True) if answer.error is None]
+            self._quiet = await quieten(self._workers, reached, seconds)
 
     async def call_hooks(self) -> None:
         """Step 4: the agents are asked to stop."""
@@ -161,7 +155,7 @@ class _Abort:
             await self._cancel_late()
         finally:
             with self._step(Step.RESUME, self._budget.resume_s, is_last=True) as seconds:
-                self._resumed = await self._at_every_gate(lambda gate: gate.resume(deadline_s=seconds), seconds)
+                self._resumed = await at_every_gate(self._gates, GateClient.resume, seconds)
                 for hooks in self._hooks:
                     self._note(hooks.name, hooks.clear)
 
@@ -171,8 +165,8 @@ class _Abort:
         results = tuple(task.result() for task in self._tasks if task not in failures)
         report = AbortReport(
             drained=tuple(self._drained),
-            engines=tuple(self._engines),
-            turns_left=self._turns_left,
+            engines=tuple(self._quiet.engines),
+            turns_left=self._quiet.turns_left,
             hooks=tuple(self._called),
             agents_left=tuple(self._agents_left),
             results=results,
@@ -184,32 +178,6 @@ class _Abort:
         for problem in report.problems:
             _log.warning(ABORT_PROBLEM, problem=problem)
         return report
-
-    async def _tell(self, index: int, is_idle: asyncio.Event, seconds: float) -> None:
-        """Have a worker end its requests, at least once and until `is_idle`."""
-        worker, pause_s = self._workers[index], _FIRST_LOOK_S
-        while True:
-            self._engines[index] = await _called(worker.name, partial(worker.abort_all, deadline_s=seconds), seconds)
-            if await within(pause_s, is_idle.wait()):
-                return
-            pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
-
-    async def _watch_turns(self, is_idle: asyncio.Event, seconds: float) -> None:
-        """Count the turns in flight until there are none, or nobody can say."""
-        pause_s = _FIRST_LOOK_S
-        while True:
-            self._turns_left = await self._count_turns(seconds)
-            if not self._turns_left:
-                is_idle.set()
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
-
-    async def _count_turns(self, seconds: float) -> int | None:
-        reached = [gate for gate, answer in zip(self._gates, self._drained, strict=True) if answer.error is None]
-        answers = await asyncio.gather(*(_asked(gate, gate.report(deadline_s=seconds), seconds) for gate in reached))
-        known = [answer.turns_in_flight for answer in answers if answer.error is None]
-        return sum(known) if known else None
 
     async def _stop(self, hooks: AgentHooks, seconds: float) -> None:
         if hooks.stop is None:
@@ -248,11 +216,6 @@ class _Abort:
             _log.warning(ABORTED_TASK_SKIPPED, task=failure.name, fate=failure.fate.value, detail=failure.detail)
         return {task: failure for task, failure in found.items() if failure is not None}
 
-    async def _at_every_gate(
-        self, ask: Callable[[GateClient], Awaitable[GateReport]], seconds: float
-    ) -> list[ServerAnswer]:
-        return await asyncio.gather(*(_asked(gate, ask(gate), seconds) for gate in self._gates))
-
     @contextmanager
     def _step(self, step: Step, wanted_s: float, *, is_last: bool = False) -> Iterator[float]:
         """Times a step; yields how many seconds it may take."""
@@ -264,19 +227,5 @@ class _Abort:
             _log.info(ABORT_STEP_ENDED, step=step.value, seconds=round(self._seconds[step], 3))
 
 
-async def _asked(gate: GateClient, question: Awaitable[GateReport], seconds: float) -> ServerAnswer:
-    """What the server said, or why it said nothing."""
-    url = gate.address.url
-    try:
-        async with asyncio.timeout(seconds):
-            said = await question
-    except SessionServerError as error:
-        return ServerAnswer(url, error.message)
-    except TimeoutError:
-        return ServerAnswer(url, not_in_time(seconds))
-    return ServerAnswer(url, None, said.epoch, said.sessions_closed, said.turns_in_flight, said.held)
-
-
 async def _called(name: str, call: Callable[[], Awaitable[object]], seconds: float) -> Answer:
-    """Whether `call` did its work within `seconds`."""
     return Answer(name, await attempt(call, seconds, name=f"abort: {name}"))

@@ -93,7 +93,7 @@ class AgentHooks:
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What a session server said to a drain or a resume; the counts are 0 when it did not answer."""
+    """What a session server said to a verb of its gate; the counts are 0 when it did not answer."""
 
     url: str
     error: str | None = None
@@ -102,6 +102,8 @@ class ServerAnswer:
     sessions_closed: int = 0
     """Sessions that were open until then."""
     turns_in_flight: int = 0
+    turns_generating: int = 0
+    """Those that did not wait at the gate to be continued."""
     held: int = 0
     """Requests that were waiting at the gate."""
 

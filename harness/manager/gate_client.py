@@ -28,6 +28,8 @@ class GateReport(msgspec.Struct, frozen=True):
     sessions: int
     """Sessions that the server holds."""
     turns_in_flight: int
+    turns_held: int = 0
+    """Those of the turns in flight that wait at the gate to be continued."""
     sessions_open: int = 0
     """Those of its sessions that still accept turns."""
     changed: bool = False
@@ -35,6 +37,11 @@ class GateReport(msgspec.Struct, frozen=True):
     """Sessions that this drain ended."""
     released: int = 0
     """Requests that this resume let go on."""
+
+    @property
+    def turns_generating(self) -> int:
+        """Turns in flight that an engine is busy with."""
+        return self.turns_in_flight - self.turns_held
 
 
 class SessionServerAddress(msgspec.Struct, frozen=True):

@@ -274,7 +274,9 @@ class SessionServer:
             "epoch": gate.epoch,
             "held": self.gatekeeper.held,
             "sessions": len(self.sessions),
+            "sessions_open": sum(session.is_open for session in self.sessions),
             "turns_in_flight": sum(len(session.turns_in_flight) for session in self.sessions),
+            "turns_held": self.gatekeeper.held_by_work[Work.CONTINUATION],
         }
 
     # Weight updates

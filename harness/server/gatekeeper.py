@@ -1,6 +1,7 @@
 """Holding requests at the gate: the waiting that `sessions.gate` decides about."""
 
 import asyncio
+from collections import Counter
 
 from harness.errors import GateClosed
 from harness.server.connection import ClientConnection
@@ -14,10 +15,15 @@ class Gatekeeper:
 
     def __init__(self, *, pause_timeout_s: float) -> None:
         self.gate = Gate()
-        self.held = 0
-        """Requests that wait now."""
+        self.held_by_work: Counter[Work] = Counter()
+        """Requests that wait now, by what they want."""
         self._pause_timeout_s = pause_timeout_s
         self._changed = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        """Requests that wait now."""
+        return self.held_by_work.total()
 
     def turn_to(self, state: GateState) -> bool:
         """Change the gate and wake up everybody who waits; False when it stood there already."""
@@ -41,7 +47,7 @@ class Gatekeeper:
                 raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
 
     async def _hold(self, work: Work, client: ClientConnection) -> None:
-        self.held += 1
+        self.held_by_work[work] += 1
         try:
             async with client.patience(), asyncio.timeout(self._pause_timeout_s):
                 while self.gate.verdict(work) is Verdict.HOLD:
@@ -51,5 +57,5 @@ class Gatekeeper:
                 f"the server has been paused for more than {self._pause_timeout_s:g} s", retry_after_s=_RETRY_AFTER_S
             ) from None
         finally:
-            self.held -= 1
+            self.held_by_work[work] -= 1
         await self.enter(work, client)

@@ -63,7 +63,7 @@ class Generation:
         Raises `EngineError`, `GateClosed`, `ClientLeft`; `output` then holds what there was.
         """
         while not self.output.is_complete:
-            await self.gatekeeper.enter(Work.TURN, self.client)
+            await self.gatekeeper.enter(Work.CONTINUATION, self.client)
             if not self.may_go_on:
                 return
             await self._next_segment()

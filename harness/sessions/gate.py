@@ -25,6 +25,8 @@ class Work(StrEnum):
 
     CREATE = "create"
     TURN = "turn"
+    CONTINUATION = "continuation"
+    """The next engine request of a turn in flight."""
 
 
 class Verdict(StrEnum):
@@ -40,11 +42,14 @@ class Verdict(StrEnum):
 GATE_TABLE: Mapping[tuple[GateState, Work], Verdict] = {
     (GateState.OPEN, Work.CREATE): Verdict.SERVE,
     (GateState.OPEN, Work.TURN): Verdict.SERVE,
+    (GateState.OPEN, Work.CONTINUATION): Verdict.SERVE,
     (GateState.PAUSED, Work.CREATE): Verdict.HOLD,
     (GateState.PAUSED, Work.TURN): Verdict.HOLD,
+    (GateState.PAUSED, Work.CONTINUATION): Verdict.HOLD,
     (GateState.DRAINING, Work.CREATE): Verdict.REFUSE,
     # The session decides: drained ones answer 404 for good.
     (GateState.DRAINING, Work.TURN): Verdict.SERVE,
+    (GateState.DRAINING, Work.CONTINUATION): Verdict.SERVE,
 }
 
 

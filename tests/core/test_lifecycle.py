@@ -108,10 +108,13 @@ def test_the_gate_decides_every_kind_of_work_in_every_state():
     assert GATE_TABLE == {
         (GateState.OPEN, Work.CREATE): Verdict.SERVE,
         (GateState.OPEN, Work.TURN): Verdict.SERVE,
+        (GateState.OPEN, Work.CONTINUATION): Verdict.SERVE,
         (GateState.PAUSED, Work.CREATE): Verdict.HOLD,
         (GateState.PAUSED, Work.TURN): Verdict.HOLD,
+        (GateState.PAUSED, Work.CONTINUATION): Verdict.HOLD,
         (GateState.DRAINING, Work.CREATE): Verdict.REFUSE,
         (GateState.DRAINING, Work.TURN): Verdict.SERVE,
+        (GateState.DRAINING, Work.CONTINUATION): Verdict.SERVE,
     }
 
 

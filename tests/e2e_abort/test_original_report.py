@@ -3,6 +3,7 @@
 The turns after it look COMPLETED and can never be trained; one such session used to crash a training job.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness.manager.rollout import OutcomeKind
 from harness.samples.codec import sample_from_json
 from harness.server.settings import ServerSettings
 from harness.types import Json, SampleStatus, TurnStatus
-from tests.manager.aborting import CALLING, call, eventually, stage
+from tests.manager.aborting import CALLING, QUICK, call, eventually, stage
 
 SIX_TURNS = tuple(
     Step(text=f"answer {number}", fault=ScriptedFault.ABORT if number == 2 else None, fault_after=4)
@@ -106,7 +107,7 @@ async def test_by_default_nothing_is_generated_in_vain(tmp_path: Path, agent: An
     async with stage(tmp_path, *HANGS_IN_THE_THIRD) as staged:
         staged.start(agent, session={"selection": selection})
         await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 3)
-        report = await staged.abort()
+        report = await staged.abort(replace(QUICK, agents_s=10, total_s=30))
 
         assert staged.engine._played.total() == 3
         assert (staged.gate(), staged.sessions()) == ("open", 0)

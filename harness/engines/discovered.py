@@ -12,7 +12,7 @@ here.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -30,6 +30,7 @@ _SILENT = "it does not answer"
 _FENCED_AFTER = 3
 _LEFT_AFTER = 12
 _ENTER_S = 120.0
+_OTHERS_S = 10.0  # sessions that begin before the second worker is there all settle at the first
 _LONGEST_REST_S = 30.0
 
 
@@ -83,7 +84,7 @@ class DiscoveredPool(EnginePool):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._leave_all)
             await stack.enter_async_context(running(self._follow()))
-            await self._first_worker()
+            await self._first_workers()
             self._stack = stack.pop_all()
         return self
 
@@ -91,6 +92,14 @@ class DiscoveredPool(EnginePool):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
+
+    async def _first_workers(self) -> None:
+        """Return when a worker serves, and the others that are listed have had a little time to join it."""
+        await self._first_worker()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_OTHERS_S):
+                while self._entering:  # noqa: ASYNC110  # as below
+                    await asyncio.sleep(self._interval_s / 10)
 
     async def _first_worker(self) -> None:
         try:

@@ -41,7 +41,7 @@ class Passthrough:
         """Serve one request, for as long as its client stays."""
         chunks: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
         passing = asyncio.create_task(self._pass(scope, chunks, send))
-        staying = asyncio.create_task(_listen(receive, chunks))
+        staying = asyncio.create_task(_listen(receive, chunks if _has_body(scope["headers"]) else None))
         try:
             await asyncio.wait((passing, staying), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -76,12 +76,13 @@ class Passthrough:
         return URL(self._url + (path + query).decode("latin-1"), encoded=True)
 
 
-async def _listen(receive: Receive, chunks: "asyncio.Queue[bytes | None]") -> None:
-    """Take in what the client sends; returns when it has left."""
+async def _listen(receive: Receive, chunks: "asyncio.Queue[bytes | None] | None") -> None:
+    """Take in what the client sends, unless nobody wants it (None); returns when the client has left."""
     while (message := await receive())["type"] == "http.request":
-        await chunks.put(message.get("body", b""))
-        if not message.get("more_body", False):
-            await chunks.put(None)
+        if chunks is not None:
+            await chunks.put(message.get("body", b""))
+            if not message.get("more_body", False):
+                await chunks.put(None)
 
 
 async def _body(chunks: "asyncio.Queue[bytes | None]") -> AsyncIterator[bytes]:

@@ -151,12 +151,13 @@ async def test_a_body_is_passed_on_while_it_comes():
     assert upstream.body == b"beginning end"
 
 
-async def test_a_client_that_leaves_takes_its_request_out_of_the_gateway():
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_client_that_leaves_takes_its_request_out_of_the_gateway(method):
     """Which takes it out of the engine."""
     upstream = Upstream(chunks=[b"first", b"never sent"])
     async with (
         passing(upstream) as (client, url),
-        client.post(f"{url}/generate", data=b"{}") as answer,
+        client.request(method, f"{url}/generate", data=b"{}" if method == "POST" else None) as answer,
     ):
         await answer.content.readany()
         answer.close()

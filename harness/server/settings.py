@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from harness.errors import ScenarioError
 from server_patch.repeat_terminate import RepeatTerminateConfig
-from server_patch.repeat_terminate import RepeatTerminateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,6 @@ class ServerSettings:
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()
     """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
-
-    repeat_guard: RepeatTerminateConfig | None = None
-    """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""
 
     repeat_guard: RepeatTerminateConfig | None = None
     """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""

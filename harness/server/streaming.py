@@ -77,8 +77,11 @@ class StreamedAnswer(Response, Generic[_T]):
             refusal = await self._turn.refusal(error)
             await send({"type": "http.response.body", "body": encoded_event(bytes(refusal.body)) + DONE})
             return
-        await send({"type": "http.response.body", "body": self._turn.events(turn)})
-        if not self._client.has_left:
+        await send({"type": "http.response.body", "body": self._turn.events(turn), "more_body": True})
+        # Asked before the end: the web server reports every client as gone once its response is complete.
+        is_delivered = await self._client.is_still_there()
+        await send({"type": "http.response.body"})
+        if is_delivered:
             self._turn.delivered(turn)
 
 

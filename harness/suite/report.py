@@ -147,7 +147,9 @@ class RunReport:
         """What a trainer logs of the run; the keys are fixed."""
         return {
             "rollout/repeat_terminate_active": int(self.is_guarded),
-            "rollout/repeat_terminate_triggered_sequences": sum(each.repeat_terminated_turns for each in self.scenarios),
+            "rollout/repeat_terminate_triggered_sequences": sum(
+                each.repeat_terminated_turns for each in self.scenarios
+            ),
         }
 
     def to_json(self) -> Json:

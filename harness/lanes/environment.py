@@ -9,7 +9,7 @@ import asyncio
 import fcntl
 import hashlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.errors import LaneError
 from harness.lanes.overlay import server_patch
 from harness.lanes.spec import LaneEngine
-from harness.lanes.torch_source import torch_source
+from harness.lanes.torch_source import TORCH, torch_source
 from harness.lanes.uv import run_uv
 from harness.models.cache import cache_directory, install, require_space, staging, storage_error
 
@@ -55,19 +55,23 @@ class Requirements:
             digest.update(path.read_bytes())
         return digest.hexdigest()
 
+    @property
+    def directory(self) -> Path:
+        """Where their environment is, or will be."""
+        return lanes_directory() / "environments" / f"{self.engine}-{self.digest[:16]}"
+
 
 def lanes_directory() -> Path:
     """Where environments, logs and states are kept."""
     return cache_directory() / "engines"
 
 
-async def engine_python(engine: LaneEngine, say: Say) -> Path:
-    """The interpreter of the environment of `engine`, which is made when it is missing.
+async def installed_python(requirements: Requirements, say: Say) -> Path:
+    """The interpreter of the environment for `requirements`, which is made when it is missing.
 
     Any number of processes may ask at once; one works, the others wait. Raises `LaneError` or `ModelError`.
     """
-    requirements = Requirements.of(engine)
-    target = lanes_directory() / "environments" / f"{engine}-{requirements.digest[:16]}"
+    target = requirements.directory
     python = target / "bin" / "python"
     try:
         async with _locked(target.with_name(f"{target.name}.lock"), say):
@@ -85,7 +89,7 @@ async def _build(requirements: Requirements, target: Path, say: Say) -> None:
         built = scratch / "built"
         await run_uv("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
         python = built / "bin" / "python"
-        source = await torch_source(python, lanes_directory() / "wheels")
+        source = await _torch_source(requirements, python)
         files = ("--requirement", requirements.requirements, "--override", requirements.overrides)
         limits = ("--constraint", requirements.constraints)
         options = [str(item) for item in ("--python", python, *source, *files, *limits)]
@@ -93,6 +97,12 @@ async def _build(requirements: Requirements, target: Path, say: Say) -> None:
         if requirements.engine is LaneEngine.VLLM:
             _give_vllm_its_name(built)
         install(built, target, scratch)
+
+
+async def _torch_source(requirements: Requirements, python: Path) -> Sequence[str]:
+    if TORCH not in requirements.requirements.read_text(encoding="utf-8"):
+        return ()
+    return await torch_source(python, lanes_directory() / "wheels")
 
 
 def _give_vllm_its_name(environment: Path) -> None:

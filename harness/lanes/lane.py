@@ -10,11 +10,10 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from subprocess import Popen
 
 from harness.errors import LaneError
 from harness.lanes.commands import LOOPBACK, served_name, server_command
-from harness.lanes.environment import Say, engine_python, lanes_directory, require_no_gpu
+from harness.lanes.environment import Requirements, Say, installed_python, lanes_directory, require_no_gpu
 from harness.lanes.overlay import write_overlay
 from harness.lanes.process import ProcessName, end_group, members, spawn_held
 from harness.lanes.readiness import until_it_generates
@@ -39,11 +38,11 @@ async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = S
     python = await _installed(spec, say)
     watchdog = Watchdog()
     try:
-        process, lane = _spawn(spec, python, watchdog)
+        lane = _spawn(spec, python, watchdog)
         try:
             yield await _ready(lane, say, deadline_s)
         finally:
-            await _end(lane, process)
+            await _end(lane)
     finally:
         await watchdog.close()
 
@@ -51,11 +50,11 @@ async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = S
 async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> Lane:
     """A server for `spec` that generates and outlives this process; `down` ends it. Raises `LaneError`."""
     python = await _installed(spec, say)
-    process, lane = _spawn(spec, python, watchdog=None)
+    lane = _spawn(spec, python, watchdog=None)
     try:
         return await _ready(lane, say, deadline_s)
     except BaseException:
-        await _end(lane, process)
+        await _end(lane)
         raise
 
 
@@ -81,27 +80,27 @@ def down(lane: Lane) -> bool:
 
 async def _installed(spec: LaneSpec, say: Say) -> Path:
     require_no_gpu(spec.engine)
-    return await engine_python(spec.engine, say)
+    return await installed_python(Requirements.of(spec.engine), say)
 
 
-def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> tuple["Popen[bytes]", Lane]:
-    """The server's process, which is registered everywhere before it becomes the server."""
+def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
+    """The lane of a new process, which is registered everywhere before it becomes the server."""
     port = spec.port or _free_port()
     name = f"{spec.engine}-{port}"
     _require_unused(name, port)
     folder = new_folder(_directory(), name)
     import_path = write_overlay(spec.engine, folder / "overlay")
     command = server_command(spec, port, python, import_path, os.environ)
-    process, gate = spawn_held(command.arguments, command.environment, folder / "server.log")
+    held = spawn_held(command.arguments, command.environment, folder / "server.log")
     try:
-        lane = _described(spec, port, process.pid, folder, holder=os.getpid() if watchdog else None)
+        lane = _described(spec, port, held.pid, folder, holder=os.getpid() if watchdog else None)
         lane.save()
         if watchdog is not None:
-            watchdog.watch(process.pid)
-        os.write(gate, b"\n")
+            watchdog.watch(held.pid)
+        os.write(held.gate, b"\n")
     finally:
-        os.close(gate)
-    return process, lane
+        os.close(held.gate)
+    return lane
 
 
 def _described(spec: LaneSpec, port: int, pid: int, folder: Path, *, holder: int | None) -> Lane:
@@ -129,14 +128,14 @@ async def _ready(lane: Lane, say: Say, deadline_s: float) -> Lane:
     return ready
 
 
-async def _end(lane: Lane, process: "Popen[bytes]") -> None:
+async def _end(lane: Lane) -> None:
     """End the lane that this process started; shielded, because a server left behind keeps gigabytes."""
-    await asyncio.shield(asyncio.to_thread(_end_child, lane, process))
+    await asyncio.shield(asyncio.to_thread(_end_child, lane))
 
 
-def _end_child(lane: Lane, process: "Popen[bytes]") -> None:
-    end_group(lane.group, grace_s=_GRACE_S)  # ours until it has been waited for
-    process.wait()
+def _end_child(lane: Lane) -> None:
+    end_group(lane.group, grace_s=_GRACE_S)  # its number is nobody else's before it has been waited for
+    os.waitpid(lane.pid, 0)
     lane.forget()
 
 

@@ -6,17 +6,17 @@ boot that tick counts from, and nothing is signalled that is not still the proce
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _POLL_S = 0.05
 _KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
 
-_WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
+_WAIT_FOR_START = 'cd / && read -r _ && exec "$@" </dev/null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +48,36 @@ class ProcessName:
         return False
 
 
-def spawn_held(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
-) -> tuple["subprocess.Popen[bytes]", int]:
-    """A process group that becomes `command` when a line is written to the returned descriptor, or ends when it closes.
+class HeldProcess(NamedTuple):
+    """The first process of a group, which has not become the program yet."""
 
-    What it prints goes to `log`. The caller closes the descriptor.
+    pid: int
+    gate: int
+    """A descriptor: a line written to it starts the program, closing it without ends the process."""
+
+
+def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path) -> HeldProcess:
+    """A process in a session and a group of its own that will run `command`; what it prints goes to `log`.
+
+    The caller closes the gate, and waits for the process if it stays to see its end. Not a `Popen`, which complains
+    when it is forgotten: a server may outlive the program that started it.
     """
     start_line, gate = os.pipe()
     try:
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", _WAIT_FOR_START, "sh", *command],
-                stdin=start_line,
-                stdout=output,
-                stderr=output,
-                env=dict(environment),
-                cwd="/",
-                start_new_session=True,
-            )
+        actions = (
+            (os.POSIX_SPAWN_DUP2, start_line, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        )
+        shell = ("/bin/sh", "-c", _WAIT_FOR_START, "sh", *command)
+        ours = (signal.SIGPIPE,)  # Python ignores it, the server shall not inherit that
+        pid = os.posix_spawn(shell[0], shell, environment, file_actions=actions, setsid=True, setsigdef=ours)
+        return HeldProcess(pid, gate)
     except BaseException:
         os.close(gate)
         raise
     finally:
         os.close(start_line)
-    return process, gate
 
 
 def members(group: int) -> list[ProcessName]:

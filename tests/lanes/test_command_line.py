@@ -1,0 +1,79 @@
+"""`harness engine`, as a user types it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def harness(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", "engine", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def model_folder(tmp_path: Path) -> str:
+    """What `--model` takes for a model; nothing reads its weights."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    for name in ("tokenizer.json", "model.safetensors"):
+        (folder / name).touch()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def test_up_list_down(installed: Path, tmp_path: Path) -> None:
+    """The address is the only thing on standard output; ending twice is no error."""
+    up = harness("up", "vllm", "--model", model_folder(tmp_path), "--env", "MARK=1", "--", "--handed", "through")
+    try:
+        [listed] = json.loads(harness("list", "--json").stdout)
+        assert (up.returncode, up.stdout.strip()) == (0, listed["url"])
+        assert (listed["model"], listed["ready"], listed["holder"]) == ("toy", True, None)
+        assert "'--handed', 'through'" in Path(listed["log"]).read_text()
+        assert b"MARK=1" in Path(f"/proc/{listed['pid']}/environ").read_bytes().split(b"\0")
+    finally:
+        ended = harness("down")
+    assert ended.stdout == f"ended {listed['name']}\n"
+    assert [harness(verb).stdout for verb in ("down", "list")] == ["nothing to end\n", "no lane is up\n"]
+    assert not Path(f"/proc/{listed['pid']}").exists()
+
+
+def test_down_needs_to_know_which(installed: Path, tmp_path: Path) -> None:
+    """Several lanes are told apart by name, address or engine."""
+    folder = model_folder(tmp_path)
+    ups = [
+        json.loads(harness("up", engine, "--model", folder, "--json").stdout) for engine in ("vllm", "vllm", "sglang")
+    ]
+    names = [up["name"] for up in ups]
+    try:
+        assert (harness("down").returncode, "several lanes are up" in harness("down").stderr) == (4, True)
+        assert json.loads(harness("down", ups[0]["url"], "--json").stdout) == {"ended": [names[0]]}
+        assert json.loads(harness("down", "vllm", "--json").stdout) == {"ended": [names[1]]}
+    finally:
+        ended = json.loads(harness("down", "--all", "--json").stdout)["ended"]
+    assert ended == [names[2]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("up", "local"), "runs inside `harness run` and `harness serve --engine local`"),
+        (("up", "tgi"), "expected one of sglang, vllm"),
+        (("up", "vllm", "--dtype", "int4"), "expected one of float32, bfloat16"),
+        (("up", "vllm", "--env", "X"), "expected NAME=VALUE, got 'X'"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(installed: Path, arguments: tuple[str, ...], message: str) -> None:
+    """With what would be right, and the exit code of a wrong command line."""
+    refused = harness(*arguments)
+
+    assert (refused.returncode, message in refused.stderr) == (4, True)
+
+
+def test_a_failed_start_is_no_bug_of_the_command(installed: Path, tmp_path: Path) -> None:
+    """Its exit code says infrastructure, its message what the server said last."""
+    failed = harness("up", "vllm", "--model", model_folder(tmp_path), "--env", "FAKE_ENGINE=die")
+
+    assert (failed.returncode, "--no-such-flag" in failed.stderr, failed.stdout) == (6, True, "")
+    assert list((installed / "engines" / "lanes").glob("*/server.log"))

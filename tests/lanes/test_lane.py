@@ -1,0 +1,134 @@
+"""A lane begins when its server generates and ends as a whole, whoever dies first."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.errors import LaneError
+from harness.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.lanes.process import members
+
+
+async def _until_gone(group: int) -> None:
+    async with asyncio.timeout(30):
+        while members(group):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_lane_serves_for_the_time_of_its_block(spec: LaneSpec) -> None:
+    """Inside it answers and is listed; afterwards no process, no state, and the log is still there."""
+    async with open_lane(spec) as lane, httpx.AsyncClient() as http:
+        assert (await http.post(f"{lane.url}/anything", json={})).status_code == 200
+        assert (find_lanes(), lane.holder, len(lane.processes)) == ([lane], os.getpid(), 2)
+
+    assert (members(lane.group), find_lanes()) == ([], [])
+    assert "started as" in lane.log.read_text()
+
+
+async def test_the_block_may_fail(spec: LaneSpec) -> None:
+    """An error inside is the error outside, and the server ends."""
+    with pytest.raises(ZeroDivisionError):
+        async with open_lane(spec) as lane:
+            _ = 1 / 0
+
+    assert members(lane.group) == []
+
+
+async def test_a_server_that_dies_while_it_starts_is_reported_with_its_last_words(spec: LaneSpec) -> None:
+    """The message has the end of the log, where the rest is, and what to do."""
+    with pytest.raises(LaneError) as caught:
+        async with open_lane(replace(spec, env={"FAKE_ENGINE": "die"})):
+            pass
+
+    for part in ("ended while it started", "correct or remove it", "server.log", "arguments: --no-such-flag"):
+        assert part in caught.value.message
+    assert find_lanes() == []
+
+
+async def test_a_server_that_never_generates_is_ended_at_the_deadline(spec: LaneSpec) -> None:
+    """The message has its last answer."""
+    with pytest.raises(LaneError, match=r"did not generate a token within 2 s, its last answer was 503"):
+        async with open_lane(replace(spec, env={"FAKE_ENGINE": "busy"}), deadline_s=2):
+            pass
+
+    assert find_lanes() == []
+
+
+async def test_starting_can_be_cancelled(spec: LaneSpec) -> None:
+    """Nothing is left of it."""
+    starting = asyncio.create_task(start_lane(replace(spec, env={"FAKE_ENGINE": "busy"})))
+    async with asyncio.timeout(30):
+        while not (lanes := find_lanes()):
+            await asyncio.sleep(0.02)
+    starting.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert (members(lanes[0].group), find_lanes()) == ([], [])
+
+
+async def test_a_lane_dies_with_the_program_that_opened_it(installed: Path, weights: Path) -> None:
+    """Even when that is killed with SIGKILL; its children go too."""
+    program = (
+        "import asyncio, sys; from pathlib import Path; from harness.lanes import *\n"
+        "async def main():\n"
+        f"    async with open_lane(LaneSpec(LaneEngine.VLLM, Path({str(weights)!r}))) as lane:\n"
+        "        print(lane.group, flush=True); await asyncio.sleep(600)\n"
+        "asyncio.run(main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        group = int(await asyncio.to_thread(owner.stdout.readline))
+        assert len(members(group)) == 2
+        owner.send_signal(signal.SIGKILL)
+    await _until_gone(group)
+
+    assert find_lanes() == []
+
+
+async def test_two_lanes_share_no_port_and_no_folder(installed: Path, weights: Path) -> None:
+    """Each has a free port of its own."""
+    spec = LaneSpec(LaneEngine.SGLANG, weights)
+    async with open_lane(spec) as one, open_lane(spec) as other:
+        assert len({one.url, other.url}) == len({one.log, other.log}) == 2
+
+
+async def test_a_port_that_is_taken_is_refused_before_anything_starts(spec: LaneSpec) -> None:
+    """By another lane of the engine, or by a stranger."""
+    async with open_lane(spec) as lane:
+        taken = replace(spec, port=int(lane.url.rpartition(":")[2]))
+        with pytest.raises(LaneError, match="runs already"):
+            await start_lane(taken)
+        other = next(engine for engine in LaneEngine if engine != spec.engine)
+        with pytest.raises(LaneError, match="cannot be used"):
+            await start_lane(replace(taken, engine=other))
+
+
+async def test_down_ends_nothing_but_the_lane(spec: LaneSpec) -> None:
+    """A process that came to the number of a lane that died is left alone, and the state goes."""
+    lane = await start_lane(spec)
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        pretended = replace(lane.processes[0], pid=stranger.pid)
+        stale = replace(lane, group=stranger.pid, processes=(pretended,))
+        assert down(stale) is False
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+        assert (down(lane), down(lane)) == (True, False)
+
+
+async def test_down_ends_what_a_dead_server_left_behind(spec: LaneSpec) -> None:
+    """The first process is gone, its child is not: the group is still the lane's."""
+    lane = await start_lane(spec)
+    os.kill(lane.pid, signal.SIGKILL)
+
+    assert (find_lanes(), down(lane), members(lane.group)) == ([lane], True, [])

@@ -27,6 +27,10 @@ _GUARD = "HARNESS_REPEAT_TERMINATE_"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
+# Threads that wait for each other sleep. By default they spin, and where agents and tests want the same cores a step then
+# takes until the last of them is scheduled: with a load of 13 on two cores SGLang was five times slower.
+_SHARES_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
+
 
 class ServerCommand(NamedTuple):
     """What is executed."""
@@ -53,7 +57,7 @@ def server_command(
     stated = {name for name in parent if name.startswith(_GUARD) and any(key.startswith(_GUARD) for key in spec.env)}
     inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED | stated}
     path = {"PYTHONPATH": ":".join(str(folder) for folder in import_path)}
-    environment = {**inherited, **_OFFLINE, **_LOOPBACK_ONLY, **own, **path, **spec.env}
+    environment = {**inherited, **_OFFLINE, **_LOOPBACK_ONLY, **_SHARES_CORES, **own, **path, **spec.env}
     return ServerCommand((str(python), "-m", *arguments, *spec.arguments), environment)
 
 

@@ -283,7 +283,7 @@ class Served:
 async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        chat_tokenizer = open_chat_tokenizer(options.model or _toy_model(directory / "toy"))
+        chat_tokenizer = open_chat_tokenizer(options.model or toy_folder(directory / "toy"))
         engine: TokenProvider
         if options.engine == "scripted":
             engine = ScriptedEngine(chat_tokenizer.tokenizer, SCRIPT)
@@ -294,7 +294,8 @@ async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
             yield Served(server, engine, worker, directory / "rollouts")
 
 
-def _toy_model(directory: Path) -> Path:
+def toy_folder(directory: Path) -> Path:
+    """A model without weights, made in `directory`."""
     sys.path.insert(0, str(ROOT / "tests"))
     from toy_model import write_toy_model
 

@@ -13,7 +13,8 @@ from harness.types import Json
 DONE = encoded_event(b"[DONE]")
 """What OpenAI clients read up to."""
 
-_PIECE = 128  # characters of a delta: several for whoever shows them, few for whoever parses them
+_SHORTEST_PIECE = 128  # characters of a delta
+_MOST_PIECES = 32  # deltas of a text: several for whoever shows them, few for whoever parses them
 _HEAD = ("id", "created", "model")
 
 
@@ -51,7 +52,8 @@ def _deltas(message: Json) -> Iterator[Json]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    size = max(_SHORTEST_PIECE, -(-len(text) // _MOST_PIECES))
+    return (text[start : start + size] for start in range(0, len(text), size))
 
 
 def _choice(delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:

@@ -44,7 +44,7 @@ def require_guard(capabilities: Capabilities, wanted: RepeatTerminateConfig) -> 
         if capabilities.repeat_guard is None
         else f"runs one with other limits (digest {capabilities.repeat_guard[:12]})"
     )
-    settings = " ".join(f"{name}='{value}'" for name, value in wanted.to_environ().items())
+    settings = " ".join(f"{name}='{value}'" for name, value in wanted.to_environ().items() if value)
     raise ScenarioError(
         f"a repeat guard is wanted (digest {wanted.digest()[:12]}), the {capabilities.engine} engine {found};"
         f" start its server with the harness's plugin installed, not left out by SGLANG_PLUGINS or VLLM_PLUGINS, and"

@@ -94,8 +94,8 @@ class RepeatTerminateConfig:
         return asdict(self)
 
     def to_environ(self) -> dict[str, str]:
-        """The variables that give another process this configuration."""
-        return {ENABLE: str(int(self.enabled)), CONFIG_JSON: self._canonical()}
+        """The variables that give another process this configuration, whatever it inherits."""
+        return {ENABLE: str(int(self.enabled)), CONFIG_JSON: self._canonical(), CONFIG_JSON_PATH: ""}
 
     def digest(self) -> str:
         """SHA-256 of the mapping in canonical JSON: two processes with one digest decide alike."""

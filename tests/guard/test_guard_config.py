@@ -35,6 +35,7 @@ def test_every_key_travels_through_the_environment() -> None:
 
     assert config.to_mapping() == CUSTOM
     assert RepeatTerminateConfig.from_environ(config.to_environ()) == config
+    assert RepeatTerminateConfig.from_environ({CONFIG_JSON_PATH: "inherited.json", **config.to_environ()}) == config
 
 
 def test_the_mapping_may_lie_in_a_file(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from harness.engines.connect import open_engine
+from harness.engines.repeat_guard import object_key_ids, prove_guard
 from harness.engines.scripted import Script, ScriptedEngine, Step
-from harness.errors import ScenarioError
+from harness.errors import EngineReplyInvalid, ScenarioError
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
@@ -45,6 +46,28 @@ async def test_an_engine_with_other_limits_is_refused() -> None:
     with pytest.raises(ScenarioError, match="runs one with other limits"):
         async with serving(scripted("hi", guard=replace(GUARD, min_new_tokens=5))):
             pass
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"min_new_tokens": 0, "max_consecutive_token_repeats": 0, "ngram_size": 5, "ngram_repeats": 3},
+        {"min_new_tokens": 0, "max_consecutive_token_repeats": 2},
+        {"max_consecutive_token_repeats": 0, "ngram_size": 0, "max_object_keys": 3},
+        {"max_consecutive_token_repeats": 0, "ngram_size": 0, "max_object_keys": 3, "min_new_tokens": 0},
+    ],
+    ids=["defaults", "n-grams alone", "runs", "object keys alone", "object keys at once"],
+)
+async def test_a_guard_is_proven_by_an_output_that_it_ends(limits: dict[str, int]) -> None:
+    """Whatever its limits, some output trips it; an engine that lets that one go on is refused."""
+    config = RepeatTerminateConfig.from_mapping({"enabled": True, **limits})
+    key_ids = object_key_ids(toy_tokenizer())
+
+    text = "a text that goes on behind every joint " * 20
+    await prove_guard(scripted(text, guard=config), config, key_ids)
+    with pytest.raises(EngineReplyInvalid, match=r"enabled but not active: .* got 2 tokens and 'length'"):
+        await prove_guard(scripted(text, guard=None), config, key_ids)
 
 
 async def test_the_environment_demands_the_guard_and_gives_it_to_engines_in_this_process(

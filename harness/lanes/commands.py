@@ -27,8 +27,8 @@ _GUARD = "HARNESS_REPEAT_TERMINATE_"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
-# Threads that wait for each other sleep. By default they spin, and where agents and tests want the same cores a step then
-# takes until the last of them is scheduled: with a load of 13 on two cores SGLang was five times slower.
+# Threads that wait for each other sleep. By default they spin, and where agents and tests want the same cores a step
+# then takes until the last of them is scheduled: with a load of 13 on two cores SGLang was five times slower.
 _SHARES_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 

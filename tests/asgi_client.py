@@ -35,6 +35,8 @@ class Exchange:
         self._inbox.put_nowait({"type": "http.request", "body": self.content, "more_body": False})
         self._status, self._head, self._body = 0, {}, b""
         self._has_left = False
+        self.has_whole_answer = False
+        """The last byte has arrived; the application may still be busy."""
         self.task = asyncio.ensure_future(self._run())
 
     def leave(self) -> None:
@@ -50,7 +52,7 @@ class Exchange:
     @property
     def answer(self) -> Answer | None:
         """The whole answer, when there is one and the client stayed for it."""
-        if self._has_left or not self.task.done() or self.task.cancelled() or not self._status:
+        if self._has_left or not self.has_whole_answer:
             return None
         return Answer(self._status, self._head, self._body)
 
@@ -77,3 +79,4 @@ class Exchange:
             self._head = {name.decode().lower(): value.decode() for name, value in message["headers"]}
         else:
             self._body += message.get("body", b"")
+            self.has_whole_answer |= not message.get("more_body", False)

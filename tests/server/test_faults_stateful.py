@@ -76,9 +76,15 @@ class Asked:
     has_left: bool = False
     is_harvested: bool = False
 
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        answer = self.exchange.answer
+        return f"{self.digest[:4]} {self.headers} left={self.has_left} answered={answer and answer.status}"
+
     @property
     def is_waiting(self) -> bool:
-        return not self.has_left and not self.exchange.is_over
+        return not self.has_left and not self.exchange.has_whole_answer
 
     @property
     def was_answered(self) -> bool:
@@ -230,7 +236,7 @@ class FaultMachine(RuleBasedStateMachine):
         self.dead.append(self.live)
         for known in self.sessions:
             for asked in known.requests:
-                asked.has_left |= not asked.exchange.is_over
+                asked.has_left |= not asked.exchange.has_whole_answer
         self.live = Live(self.path, self.script, self.version)
         self.gate = "open"
 
@@ -281,7 +287,7 @@ class FaultMachine(RuleBasedStateMachine):
             await asyncio.wait([exchange.task], timeout=A_MOMENT_S)
             return exchange
 
-        known.requests.append(Asked(self.live.run(begin()), digest, messages, continues))
+        known.requests.append(Asked(self.live.run(begin()), digest, messages, continues, headers=headers))
         self.harvest()
 
     def harvest(self) -> None:
@@ -354,7 +360,7 @@ class FaultMachine(RuleBasedStateMachine):
             sampled = Counter(turn.request_digest for turn in session.turns.values())
             assert known.answers <= set(stored.values())
             assert {(said(before), said(after)) for before, after in known.extensions} <= pairs
-            assert sampled <= known.may_sample
+            assert sampled <= known.may_sample, [str(asked) for asked in known.requests]
             assert len(set(seeds)) == len(seeds)
             assert (session.phase == "open") == (not known.is_closed)
 

@@ -1,0 +1,59 @@
+"""The quickstart suite passes on real SGLang and on real vLLM, as it does on the local engine."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.lanes import LaneEngine, find_lanes
+from tests.real_engines import on_real
+
+pytestmark = [pytest.mark.model, pytest.mark.agent]
+
+_RUN_S = 1000  # its agents have deadlines; this is for a server that has to be installed first
+
+
+def run_quickstart(engine: str, model_dir: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A run that passed every check, the ledger among them."""
+    command = [sys.executable, "-m", "harness", "run", "quickstart", "--engine", engine, "--model", str(model_dir)]
+    done = subprocess.run(
+        [*command, "--out", str(directory), "--json"], check=False, capture_output=True, text=True, timeout=_RUN_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def engine_of(directory: Path) -> str:
+    """What the run was sampled with, as its lock has it."""
+    [digests] = json.loads((directory / "lock.json").read_text())["digests"].values()
+    return str(digests["engine"])
+
+
+def test_on_a_running_sglang(sglang_url: str, model_dir: Path, tmp_path: Path) -> None:
+    """With `--engine sglang=URL`."""
+    run_quickstart(f"sglang={sglang_url}", model_dir, tmp_path / "run")
+
+    assert engine_of(tmp_path / "run") == "sglang"
+
+
+def test_on_a_running_vllm(vllm_url: str, model_dir: Path, tmp_path: Path) -> None:
+    """With `--engine vllm=URL`."""
+    run_quickstart(f"vllm={vllm_url}", model_dir, tmp_path / "run")
+
+    assert engine_of(tmp_path / "run") == "vllm"
+
+
+class TestStartedForTheRun:
+    """With `--engine vllm`: the run starts the server and ends it."""
+
+    pytestmark = on_real(LaneEngine.VLLM)
+
+    def test_it_is_gone_afterwards(self, model_dir: Path, tmp_path: Path) -> None:
+        """The progress lines say what is started, and where its log is."""
+        said = run_quickstart("vllm", model_dir, tmp_path / "run").stderr
+
+        [url] = re.findall(r"starting vllm with smollm2-135m-instruct at (\S+) \(log: ", said)
+        assert url not in {lane.url for lane in find_lanes()}

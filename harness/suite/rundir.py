@@ -4,6 +4,7 @@
     lock.json          versions and digests of what it ran with
     run.db             sessions, turns and rollouts, durable while the run goes on
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
+    checkpoints/<n>/   the weights of version n, where a scenario changes them; weights.json says when and how
     samples.jsonl      what a trainer gets; samples.parquet beside it when pyarrow is there
     result.json        the report; written last, so its presence says that the run is complete
 
@@ -65,6 +66,16 @@ class RunDirectory:
     def sessions(self) -> Path:
         """Working directories of the agents."""
         return self.path / "sessions"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Weights that the run made, by version."""
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """What each update of the weights did."""
+        return self.path / "weights.json"
 
     @property
     def result(self) -> Path:

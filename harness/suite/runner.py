@@ -29,6 +29,7 @@ from harness.suite.report import RunReport, ScenarioReport, status_of
 from harness.suite.rollouts import RolloutLog, RolloutRecord
 from harness.suite.rundir import RunDirectory
 from harness.suite.serving import EngineChoice, Services, serve_engine
+from harness.suite.weight_schedule import weights_changing
 from harness.types import Sample
 
 
@@ -91,7 +92,8 @@ class SuiteRun:
         async with SessionManager(services.url) as manager:
             batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts)
             width = self.concurrency or folder.scenario.concurrency
-            await self.interrupts.guard(batch.run(rollouts, width=width), drain=self._draining(services))
+            async with weights_changing(folder.scenario.weights, services, self.directory, self.progress.say):
+                await self.interrupts.guard(batch.run(rollouts, width=width), drain=self._draining(services))
 
     def _draining(self, services: Services) -> Callable[[], Awaitable[None]]:
         async def drain() -> None:

@@ -112,6 +112,28 @@ class Sampling(_Strict):
     min_p: float | None = Field(default=None, ge=0, le=1)
 
 
+class WeightUpdate(_Strict):
+    """One change of the weights under the running sessions."""
+
+    when: Literal["in_turn", "in_tool_call", "session_ended"]
+    """The moment: a turn is being sampled, a session sits between two turns, or a session has just ended."""
+    after_turns: int = Field(default=1, ge=0)
+    """Not before the sessions have made so many more turns together."""
+
+
+class Weights(_Strict):
+    """Weights that change while the scenario runs: version n is a checkpoint made on the spot."""
+
+    updates: list[WeightUpdate] = Field(min_length=1)
+    """In their order; the first one brings version 1."""
+    noise: float = Field(default=0.02, gt=0)
+    """How far each checkpoint is from the model, in standard deviations of its tensors."""
+    mode: Literal["abort", "keep"] = "abort"
+    """What happens to turns in flight: they end and go on with a new request, or they freeze."""
+    sweep_s: float = Field(default=60.0, gt=0)
+    """Time for scoring what waits for the version that is about to go, before each update."""
+
+
 class Checks(_Strict):
     """What must hold for a finished run; the ledger is checked in every run, asked or not."""
 
@@ -127,6 +149,10 @@ class Checks(_Strict):
     """Turns that ended at a length limit or by the repeat guard, over all sessions."""
     expect_dropped_trailing_turns: bool | None = None
     """Whether samples lost the turns after an incomplete one (true), or none did (false)."""
+    min_policy_versions: int | None = Field(default=None, ge=1)
+    """Different weights that sampled tokens, over all samples."""
+    min_proximal_tokens: int | None = Field(default=None, ge=1)
+    """Tokens whose proximal logprob is that of their next version, over all samples."""
     check_deadline_s: float = Field(default=10.0, gt=0)
     """Time for `check.py` to score one session."""
 
@@ -151,6 +177,8 @@ class Scenario(_Strict):
     """Seeds of the sessions derive from it."""
     concurrency: int = Field(default=4, ge=1)
     """Sessions at a time, unless `-n` says otherwise."""
+    weights: Weights | None = None
+    """Weights that change under the sessions; without it they stay."""
     checks: Checks = Field(default_factory=Checks)
 
     @property

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import httpx
 
+from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
 from harness.lanes import LaneEngine, LaneSpec, open_lane
 from harness.models import resolve_model
@@ -29,19 +30,23 @@ class EngineChoice(NamedTuple):
     model: str
     script: Path | None
     repeat_guard: RepeatTerminateConfig | None = None
+    weights_of: str | None = None
+    """The scenario that changes its weights; no other one runs on it afterwards."""
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
         """The engine of `folder`."""
         spec = folder.scenario.engine
         script = folder.file(spec.script) if spec.script and spec.name == "scripted" else None
-        return cls(spec.name, spec.model, script, spec.repeat_guard.config if spec.repeat_guard else None)
+        guard = spec.repeat_guard.config if spec.repeat_guard else None
+        return cls(spec.name, spec.model, script, guard, folder.name if folder.scenario.weights else None)
 
     @property
     def key(self) -> str:
         """The name of the choice in `lock.json`."""
         guard = None if self.repeat_guard is None else f"repeat_guard={self.repeat_guard.digest()[:12]}"
-        return " ".join(str(part) for part in (self.name, self.model, self.script, guard) if part is not None)
+        weights = None if self.weights_of is None else f"weights_of={self.weights_of}"
+        return " ".join(str(part) for part in (self.name, self.model, self.script, guard, weights) if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class Services:
     model: str
     """Name that agents ask for."""
     identity: Json
+    engine: TokenProvider
+    model_dir: Path
 
     async def drain(self) -> None:
         """Close every open session for good; new ones are refused."""
@@ -88,7 +95,7 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
         )
         async with serve_in_process(engine, chat_tokenizer, open_store(database), settings) as server:
             identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
-            yield Services(server.url, engine.capabilities.model, identity)
+            yield Services(server.url, engine.capabilities.model, identity, engine, model_dir)
 
 
 @asynccontextmanager

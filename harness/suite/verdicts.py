@@ -69,6 +69,16 @@ def _expect_dropped(check: str, expected: bool, records: Sequence[RolloutRecord]
     return Verdict(check, "some" if expected else "none", str(dropped), (dropped > 0) is expected)
 
 
+def _min_policy_versions(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
+    seen = {v for record in records for sample in record.samples for v in sample["behavior_versions"] if v >= 0}
+    return Verdict(check, f"at least {expected}", str(len(seen)), len(seen) >= expected)
+
+
+def _proximal_tokens(sample: Json) -> int:
+    columns = zip(sample["behavior_versions"], sample["proximal_versions"], strict=True)
+    return sum(behavior >= 0 and proximal == behavior + 1 for behavior, proximal in columns)
+
+
 def _at_least(count: Callable[[RolloutRecord], int]) -> "_Rule":
     """A rule that wants the sum of `count` over all sessions to reach a number."""
 
@@ -87,5 +97,7 @@ _RULES: dict[str, _Rule] = {
     "min_turns": _min_turns,
     "min_tool_calls": _at_least(lambda record: record.session.tool_calls),
     "min_truncated_turns": _at_least(lambda record: record.session.truncated_turns),
+    "min_policy_versions": _min_policy_versions,
+    "min_proximal_tokens": _at_least(lambda record: sum(map(_proximal_tokens, record.samples))),
     "expect_dropped_trailing_turns": _expect_dropped,
 }

@@ -45,7 +45,7 @@ from harness.types import Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = AbortBudget(
-    drain_s=5, engines_s=10, hooks_s=2, agents_s=0.2, kill_s=0.6, collect_s=20, cancel_s=2, resume_s=5, total_s=60
+    drain_s=5, engines_s=10, hooks_s=2, agents_s=0.2, kill_s=5, collect_s=20, cancel_s=2, resume_s=5, total_s=60
 )
 DEADLINES = Deadlines(create_s=30, read_s=20, settle_s=10, delete_s=10)
 SCRIPT = Script(
@@ -258,7 +258,7 @@ async def _cycles(served: "Served", options: argparse.Namespace, count: int, say
     """That many cycles, with a manager and connections of their own."""
     began = perf_counter()
     async with (
-        SessionManager(served.server.url, grace_s=1, deadlines=DEADLINES) as manager,
+        SessionManager(served.server.url, grace_s=0.3, deadlines=DEADLINES) as manager,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as http,
     ):
         cycles = Cycles(served, manager, Agents(http).all(), options, random.Random(options.seed))

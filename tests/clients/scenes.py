@@ -47,6 +47,8 @@ class Played(NamedTuple):
     """How often it asked, all in all."""
     streamed: int
     """How many answers came as a stream."""
+    refusals: Mapping[str, int]
+    """How often it was refused, by error code."""
     sample_turns: list[list[int]]
     """The turns of each sample that its session gives."""
     seconds: float
@@ -100,8 +102,11 @@ class Scene:
                 await asyncio.sleep(0.02)
 
     async def _refused(self, code: str) -> int:
-        records = [await self.server.get(f"/sessions/{player.session_id}") for player in self.players.values()]
-        return sum(code in record.json()["refusals"] for record in records)
+        return sum([code in await self._refusals(player) for player in self.players.values()])
+
+    async def _refusals(self, player: Player) -> Mapping[str, int]:
+        refusals: Mapping[str, int] = (await self.server.get(f"/sessions/{player.session_id}")).json()["refusals"]
+        return refusals
 
     async def end(self, within_s: float) -> Outcome:
         """What every client did, now that it is given `within_s` to end."""
@@ -116,7 +121,7 @@ class Scene:
         samples = (await self.server.get(f"/sessions/{player.session_id}/samples")).json()["samples"]
         turns = [sample["metadata"]["turns"] for sample in samples]
         requests, streamed = self.witness.requests[player.session_id], self.witness.streamed[player.session_id]
-        return Played(ending, requests, streamed, turns, seconds)
+        return Played(ending, requests, streamed, await self._refusals(player), turns, seconds)
 
 
 async def drained_between_turns(folder: Path, cast: Cast) -> Outcome:
@@ -158,7 +163,7 @@ async def paused(folder: Path, cast: Cast) -> Outcome:
 
 
 async def refused_for_a_while(folder: Path, cast: Cast) -> Outcome:
-    """The second turn is answered 503 with Retry-After, once, because the gate holds nothing for long.
+    """The second turn is answered 503 with Retry-After until all have been told, for the gate holds nothing for long.
 
     The sessions take a history only as it was.
     """

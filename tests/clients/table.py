@@ -76,15 +76,10 @@ def _row(library: ClientLibrary, findings: Findings) -> str:
             "streamed" if library.streams else "whole",
             *(f"{further_requests(drained)}, {drained.seconds:.1f} s" for drained in (between, in_flight)),
             "goes on" if survived(findings.paused[library]) else "**fails**",
-            _after_refusal(findings.refused_for_a_while[library]),
+            "asks again, goes on" if survived(findings.refused_for_a_while[library]) else "**fails**",
             "none" if keeps_history(findings.refused_for_a_while[library]) else "`loose_tool_calls`",
         ]
     )
-
-
-def _after_refusal(played: Played) -> str:
-    again = played.requests - len(SCRIPT)
-    return f"goes on after {again} more request" if survived(played) else "**fails**"
 
 
 def _line(cells: Sequence[str]) -> str:

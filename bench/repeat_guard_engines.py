@@ -36,7 +36,7 @@ LIMITS = RepeatTerminateConfig(
 LOOPING = "Chant: we will rock you!"
 OTHERS = ("Say something.", "Write a poem about the sea.", "What is a lighthouse for?")
 MAX_NEW_TOKENS, OTHER_TOKENS = 256, 64
-STEPS = {1: 96, 32: 48, 256: 16}
+STEPS = {1: 64, 32: 32, 256: 8}
 SETTLED_S = 1.0  # the sums are written five times a second
 
 PROVIDERS = {LaneEngine.SGLANG: SGLangTokenProvider, LaneEngine.VLLM: VLLMTokenProvider}

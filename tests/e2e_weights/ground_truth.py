@@ -48,7 +48,7 @@ class Verdict:
 
 def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> Verdict:
     """The verdict on `samples`; `checkpoints` has a folder for every version that sampled or scored a token."""
-    truth = {version: list(true_logprobs(folder, samples)) for version, folder in checkpoints.items()}
+    truth = {version: true_logprobs(version, folder, samples) for version, folder in checkpoints.items()}
     verdict = Verdict()
     moves: list[float] = []
     for number, sample in enumerate(samples):
@@ -71,18 +71,24 @@ def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> Verdict
     return verdict
 
 
-def true_logprobs(folder: Path, samples: Sequence[Json]) -> Iterator[np.ndarray]:
-    """For each sample the logprob of each of its tokens under the checkpoint in `folder`; NaN for the first."""
+def true_logprobs(version: int, folder: Path, samples: Sequence[Json]) -> dict[int, np.ndarray]:
+    """By sample, the logprob of each of its tokens under the checkpoint in `folder`; NaN for the first.
+
+    Only of the samples that have to do with that version.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    found = {}
     with torch.inference_mode():
-        for sample in samples:
-            ids = torch.tensor(sample["tokens"])
-            logprobs = model(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
-            values = logprobs[torch.arange(len(ids) - 1), ids[1:]].numpy()
-            yield np.concatenate([[np.nan], values])
+        for number, sample in enumerate(samples):
+            if version in sample["behavior_versions"] or version in sample["proximal_versions"]:
+                ids = torch.tensor(sample["tokens"])
+                logprobs = model(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+                values = logprobs[torch.arange(len(ids) - 1), ids[1:]].numpy()
+                found[number] = np.concatenate([[np.nan], values])
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:

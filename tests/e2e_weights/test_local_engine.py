@@ -9,14 +9,13 @@ import pytest
 
 from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.manager.weights import WeightUpdater
 from harness.models.perturb import perturbed_checkpoint
 from harness.server.serving import serve_in_process
 from harness.store.connect import open_store
 from harness.tokens.opening import open_chat_tokenizer
+from tests.e2e_weights.agents import Agents, unmet_versions, versions_of
 from tests.e2e_weights.ground_truth import Verdict, compare
-from tests.fakes import user
-from tests.served import Client, Served, eventually
+from tests.served import Client, eventually
 
 pytestmark = pytest.mark.model
 
@@ -63,54 +62,18 @@ def _checkpoints(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {0: model, **moved}
 
 
-class Agents:
-    """Sessions that are asked for turns, and an updater of the engine they share."""
+class LocalAgents(Agents):
+    """Agents of a local engine, into which one can look."""
 
-    def __init__(self, client: Client, engine: HuggingFaceTokenProvider, checkpoints: dict[int, Path]) -> None:
-        self.client = client
-        self.engine = engine
-        self.checkpoints = checkpoints
-        self.histories: dict[str, list] = {}
-
-    async def create(self) -> Served:
-        """A session with a seed of its own."""
-        number = len(self.histories)
-        session = await self.client.create(sampling={"seed": number})
-        self.histories[session.session_id] = [user(f"Tell story number {number}, about a lighthouse and a storm.")]
-        return session
-
-    async def turn(self, session: Served, **fields) -> None:
-        """One turn, and a tool result behind it."""
-        history = self.histories[session.session_id]
-        answer = await self.client.say(session, history, **{**TURN, **fields})
-        history += [answer, user("And then?")]
-
-    async def long_turn(self, session: Served) -> asyncio.Task[None]:
-        """A last turn that is in the middle of its output and far from its end."""
-        asking = asyncio.create_task(self.turn(session, max_tokens=500, stop=[]))
-        await self.further(8)
-        return asking
-
-    async def further(self, tokens: int) -> None:
-        """Return when the request that the engine works on has so many tokens."""
-        await eventually(lambda: self.sampled > tokens)
+    async def further(self) -> None:
+        """See `Agents`."""
+        await eventually(lambda: self._sampled > 8)
 
     @property
-    def sampled(self) -> int:
-        """Tokens that the engine has sampled for the requests it works on."""
+    def _sampled(self) -> int:
+        assert isinstance(self.engine, HuggingFaceTokenProvider)
         live = self.engine._thread.engine._live
         return max((len(each.generation.sampled) for each in list(live.values())), default=0)
-
-    async def update(self, version: int, mode: PauseMode = PauseMode.ABORT):
-        """The engine serves the checkpoint `version`; returns the report."""
-        async with WeightUpdater([self.engine], [self.client.url], mode=mode).update(version) as update:
-            await update.apply(self.checkpoints[version])
-        return update.report
-
-    async def verdict(self, *sessions: Served) -> Verdict:
-        """The samples of `sessions` against the truth."""
-        samples = [sample for session in sessions for sample in await self.client.samples(session)]
-        return await asyncio.to_thread(compare, samples, self.checkpoints)
 
 
 @pytest.fixture(name="agents")
@@ -120,7 +83,8 @@ async def _agents(model: Path, checkpoints: dict[int, Path], tmp_path: Path) -> 
         serve_in_process(engine, open_chat_tokenizer(model), open_store(tmp_path / "store.sqlite")) as running,
         httpx.AsyncClient(base_url=running.url, timeout=60) as http,
     ):
-        yield Agents(Client(http, engine, running.server, running.url, running.restored), engine, checkpoints)
+        client = Client(http, engine, running.server, running.url, running.restored)
+        yield LocalAgents(client, engine, checkpoints, turn=TURN, long_turn={**TURN, "max_tokens": 500, "stop": []})
 
 
 def assert_true(verdict: Verdict) -> None:
@@ -131,12 +95,6 @@ def assert_true(verdict: Verdict) -> None:
     assert verdict.moved > 0.05
 
 
-def unmet_versions(sample) -> set[int]:
-    """Behaviour versions of the tokens that have not met their next version."""
-    columns = zip(sample["behavior_versions"], sample["proximal_versions"], strict=True)
-    return {behavior for behavior, proximal in columns if proximal == behavior >= 0}
-
-
 async def test_every_token_that_met_its_next_version_has_that_versions_logprob(agents: Agents):
     """Updates in the middle of turns, between turns, while tools run, and right after a session's last turn."""
     in_turn, in_tool, between, _finished = sessions = [await agents.create() for _ in range(4)]
@@ -145,7 +103,7 @@ async def test_every_token_that_met_its_next_version_has_that_versions_logprob(a
     asking = await agents.long_turn(in_turn)
     reports = [await agents.update(1)]
     await agents.turn(between)
-    await agents.further(8)
+    await agents.further()
     reports.append(await agents.update(2))
     await asking
     await asyncio.gather(agents.turn(in_tool), agents.turn(between))
@@ -153,10 +111,10 @@ async def test_every_token_that_met_its_next_version_has_that_versions_logprob(a
     await agents.turn(between)
 
     verdict = await agents.verdict(*sessions)
-    samples = [(await agents.client.samples(session))[0] for session in sessions]
+    samples = [await agents.sample(session) for session in sessions]
 
     assert_true(verdict)
-    assert [set(sample["behavior_versions"]) - {-1} for sample in samples] == [{0, 1, 2}, {0, 2}, {0, 1, 2, 3}, {0}]
+    assert [versions_of(sample) for sample in samples] == [{0, 1, 2}, {0, 2}, {0, 1, 2, 3}, {0}]
     # Version 3 came last: tokens of version 2 met it where the branch was asked for once more. Nothing else is missing.
     assert [unmet_versions(sample) for sample in samples] == [{2}, {2}, {3}, set()]
     assert samples[0]["metadata"]["weight_updates"] == {"abort": 2}
@@ -189,7 +147,7 @@ async def test_a_jump_of_two_versions_leaves_the_behaviour_values(agents: Agents
     verdict = await agents.verdict(session)
 
     assert_true(verdict)
-    [sample] = await agents.client.samples(session)
+    sample = await agents.sample(session)
     assert unmet_versions(sample) == {0, 3}
 
 
@@ -202,7 +160,7 @@ async def test_kept_generations_are_true_under_both_versions(agents: Agents):
 
     verdict = await agents.verdict(session)
 
-    [sample] = await agents.client.samples(session)
+    sample = await agents.sample(session)
     assert verdict.behavior_difference < 1e-3
     assert verdict.third_states == []
     assert (verdict.met_next, sample["metadata"]["weight_updates"]) == (0, {"keep": 1})
@@ -214,7 +172,7 @@ async def test_the_comparison_notices_a_wrong_value(agents: Agents):
     await agents.turn(session)
     await agents.update(1)
     await agents.turn(session)
-    [sample] = await agents.client.samples(session)
+    sample = await agents.sample(session)
     shifted = sample | {"proximal_logprobs": [*sample["proximal_logprobs"][1:], 0.0]}
     mislabelled = sample | {"proximal_logprobs": sample["rollout_log_probs"]}
 

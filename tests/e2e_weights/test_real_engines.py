@@ -1,0 +1,95 @@
+"""Weight updates under real SGLang and real vLLM servers, held against each checkpoint's own forward pass.
+
+The servers load the checkpoints through their own update endpoints. Both compute in float32 on a CPU, with kernels of
+their own: where the local engine agrees to 1e-4, they do to `TOLERANCE`, measured and an order below the smallest
+mean change between two checkpoints that this test accepts.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.engines.connect import open_engine
+from harness.lanes import LaneEngine
+from harness.models.perturb import perturbed_checkpoint
+from harness.server.serving import serve_in_process
+from harness.store.memory import MemoryStore
+from harness.tokens.opening import open_chat_tokenizer
+from tests.e2e_weights.agents import Agents, unmet_versions, versions_of
+from tests.real_engines import on_real
+from tests.served import Client
+
+pytestmark = [pytest.mark.model]
+
+TOLERANCE = 1e-3
+NOISE = 0.03
+TURN = {"max_tokens": 80, "temperature": 0.7, "stop": ["."]}
+LONG_TURN = {"max_tokens": 120, "temperature": 0.7}
+DECODING_S = 1.5
+
+
+@pytest.fixture(scope="session", name="checkpoints")
+def _checkpoints(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Versions 0 to 2 of the real model."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    moved = {n: perturbed_checkpoint(model_dir, folder / str(n), number=n, noise=NOISE) for n in (1, 2)}
+    return {0: model_dir, **moved}
+
+
+class RemoteAgents(Agents):
+    """Agents of an engine that can only be asked how much it is doing."""
+
+    async def further(self) -> None:
+        """See `Agents`; a prompt of this test is read long before that."""
+        while not (await self.engine.health()).running:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(DECODING_S)
+
+
+@pytest.fixture(name="agents", params=[pytest.param(engine, marks=on_real(engine)) for engine in LaneEngine])
+async def _agents(
+    request: pytest.FixtureRequest, model_dir: Path, checkpoints: dict[int, Path]
+) -> AsyncIterator[RemoteAgents]:
+    url = request.getfixturevalue(f"{request.param}_url")
+    chat_tokenizer = open_chat_tokenizer(model_dir)
+    engine = open_engine(f"{request.param}={url}", tokenizer=chat_tokenizer.tokenizer)
+    async with (
+        serve_in_process(engine, chat_tokenizer, MemoryStore()) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=600) as http,
+    ):
+        client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
+        await engine.update_weights(model_dir, "0")
+        try:
+            yield RemoteAgents(client, engine, checkpoints, turn=TURN, long_turn=LONG_TURN)
+        finally:
+            await engine.update_weights(model_dir, "0")
+
+
+async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: RemoteAgents):
+    """Two updates inside one turn, one between turns, and a sweep for sessions that do not ask again."""
+    in_turn, between, finished = sessions = [await agents.create() for _ in range(3)]
+    await asyncio.gather(*(agents.turn(session) for session in sessions))
+    asking = await agents.long_turn(in_turn)
+    reports = [await agents.update(1)]
+    await agents.turn(between)
+    await agents.further()
+    reports.append(await agents.update(2))
+    await asyncio.gather(asking, agents.turn(between))
+
+    verdict = await agents.verdict(*sessions)
+    samples = [await agents.sample(session) for session in sessions]
+    print("\n".join(verdict.lines()))
+
+    assert [report.problems for report in reports] == [(), ()]
+    assert verdict.third_states == []
+    assert verdict.behavior_difference < TOLERANCE
+    assert verdict.proximal_difference < TOLERANCE
+    assert verdict.moved > 10 * TOLERANCE
+    assert [versions_of(sample) for sample in samples] == [{0, 1, 2}, {0, 1, 2}, {0}]
+    assert [unmet_versions(sample) for sample in samples] == [{2}, {2}, set()]
+    assert samples[0]["metadata"]["weight_updates"] == {"abort": 2}
+    assert verdict.met_next == sum(b in (0, 1) for sample in samples for b in sample["behavior_versions"])
+    assert finished.session_id

@@ -29,6 +29,7 @@ _FORMAT = "1"
 _NEEDED_BYTES = 5 << 30
 _INSTALL_S = 1800.0
 _POLL_S = 0.2
+_SIGNS_OF_A_GPU = ("/proc/driver/nvidia/version", "/dev/nvidiactl")  # containers may see only one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def _acquire(descriptor: int) -> bool:
 
 def require_no_gpu(engine: LaneEngine) -> None:
     """Raise `LaneError` on a machine with an NVIDIA GPU: a lane would serve from its CPU, with stand-ins as kernels."""
-    if Path("/proc/driver/nvidia/version").exists():
+    if any(Path(path).exists() for path in _SIGNS_OF_A_GPU):
         raise LaneError(
             f"this machine has an NVIDIA GPU and lanes are for CPUs; install {engine} in an environment of its own,"
             f" start it there and pass --engine {engine}=URL"

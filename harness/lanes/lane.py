@@ -20,6 +20,8 @@ from harness.lanes.readiness import until_it_generates
 from harness.lanes.spec import LaneSpec
 from harness.lanes.state import Lane, new_folder, saved_lanes
 from harness.manager.watchdog import Watchdog
+from harness.models.cache import locked
+from harness.models.progress import silent
 
 START_S = 600.0
 _GRACE_S = 10.0
@@ -43,6 +45,7 @@ async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = S
             yield await _ready(lane, say, deadline_s)
         finally:
             await _end(lane)
+            watchdog.forget(lane.group)
     finally:
         await watchdog.close()
 
@@ -87,7 +90,12 @@ def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
     """The lane of a new process, which is registered everywhere before it becomes the server."""
     port = spec.port or _free_port()
     name = f"{spec.engine}-{port}"
-    _require_unused(name, port)
+    with locked(_directory() / "lock", silent):  # a name and its folder are one lane's
+        _require_unused(name, port)
+        return _spawn_as(name, port, spec, python, watchdog)
+
+
+def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
     folder = new_folder(_directory(), name)
     import_path = write_overlay(spec.engine, folder / "overlay")
     command = server_command(spec, port, python, import_path, os.environ)
@@ -135,7 +143,7 @@ async def _end(lane: Lane) -> None:
 
 def _end_child(lane: Lane) -> None:
     end_group(lane.group, grace_s=_GRACE_S)  # its number is nobody else's before it has been waited for
-    os.waitpid(lane.pid, 0)
+    os.waitpid(lane.pid, os.WNOHANG)
     lane.forget()
 
 

@@ -57,8 +57,8 @@ def open_engine(
     """The provider called `name`; enter it to start or to reach it.
 
     `local` needs `model_dir`, every other one needs `tokenizer`; `scripted` plays `script` when there is one. Both run
-    `repeat_guard` (None: that of the environment); servers were started with theirs. Raises `ScenarioError` when
-    the name is unknown or what it needs is missing.
+    `repeat_guard` (None: that of the environment); servers were started with theirs, which must be this one. Raises
+    `ScenarioError` when the name is unknown or what it needs is missing.
     """
     engine = EngineName.parse(name)
     match engine.kind:
@@ -69,7 +69,7 @@ def open_engine(
             guard = wanted_guard(repeat_guard, os.environ)
             return ScriptedEngine(_required(tokenizer, engine.kind), script_or_none, repeat_guard=guard)
         case _:
-            return _servers(engine, _required(tokenizer, engine.kind).vocab_size)
+            return _servers(engine, _required(tokenizer, engine.kind).vocab_size, repeat_guard)
 
 
 def _local(model_dir: Path | None, repeat_guard: RepeatTerminateConfig | None) -> TokenProvider:
@@ -80,7 +80,7 @@ def _local(model_dir: Path | None, repeat_guard: RepeatTerminateConfig | None) -
     return HuggingFaceTokenProvider(model_dir, repeat_guard=repeat_guard)
 
 
-def _servers(engine: EngineName, vocab_size: int) -> TokenProvider:
+def _servers(engine: EngineName, vocab_size: int, repeat_guard: RepeatTerminateConfig | None) -> TokenProvider:
     if engine.needs_server:
         raise ScenarioError(
             f"{engine.kind} needs the address of a server: {engine.kind}=http://127.0.0.1:30000;"
@@ -89,17 +89,19 @@ def _servers(engine: EngineName, vocab_size: int) -> TokenProvider:
     # aiohttp takes a third of a second to import, which `--help` and the engines in this process need not pay.
     from harness.engines.pool import EnginePool
 
-    workers = [open_server(engine.kind, url, vocab_size) for url in engine.urls]
+    workers = [open_server(engine.kind, url, vocab_size, repeat_guard) for url in engine.urls]
     return workers[0] if len(workers) == 1 else EnginePool(workers)
 
 
-def open_server(kind: str, url: str, vocab_size: int) -> TokenProvider:
-    """The provider for the server at `url`, which is a `sglang` or a `vllm`."""
+def open_server(
+    kind: str, url: str, vocab_size: int, repeat_guard: RepeatTerminateConfig | None = None
+) -> TokenProvider:
+    """The provider for the server at `url`, a `sglang` or `vllm`, which must run `repeat_guard` when one is stated."""
     from harness.engines.sglang import SGLangTokenProvider
     from harness.engines.vllm import VLLMTokenProvider
 
     provider = SGLangTokenProvider if kind == "sglang" else VLLMTokenProvider
-    return provider(url, vocab_size=vocab_size)
+    return provider(url, vocab_size=vocab_size, repeat_guard=repeat_guard)
 
 
 def _urls(kind: str, text: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from harness.engines.base import LogprobScale
+from harness.engines.connect import open_engine
 from harness.engines.scripted import Step
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
@@ -15,7 +16,7 @@ from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
 from tests.engines.fake_server import FakeServer, serving
-from tests.engines.providers import FAKE_KINDS, fake_provider, make_fake, scripted_engine
+from tests.engines.providers import FAKE_KINDS, fake_provider, make_fake, scripted_engine, toy_tokenizer
 
 CONFIG = RepeatTerminateConfig(
     enabled=True, min_new_tokens=4, max_consecutive_token_repeats=6, ngram_size=3, ngram_repeats=3
@@ -144,6 +145,17 @@ async def test_the_environment_can_want_the_guard(kind: str, monkeypatch: pytest
     async with fake_server(kind, *TURNING, guard=None) as fake:
         with pytest.raises(ScenarioError, match="a repeat guard is wanted"):
             async with fake_provider(fake, logprob_scale=LogprobScale.AFTER_TEMPERATURE):
+                pass
+
+
+async def test_servers_opened_by_name_must_run_the_guard_that_is_stated(kind: str):
+    """As a scenario states it; every worker of a pool is asked."""
+    async with fake_server(kind, *TURNING) as fake, fake_server(kind, *TURNING, guard=None) as unguarded:
+        name = f"{kind.partition('-')[0]}={fake.url}"
+        async with open_engine(name, tokenizer=toy_tokenizer(), repeat_guard=CONFIG) as engine:
+            assert engine.capabilities.repeat_guard == CONFIG.digest()
+        with pytest.raises(ScenarioError, match="none that is active"):
+            async with open_engine(f"{name},{unguarded.url}", tokenizer=toy_tokenizer(), repeat_guard=CONFIG):
                 pass
 
 

@@ -18,6 +18,7 @@ from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, pars
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import ClientLeft, HarnessError, MalformedRequest, StoreError, TurnAborted
+from harness.samples.versions import policy_version
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
@@ -195,6 +196,7 @@ class TurnService:
         diverged = session.divergence(point, chat.messages)
         point, context_ids = await self._encode(session, point, chat)
         request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.digest, diverged)
+        session.require_fresh(point, policy_version(self.engine.weight_version))
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
     async def _encode(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:

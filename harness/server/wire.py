@@ -21,6 +21,7 @@ class _Limits(msgspec.Struct, forbid_unknown_fields=True):
     turns: _Count | None = None
     tokens_per_turn: _Count | None = None
     tokens_per_session: _Count | None = None
+    staleness: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
 
 
 class _Sampling(msgspec.Struct, forbid_unknown_fields=True):

@@ -24,6 +24,8 @@ class Limits:
     """Output tokens of one turn."""
     tokens_per_session: int | None = None
     """Prompt plus output of any branch: the longest sequence a sample may have."""
+    staleness: int | None = None
+    """Weight updates since the oldest token of a branch was sampled; 0 ends every branch at the first update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,16 @@ def plan_sampling(
     if overrides.seed is not None:
         stated["seed"] = turn_seed(overrides.seed, place.key, place.ordinal)
     return SamplingParams(**stated)
+
+
+def require_fresh(limits: Limits, oldest: int | None, live: int) -> None:
+    """Raises `LimitReached` when a branch whose oldest token is of version `oldest` may not go on under `live`."""
+    if limits.staleness is None or oldest is None or live - oldest <= limits.staleness:
+        return
+    raise LimitReached(
+        f"the branch began under weight version {oldest}, {live - oldest} updates ago; the session's limit is"
+        f" {limits.staleness}"
+    )
 
 
 def turn_seed(session_seed: int, key: ChainKey, ordinal: int) -> int:

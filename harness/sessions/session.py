@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from harness.errors import BranchEnded, HarnessError, SessionClosing
 from harness.samples.merge import Selection, build_samples
-from harness.samples.proximal import score_turns, scoring_start
+from harness.samples.proximal import oldest_version, score_turns, scoring_start
 from harness.samples.versions import policy_version
-from harness.sessions.admission import Limits, TurnPlace, plan_sampling
+from harness.sessions.admission import Limits, TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import Ledger, account
 from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance
@@ -129,6 +129,11 @@ class Session:
             turns.append(self._tree.turn(index))
             index = turns[-1].parent
         return turns[::-1]
+
+    def require_fresh(self, point: AttachPoint, live: int) -> None:
+        """Raises `LimitReached` when the branch that ends at `point` is too old to go on under the version `live`."""
+        if self.config.limits.staleness is not None:
+            require_fresh(self.config.limits, oldest_version(self.branch(point.parent)), live)
 
     def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
         """What keeps a request with `messages` at `point` from going on where an earlier one went; None if nothing."""

@@ -101,6 +101,8 @@ class Limits(_Strict):
     turns: int | None = Field(default=None, ge=1)
     tokens_per_turn: int | None = Field(default=None, ge=1)
     tokens_per_session: int | None = Field(default=None, ge=1)
+    staleness: int | None = Field(default=None, ge=0)
+    """Weight updates that a branch may have met and still go on."""
 
 
 class Sampling(_Strict):

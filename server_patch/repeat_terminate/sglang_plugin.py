@@ -30,7 +30,7 @@ def _patch(guard: Guard) -> None:
     if not reasons:
         raise NotAttached("BaseFinishReason has no subclasses")
     for reason in reasons:
-        wrap(reason, "to_json", _marked)
+        wrap(reason, "to_json", marked)
     wrap(schedule_batch.Req, "update_finish_state", FinishHook(guard, schedule_batch))
     if guard.config.max_object_keys is not None:
         from sglang.srt.managers.scheduler import Scheduler
@@ -81,7 +81,7 @@ class FinishHook:
         setattr(request.finished_reason, MARK, marks)
 
 
-def _marked(original: Any, reason: Any) -> dict[str, Any]:
+def marked(original: Any, reason: Any) -> dict[str, Any]:
     """Around `to_json` of a finish reason."""
     told: dict[str, Any] = original(reason)
     return told | getattr(reason, MARK, {})

@@ -81,12 +81,20 @@ class Generation:
             try:
                 return await self._ask_once(params)
             except EngineError as error:
-                if not error.retryable or not self.may_go_on:
+                if not error.retryable:
+                    raise
+                await self._wait_before_repeating(attempt)
+                if not self.may_go_on:
                     raise
                 log.warning("engine_request_repeated", attempt=attempt, code=error.code, error=error.message)
+        return await self._ask_once(params)
+
+    async def _wait_before_repeating(self, attempt: int) -> None:
+        """A while, and as long as the gate is shut; what is drained meanwhile may not go on."""
+        if self.may_go_on:
             async with self.client.patience():
                 await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
-        return await self._ask_once(params)
+            await self.gatekeeper.enter(Work.CONTINUATION, self.client)
 
     def is_comparable(self, turn: Turn) -> bool:
         """Whether the turn's logprobs are on the scale on which the engine scores its input."""

@@ -1,11 +1,14 @@
 """The gate over HTTP, row by row: open, paused, draining."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 import httpx
 import pytest
 from fakes import user
-from served import says, serving, url_of
+from served import eventually, says, serving, url_of
+from stored import read_file
 
 from harness.engines.scripted import ScriptedFault, Step
 from harness.server.settings import ServerSettings
@@ -255,3 +258,119 @@ async def test_a_server_leaves_no_task_and_no_socket_behind():
     assert asyncio.all_tasks() == {asyncio.current_task()}
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(host, int(port))
+
+
+async def test_a_drain_is_durable_before_it_is_answered(tmp_path):
+    """An independent reader of the file finds every session marked as soon as the answer is there."""
+    async with serving(*says("hello"), store=tmp_path / "sessions.db") as client:
+        for session in [await client.create() for _ in range(5)]:
+            await client.say(session, HI)
+        drained = (await client.http.post("/sessions/drain")).json()
+        stored = read_file(tmp_path / "sessions.db")
+
+    assert (drained["sessions_closed"], drained["sessions_open"], drained["sessions"]) == (5, 0, 5)
+    assert [session.phase for session in stored.values()] == ["closing"] * 5
+
+
+async def test_a_drain_that_the_store_cannot_keep_says_so_and_is_kept_the_next_time(tmp_path):
+    """503, which whoever drains repeats; meanwhile no turn is served."""
+    path = tmp_path / "sessions.db"
+    async with serving(*says("hello"), store=path) as client:
+        session = await client.create()
+        refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'disk trouble'); END"
+        change_file(path, refuse)
+        failed = await client.http.post("/sessions/drain")
+        turn = await client.chat(session, HI)
+        change_file(path, "DROP TRIGGER refuse")
+        drained = await client.http.post("/sessions/drain")
+
+    assert (failed.status_code, failed.json()["error"]["code"]) == (503, "store_failed")
+    assert turn.status_code == 404
+    assert (drained.status_code, drained.json()["sessions_closed"]) == (200, 0)
+    assert [each.phase for each in read_file(path).values()] == ["closing"]
+
+
+async def test_drains_at_once_close_each_session_once():
+    """Whoever drains too learns that there was nothing left to do."""
+    async with serving() as client:
+        for _ in range(10):
+            await client.create()
+        answers = await asyncio.gather(*(client.http.post("/sessions/drain") for _ in range(5)))
+        reports = [answer.json() for answer in answers]
+
+    assert sum(report["sessions_closed"] for report in reports) == 10
+    assert sorted(report["changed"] for report in reports) == [False] * 4 + [True]
+    assert {report["epoch"] for report in reports} == {1}
+
+
+async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
+    """Whoever pauses knows by that when the engines are idle."""
+    async with serving(Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        paused = (await client.http.post("/sessions/pause")).json()
+        await client.engine.abort(None)
+        await client.held(1)
+        waiting = await client.gate()
+        await client.http.post("/sessions/resume")
+        answer = await request
+
+    assert (paused["turns_in_flight"], paused["turns_held"]) == (1, 0)
+    assert (waiting["turns_in_flight"], waiting["turns_held"], waiting["held"]) == (1, 1, 1)
+    assert answer.json()["choices"][0]["message"]["content"] == "abc"
+
+
+async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
+    """Stored ABORTED with its partial, answered 404; the engine never hears of it again."""
+    async with serving(Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        await client.held(1)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        record, played = await client.record(session), client.engine._played.total()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+    assert answer.headers["x-should-retry"] == "false"
+    assert [(turn["status"], len(turn["output_ids"])) for turn in record["turns"]] == [("aborted", 2)]
+    assert played == 1
+
+
+async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
+    """It waits to be sent again after a failure; the drain ends it."""
+    failing = Step(fault=ScriptedFault.UNAVAILABLE)
+    async with serving(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await eventually(lambda: client.engine._played.total() == 1 and not client.engine._live)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        played = client.engine._played.total()
+
+    assert played == 1
+    assert answer.status_code in (404, 503)
+
+
+async def test_ten_drains_in_a_row_leave_a_gate_that_serves():
+    """Each ends the sessions of its time, and no other."""
+    async with serving(*says("hello")) as client:
+        for _ in range(10):
+            session = await client.create()
+            assert (await client.http.post("/sessions/drain")).json()["sessions_closed"] == 1
+            assert (await client.http.post("/sessions/resume")).json()["state"] == "open"
+            assert (await client.chat(session, HI)).status_code == 404
+        message = await client.say(await client.create(), HI)
+        report = await client.gate()
+
+    assert message["content"] == "hello"
+    assert (report["epoch"], report["sessions"], report["sessions_open"]) == (20, 11, 1)
+
+
+def change_file(path, statement):
+    """Run a statement of somebody else on the store's file."""
+    with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
+        connection.execute(statement)

@@ -193,6 +193,21 @@ def staleness(behavior: Versions, proximal: Versions, newest: int | None = None)
     )
 
 
+def staleness_telemetry(columns: Iterable[tuple[Versions, Versions]]) -> dict[str, float]:
+    """What a trainer logs of many samples, each given as its behaviour and its proximal versions; keys are fixed.
+
+    Every sample counts by its tokens; lags are counted from the newest version of the sample itself.
+    """
+    found = [(stale, int((b != NOT_SAMPLED).sum())) for b, p in columns if (stale := staleness(b, p)) is not None]
+    tokens = sum(weight for _, weight in found) or 1
+    return {
+        "rollout/version_lag_min": min((stale.lag_min for stale, _ in found), default=0),
+        "rollout/version_lag_mean": sum(stale.lag_mean * weight for stale, weight in found) / tokens,
+        "rollout/version_lag_max": max((stale.lag_max for stale, _ in found), default=0),
+        "rollout/proximal_share": sum(stale.proximal_share * weight for stale, weight in found) / tokens,
+    }
+
+
 def oldest_version(turns: Sequence[Turn]) -> int | None:
     """The oldest policy version that sampled a token of `turns`, by their spans; None when none was sampled."""
     return min((policy_version(span.version) for turn in turns for span in turn.version_spans), default=None)

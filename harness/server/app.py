@@ -285,7 +285,9 @@ class SessionServer:
         asked = parse_sweep(await self._body(request))
         sweep = Sweep(self._turns.engine, self._store, self.sessions, asked)
         self._last_sweep = sweep.report
-        return json_response(await sweep.run())
+        report = await sweep.run()
+        self._metrics.swept(report.tokens_settled, report.tokens_left)
+        return json_response(report)
 
     async def _sweep_progress(self, request: Request) -> Response:
         del request

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from harness.samples.proximal import staleness_telemetry
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.suite.folder import ScenarioFolder
 from harness.suite.rollouts import RolloutRecord
 from harness.suite.verdicts import Verdict, dropped_trailing_turns, judge, mean_reward
-from harness.types import Json
+from harness.types import Json, as_ids
 
 
 class RunStatus(StrEnum):
@@ -149,6 +150,12 @@ class RunReport:
             "rollout/repeat_terminate_active": int(self.is_guarded),
             "rollout/repeat_terminate_triggered_sequences": sum(
                 each.repeat_terminated_turns for each in self.scenarios
+            ),
+            **staleness_telemetry(
+                (as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"]))
+                for scenario in self.scenarios
+                for record in scenario.records
+                for sample in record.samples
             ),
         }
 

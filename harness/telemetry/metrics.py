@@ -46,6 +46,10 @@ class ServerMetrics:
             "harness_prefix_tokens_recomputed", "Prompt tokens that a move took out of reach", registry=self._registry
         )
         self._workers = Gauge("harness_workers_serving", "Workers of the pool that serve", registry=self._registry)
+        self._settled = Counter(
+            "harness_sweep_tokens_settled", "Tokens that met their next version in a sweep", registry=self._registry
+        )
+        self._unmet = Counter("harness_sweep_tokens_left", "Tokens that a sweep did not reach", registry=self._registry)
         self._overhead = Histogram(
             "harness_overhead_seconds",
             "Seconds the server itself spent on a turn: everything but the engine",
@@ -89,6 +93,11 @@ class ServerMetrics:
     def guard_disagreed(self) -> None:
         """The repeat guard's signal for a turn is not what its tokens say."""
         self._guard_disagreements.inc()
+
+    def swept(self, settled: int, left: int) -> None:
+        """A sweep gave `settled` tokens their proximal values and did not reach `left`."""
+        self._settled.inc(settled)
+        self._unmet.inc(left)
 
     def error_answered(self, code: str) -> None:
         """A request was answered with an error."""

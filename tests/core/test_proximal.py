@@ -18,6 +18,7 @@ from harness.samples.proximal import (
     score_turns,
     scoring_start,
     staleness,
+    staleness_telemetry,
     waiting_tokens,
     waiting_window,
 )
@@ -234,6 +235,20 @@ def test_the_staleness_of_a_sample_is_counted_over_its_sampled_tokens():
     assert staleness(behavior, proximal) == Staleness(3, lag_min=0, lag_mean=2.0, lag_max=3, proximal_share=0.5)
     assert staleness(behavior, proximal, newest=5) == Staleness(5, 2, 4.0, 5, 0.5)
     assert staleness(as_ids([-1]), as_ids([-1])) is None
+
+
+def test_the_telemetry_of_many_samples_counts_each_by_its_tokens():
+    """A sample without a sampled token says nothing; without any sample there is nothing to lag."""
+    old = as_ids([0, 0, -1, 1]), as_ids([1, 0, -1, 2])
+    fresh = as_ids([5]), as_ids([5])
+
+    assert staleness_telemetry([old, fresh, (as_ids([-1]), as_ids([-1]))]) == {
+        "rollout/version_lag_min": 0,
+        "rollout/version_lag_mean": pytest.approx(2 / 4),
+        "rollout/version_lag_max": 1,
+        "rollout/proximal_share": pytest.approx(2 / 4),
+    }
+    assert set(staleness_telemetry([]).values()) == {0}
 
 
 def test_the_oldest_version_of_a_branch_is_read_from_its_spans():

@@ -48,6 +48,7 @@ BUDGET = AbortBudget(
     drain_s=5, engines_s=10, hooks_s=2, agents_s=0.2, kill_s=5, collect_s=20, cancel_s=2, resume_s=5, total_s=60
 )
 DEADLINES = Deadlines(create_s=30, read_s=20, settle_s=10, delete_s=10)
+_LOOKS = 100
 SCRIPT = Script(
     (
         Step(text="At once."),
@@ -188,10 +189,18 @@ class Cycles:
             faults.append(f"the gate is {self.served.server.server.gatekeeper.gate.state}")
         if len(self.served.server.server.sessions):
             faults.append(f"{len(self.served.server.server.sessions)} sessions are left")
-        health = await self.served.engine.health()
-        if health.running or health.waiting:
-            faults.append(f"the engine still has {health.running} running and {health.waiting} waiting requests")
+        if not await self._is_idle():
+            faults.append("the engine is still busy")
         return iter(faults)
+
+    async def _is_idle(self) -> bool:
+        """The engine has nothing left; servers say so some time after it is true."""
+        for _ in range(_LOOKS):
+            health = await self.served.engine.health()
+            if not health.running and not health.waiting:
+                return True
+            await asyncio.sleep(0.1)
+        return False
 
     def _count(self, rollout: Rollout) -> None:
         figures = self.figures

@@ -14,7 +14,6 @@ The pool does not start or restart engines, and does not find them; see `discove
 """
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -26,9 +25,19 @@ import structlog
 
 from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
 from harness.engines.placement import Place, Placement, WorkerLoad
+from harness.engines.queueing import AbortedWaiting, Queue
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.samples.versions import policy_version
-from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_ids,
+    as_logprobs,
+)
 
 log = structlog.get_logger()
 
@@ -96,9 +105,8 @@ class EnginePool:
         self._begin_with = {str(index): worker for index, worker in enumerate(workers)}
         self._members: dict[str, _Member] = {}
         self._placement = Placement(limit)
-        self._queue_timeout_s = queue_timeout_s
-        self._granted: dict[int, asyncio.Future[_Member]] = {}
-        self._tickets = itertools.count()
+        self._queue = Queue(self._placement, queue_timeout_s, self._standing)
+        self._by_load: dict[WorkerLoad, _Member] = {}
         self._serving: dict[str, _Member] = {}
         self._paused: PauseMode | None = None
         self._observer: PoolObserver = _Nobody()
@@ -174,7 +182,8 @@ class EnginePool:
             await stack.enter_async_context(worker)
             _require_alike([*(member.provider.capabilities for member in self._members.values()), worker.capabilities])
             await self._catch_up(worker)
-            self._members[name] = _Member(worker, self._placement.join(name), stack.pop_all())
+            member = _Member(worker, self._placement.join(name), stack.pop_all())
+            self._members[name] = self._by_load[member.load] = member
         log.info("worker_joined", worker=name, weight_version=worker.weight_version)
         self._fence_stale(name)
         self._changed()
@@ -194,7 +203,12 @@ class EnginePool:
         self._changed()
         member.is_leaving = True
         if at_once or not member.load.in_flight:
-            await member.stack.aclose()
+            await self._close(member)
+
+    async def _close(self, member: _Member) -> None:
+        if not member.load.in_flight:
+            self._by_load.pop(member.load, None)
+        await member.stack.aclose()
 
     def fence(self, name: str, reason: str) -> None:
         """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
@@ -209,7 +223,7 @@ class EnginePool:
 
     def _changed(self) -> None:
         self._observer.workers_serving(sum(not member.load.fence for member in self._members.values()))
-        self._grant()
+        self._queue.grant()
 
     async def _leave_all(self) -> None:
         async with AsyncExitStack() as stack:
@@ -242,7 +256,10 @@ class EnginePool:
             self._settle(session_id, before, member, result)
             return result
 
-        return await self._placed(session_id, request_id, ask)
+        try:
+            return await self._placed(session_id, request_id, ask)
+        except AbortedWaiting:
+            return _nothing_sampled(request_id, input_ids)
 
     async def stream(
         self,
@@ -257,7 +274,11 @@ class EnginePool:
         before = self._placement.place_of(session_id)
         tried: set[str] = set()
         while True:
-            member = await self._worker_for(session_id, tried)
+            try:
+                member = await self._worker_for(session_id, tried, request_id)
+            except AbortedWaiting:
+                yield _nothing_sampled(request_id, input_ids)
+                return
             has_begun = False
             pieces: Any = member.provider.stream(
                 input_ids,
@@ -287,7 +308,7 @@ class EnginePool:
     ) -> _T:
         tried: set[str] = set()
         while True:
-            member = await self._worker_for(session_id, tried)
+            member = await self._worker_for(session_id, tried, request_id)
             try:
                 async with self._busy(member, request_id):
                     return await ask(member)
@@ -295,39 +316,12 @@ class EnginePool:
                 if self._placement.is_exhausted(tried):
                     raise
 
-    async def _worker_for(self, session_id: str | None, tried: set[str]) -> _Member:
-        """The worker whose turn it is, with a place taken there, added to `tried`; waits for one."""
-        ticket = next(self._tickets)
-        granted: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
-        self._granted[ticket] = granted
-        self._placement.ask(ticket, session_id, tried)
-        self._grant()
-        try:
-            async with asyncio.timeout(self._queue_timeout_s):
-                member = await granted
-        except TimeoutError:
-            raise EngineUnavailable(self._nobody_came()) from None
-        except asyncio.CancelledError:
-            if not granted.cancelled():
-                self._placement.finish(granted.result().load)
-                self._grant()
-            raise
-        finally:
-            self._placement.withdraw(ticket)
-            del self._granted[ticket]
-        tried.add(member.load.name)
-        return member
+    async def _worker_for(self, session_id: str | None, tried: set[str], request_id: str | None) -> _Member:
+        return self._by_load[await self._queue.worker_for(session_id, tried, request_id)]
 
-    def _grant(self) -> None:
-        for ticket, load in self._placement.grants(asyncio.get_running_loop().time()):
-            if self._granted[ticket].done():  # cancelled a moment ago
-                self._placement.finish(load)
-            else:
-                self._granted[ticket].set_result(self._members[load.name])
-
-    def _nobody_came(self) -> str:
+    def _standing(self) -> str:
         found = "; ".join(f"{each.name}: {each.fence or f'{each.in_flight} in flight'}" for each in self.workers)
-        return f"no worker had room for the request within {self._queue_timeout_s:g} s ({found or 'no worker at all'})"
+        return found or "no worker at all"
 
     @asynccontextmanager
     async def _busy(self, member: _Member, request_id: str | None) -> AsyncGenerator[None]:
@@ -340,10 +334,9 @@ class EnginePool:
             member.load.failed_at = asyncio.get_running_loop().time()
             raise
         finally:
-            self._placement.finish(member.load)
-            self._grant()
+            self._queue.finish(member.load)
             if member.is_leaving and not member.load.in_flight:
-                await member.stack.aclose()
+                await self._close(member)
 
     @contextmanager
     def _named(self, member: _Member, request_id: str | None) -> Iterator[None]:
@@ -378,10 +371,13 @@ class EnginePool:
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`."""
+        waiting = self._queue.abort(request_id)
         member = None if request_id is None else self._serving.get(request_id)
         if member is not None:
             return await member.provider.abort(request_id)
-        return sum(await self._everywhere("abort", lambda worker: worker.abort(request_id)))
+        if waiting and request_id is not None:
+            return waiting
+        return waiting + sum(await self._everywhere("abort", lambda worker: worker.abort(request_id)))
 
     async def pause(self, mode: PauseMode) -> None:
         """See `TokenProvider.pause`; workers that could be paused stay paused when another one fails."""
@@ -443,6 +439,11 @@ class EnginePool:
         if failures:
             raise _collected(what, len(members), failures)
         return [answer for answer in told if not isinstance(answer, BaseException)]
+
+
+def _nothing_sampled(request_id: str, input_ids: TokenIds) -> GenerationResult:
+    """The result of a request that was aborted before it had a worker."""
+    return GenerationResult(request_id, input_ids, as_ids(()), as_logprobs(()), FinishReason.ABORT, ())
 
 
 def _age(label: str) -> int:

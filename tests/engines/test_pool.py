@@ -325,7 +325,7 @@ async def test_who_gives_up_waiting_gives_up_the_place():
         waiting = [asyncio.create_task(under.ask(name)) for name in "bcd"]
         await asyncio.sleep(0.05)
         waiting[0].cancel()
-        await under.pool.abort(None)
+        await under.fakes[0].engine.abort(None)
         await running
         waiting[1].cancel()
         result = await waiting[2]
@@ -333,6 +333,33 @@ async def test_who_gives_up_waiting_gives_up_the_place():
         assert result.output_ids.size == 3
         assert (under.pool.waiting, under.pool.workers[0].in_flight) == (0, 0)
         assert [task.cancelled() for task in waiting[:2]] == [True, True]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_request_that_waits_can_be_aborted(stream: bool):
+    """A drain need not wait for a queue: it ends at once with nothing sampled, and no worker ever hears of it."""
+    async with pooled(1, step=SLOWLY, limit=1) as under:
+        running = asyncio.create_task(under.ask("a", LONG))
+        await at_worker(under, 1)
+        request_id = uuid4().hex
+
+        async def wait() -> GenerationResult:
+            if stream:
+                [result] = [p async for p in under.pool.stream(PROMPT, PARAMS, request_id=request_id)]
+                return result
+            return await under.pool.generate(PROMPT, PARAMS, request_id=request_id)
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0.05)
+        assert await under.pool.abort(request_id) == 1
+        result = await waiting
+
+        assert (result.finish_reason, result.output_ids.size) == (FinishReason.ABORT, 0)
+        assert under.served() == [1]
+        also = asyncio.create_task(under.ask("b"))
+        await asyncio.sleep(0.05)
+        assert await under.pool.abort(None) == 2
+        assert {(await task).finish_reason for task in (running, also)} == {FinishReason.ABORT}
 
 
 async def at_worker(under: Pooled, count: int) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import aiohttp
 import structlog
 
+from server_patch.router.background import running
 from server_patch.router.workers import answer_of
 
 log = structlog.get_logger()
@@ -116,7 +117,8 @@ async def launch(
     async with _leashed(command, log_file) as child:
         await _answers(http, url, child, log_file, start_timeout_s)
         log.info("gateway_started", gateway=url, kind=str(kind), log=str(log_file))
-        yield await attach(http, url)
+        async with running(_say_if_it_ends(child, url, log_file)):
+            yield await attach(http, url)
 
 
 def _command_line(kind: GatewayKind, worker_urls: Sequence[str], port: int, metrics_port: int) -> list[str]:
@@ -182,6 +184,12 @@ async def _answers(
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         raise GatewayError(f"the gateway did not answer within {timeout_s:g} s: {_tail(log_file)}") from None
+
+
+async def _say_if_it_ends(child: asyncio.subprocess.Process, url: str, log_file: Path) -> None:
+    """Sessions go on without a gateway; whoever uses the gateway itself has to know."""
+    code = await child.wait()
+    log.error("gateway_ended", gateway=url, exit_code=code, said=_tail(log_file))
 
 
 def _tail(log_file: Path) -> str:

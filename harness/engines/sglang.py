@@ -10,6 +10,7 @@ Choices that the protocol leaves open:
 - `seed` only has an effect on a server with `--enable-deterministic-inference`.
 - With `ignore_eos` SGLang looks at no stop id at all, so the two together are refused.
 - The context counts as long as the longest input it accepts, plus one: `/server_info` says a few tokens less.
+- A repeat guard that is wanted answers a probe at entry, and marks every reply from then on; one without is refused.
 
 Logprobs of sampled tokens are raw only when the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`. Entering the
 provider measures that and refuses a server without it, unless the caller states the other scale.

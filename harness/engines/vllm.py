@@ -9,6 +9,7 @@ found at entry, stated in `capabilities` and `health`, and never guessed later.
 - A frozen request (`PauseMode.KEEP`) computes its cache anew on resume, so weights can change in between.
 - vLLM has no transaction around a reload: when one fails, the weights before it are loaded again.
 - Priorities are left alone; their sign differs between engines.
+- A repeat guard that is wanted answers a probe at entry; replies show it only where it ended them.
 """
 
 import os

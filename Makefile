@@ -8,7 +8,7 @@ PY := $(BIN)/python
 MODEL := smollm2-135m-instruct
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 
-.PHONY: run test bench setup setup-dev model lint types layers pytest fmt clean help
+.PHONY: run test bench soak setup setup-dev model lint types layers pytest fmt clean help
 
 help:  ## list the recipes
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -23,6 +23,9 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one
 	$(PY) bench/session_server.py $(ARGS)
 	$(PY) bench/encoding.py
 	$(PY) bench/repeat_guard.py
+
+soak: setup-dev  ## what takes an hour: a thousand aborts with 64 live sessions
+	$(PY) -W error bench/abort_cycles.py --cycles 1000 $(ARGS)
 
 setup: $(VENV)/.installed-run
 

@@ -8,7 +8,7 @@ pass, and stops the engine at once when the client leaves. What has been produce
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import structlog
@@ -23,7 +23,7 @@ from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
 from harness.sessions.outcome import Admission
 from harness.sessions.session import Session
-from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
+from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, Turn, as_ids
 
 _STOP_S = 5.0  # what an engine gets to hand over the partial output of a client that left
 
@@ -71,7 +71,11 @@ class Generation:
     async def _next_segment(self) -> None:
         epoch = self.gatekeeper.gate.epoch
         params = self.output.next_params(self.admission.params)
-        self.output = self.output.joined(await self._ask(params)).settled(self.admission.params, self.endings)
+        result = await self._ask(params)
+        if self.gatekeeper.gate.epoch != epoch and result.finish_reason is not FinishReason.ABORT:
+            # It lived through a pause: weights may have changed while it read its input, and engines do not say so.
+            result = replace(result, prompt_logprobs=None)
+        self.output = self.output.joined(result).settled(self.admission.params, self.endings)
         if not self.output.is_complete and self.gatekeeper.gate.epoch == epoch:
             self._unsolicited_aborts += 1
 

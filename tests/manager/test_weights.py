@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -153,6 +154,40 @@ async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
         assert [version for _, version in pairs(sample)] == behavior
         assert sample["metadata"]["weight_updates"] == {"keep": 1}
         assert engine.events == ["pause keep", "update 1", "resume"]
+
+
+class Mixing(Engine):
+    """Frozen while it reads its input, it goes on under other weights and labels the whole with the first version."""
+
+    async def generate(self, input_ids, params, **options):
+        """See `TokenProvider`."""
+        began_under = self.weight_version
+        result = await super().generate(input_ids, params, **options)
+        if result.prompt_logprobs is None:
+            return result
+        return replace(result, prompt_logprobs=replace(result.prompt_logprobs, version=began_under))
+
+
+async def test_a_scoring_that_lived_through_a_kept_update_is_discarded():
+    """Whatever version it claims, it may be of two; its tokens go on waiting."""
+    engine = Mixing(Step(text="one"), Step(text="0123456789", token_delay_s=0.05))
+    async with serving(engine) as client:
+        session = await client.create()
+        first = await client.say(session, [user("a")])
+        await engine.update_weights(CHECKPOINT, "1")
+        asking = asyncio.create_task(client.chat(session, [user("a"), first, user("b")]))
+        await eventually(lambda: any(len(live.output) > 2 for live in engine._live.values()))
+
+        await client.http.post("/sessions/pause")
+        await engine.pause(PauseMode.KEEP)
+        await engine.update_weights(CHECKPOINT, "2")
+        await engine.resume()
+        await client.http.post("/sessions/resume")
+
+        assert (await asking).status_code == 200
+        [sample] = await client.samples(session)
+        assert set(sample["behavior_versions"]) == {-1, 0, 1, 2}
+        assert sample["proximal_versions"] == sample["behavior_versions"]
 
 
 async def test_a_worker_that_cannot_load_is_fenced_and_reported():

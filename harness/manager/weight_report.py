@@ -32,6 +32,7 @@ class UpdateBudget:
     """Seconds that each step may take."""
 
     sweep_s: float = 60.0
+    """0 leaves the sweep out."""
     sweep_concurrency: int = 8
     """Sessions of a server that are scored at the same time."""
     gate_s: float = 10.0

@@ -117,7 +117,7 @@ class WeightUpdate:
     async def sweep(self) -> None:
         """Every session server scores what waits for the live version."""
         with self._step(UpdateStep.SWEEP):
-            version = await self._live_version()
+            version = await self._live_version() if self._budget.sweep_s else None
             if version is None:
                 return
             request = SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)

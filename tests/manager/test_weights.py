@@ -315,6 +315,21 @@ async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_mor
         assert engine.weight_version == "2"
 
 
+async def test_an_update_without_time_for_a_sweep_leaves_it_out():
+    """Nothing is scored, nothing is asked of the session server before the pause."""
+    engine = Engine()
+    async with serving(engine) as client:
+        await client.say(await client.create(), [user("a")])
+        await engine.update_weights(CHECKPOINT, "1")
+
+        async with WeightUpdater([engine], [client.url], budget=UpdateBudget(sweep_s=0)).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        assert "score" not in engine.events
+        assert update.report.servers[0].sweep is None
+        assert update.report.problems == ()
+
+
 async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_updated():
     """Unreachable servers are tolerated."""
     engine = Engine()

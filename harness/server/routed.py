@@ -12,6 +12,7 @@ whatever is not a session's needs it: control verbs must not be open to a networ
 Sessions never go through the gateway: their worker is chosen by the pool and asked directly.
 """
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -29,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from harness.engines.base import PauseMode
 from harness.engines.connect import open_server
 from harness.engines.discovered import DiscoveredPool, FoundWorker
+from harness.engines.repeat_guard import wanted_guard
 from harness.errors import LaneError, ScenarioError, Unauthorized
 from harness.server.gateway_program import GatewayProgram
 from harness.server.registry import API_KEY_PREFIX
@@ -112,11 +114,18 @@ class Routed:
 
 @asynccontextmanager
 async def open_routed(
-    settings: RouterSettings, program: GatewayProgram | None, *, vocab_size: int, admin_token: str | None = None
+    settings: RouterSettings,
+    program: GatewayProgram | None,
+    *,
+    vocab_size: int,
+    admin_token: str | None = None,
+    is_guarded: bool = False,
 ) -> AsyncIterator[Routed]:
     """The gateway of `settings` and the list of its workers, for the time of the block; the caller enters the pool.
 
-    `program` is the gateway to start, if one is. Raises `LaneError` when there is no gateway in time.
+    `program` is the gateway to start, if one is. `is_guarded` promises that the caller lets nobody in before the
+    workers have proven that they run the repeat guard, as `serve_in_process` does. Raises `LaneError` when there is no
+    gateway in time.
     """
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(open_http())
@@ -127,6 +136,7 @@ async def open_routed(
             also=settings.worker_urls,
             heard=lambda order: _heed(pool, order),
             describe=lambda: _described(pool),
+            is_guarded=is_guarded,
         )
         await stack.enter_async_context(front.following(settings.interval_s))
         pool = DiscoveredPool(
@@ -150,7 +160,11 @@ async def route_forever(
 ) -> None:
     """Router and session server until SIGINT or SIGTERM; calls `started` as soon as they answer."""
     vocab_size = chat_tokenizer.tokenizer.vocab_size
-    async with open_routed(routing, program, vocab_size=vocab_size, admin_token=settings.admin_token) as routed:
+    is_guarded = wanted_guard(settings.repeat_guard, os.environ) is not None
+    opening = open_routed(
+        routing, program, vocab_size=vocab_size, admin_token=settings.admin_token, is_guarded=is_guarded
+    )
+    async with opening as routed:
 
         def answers(running: RunningServer) -> None:
             started(running, routed.gateway)

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from server_patch.router.background import running
 from server_patch.router.fan_out import fan_out, report, status_of
 from server_patch.router.gateway import Gateway
+from server_patch.router.guard_signal import amendment
 from server_patch.router.passthrough import Passthrough
 from server_patch.router.verbs import VERBS, Order
 from server_patch.router.workers import WorkerList
@@ -56,6 +57,7 @@ class RouterFront:
         also: URLs of workers that the gateway was started with.
         heard: Called with each control verb before it is fanned out.
         describe: More for `GET /router`.
+        is_guarded: The engines have proven that they run the repeat guard; answers then say what it did.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class RouterFront:
         also: Sequence[str] = (),
         heard: Callable[[Order], None] | None = None,
         describe: Callable[[], dict[str, Any]] = dict,
+        is_guarded: bool = False,
     ) -> None:
         self.workers = WorkerList(http, gateway.url, also)
         self._http = http
         self._gateway = gateway
-        self._pass = Passthrough(http, gateway.url)
+        self._pass = Passthrough(http, gateway.url, amend=amendment if is_guarded else _untouched)
         self._heard = heard
         self._describe = describe
 
@@ -113,6 +116,10 @@ class RouterFront:
             "restrictions": list(self._gateway.restrictions),
         }
         return {"gateway": gateway, "workers": [asdict(each) for each in self.workers.current], **self._describe()}
+
+
+def _untouched(_scope: Scope) -> None:
+    """No answer is amended."""
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:

@@ -4,11 +4,13 @@ Method, path, query, headers and body go as they came; status, headers and body 
 streamed, so an event reaches the client when the gateway sends it. A client that goes away takes its request out of the
 gateway, which takes it out of the engine. Headers that belong to one connection (RFC 9110, 7.6.1) are not passed on.
 There is no deadline: how long an answer may take is the gateway's to say.
+
+One exception: whole JSON answers to requests that `amend` has a function for go through that function.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import aiohttp
 import structlog
@@ -18,6 +20,9 @@ from yarl import URL
 log = structlog.get_logger()
 
 Header = tuple[bytes, bytes]
+
+Amend = Callable[[Scope], Callable[[bytes], bytes] | None]
+"""What becomes of the content of a whole, successful JSON answer to a request; None leaves it alone."""
 
 _OF_ONE_CONNECTION = frozenset(
     {
@@ -33,9 +38,10 @@ _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
 class Passthrough:
     """Passes HTTP requests on to the server at `url`; `http` must not decompress."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, amend: Amend) -> None:
         self._http = http
         self._url = url.rstrip("/")
+        self._amend = amend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, for as long as its client stays."""
@@ -63,7 +69,8 @@ class Passthrough:
                 allow_redirects=False,
             ) as answer:
                 has_begun = True
-                await _pass_back(answer, send)
+                amended = self._amend(scope) if _is_whole_json(answer) else None
+                await (_pass_back(answer, send) if amended is None else _amend_and_send(answer, amended, send))
         except (aiohttp.ClientError, OSError) as error:
             log.warning("gateway_failed", path=scope["path"], error=f"{type(error).__name__} {error}")
             # An answer that has begun can only be cut: our server closes the connection of one that is incomplete.
@@ -96,6 +103,20 @@ async def _pass_back(answer: aiohttp.ClientResponse, send: Send) -> None:
     while chunk := await answer.content.readany():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body"})
+
+
+async def _amend_and_send(answer: aiohttp.ClientResponse, amended: Callable[[bytes], bytes], send: Send) -> None:
+    content = amended(await answer.read())
+    headers = _kept_pairs(answer.raw_headers, _NOT_ANSWERED | {b"content-length"})
+    length = (b"content-length", str(len(content)).encode())
+    await send({"type": "http.response.start", "status": answer.status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": content})
+
+
+def _is_whole_json(answer: aiohttp.ClientResponse) -> bool:
+    return (
+        answer.status == 200 and answer.content_type == "application/json" and "content-encoding" not in answer.headers
+    )
 
 
 async def _say_unreachable(send: Send, message: str) -> None:

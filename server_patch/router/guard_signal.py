@@ -1,7 +1,9 @@
 """The repeat guard's word for clients that talk to the engines through the router.
 
-    whole answers of /v1/chat/completions, /v1/completions   one more key: `"harness": {"repeat_terminate_triggered": 1}`
-    these and /generate, asked for with `x-harness-wrapped: 1`   `{"response": ..., "harness": {...}}`; a list for a batch
+    whole answers of /v1/chat/completions, /v1/completions
+        one more key: `"harness": {"repeat_terminate_triggered": 1}`
+    the same, and those of /generate, asked for with `x-harness-wrapped: 1`
+        `{"response": ..., "harness": {...}}`; a batch has a list of signals
 
 The signal is what the engine says in its answer, in the words of its own route. Only a router whose engines have proven
 that they run the guard adds it, so a 0 means watched and not ended. The bytes of an answer are not written anew: the

@@ -17,7 +17,7 @@ from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
 from tests.guard.looping import CONFIG, MAX_NEW_TOKENS, OTHER_PROMPTS, PROMPT, PROMPT_IDS, STOP_INDEX
 
-pytestmark = [pytest.mark.model, pytest.mark.xdist_group("guarded_local_engine")]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("guarded_local_engine")]
 
 GREEDY = SamplingParams(MAX_NEW_TOKENS, temperature=0.0)
 
@@ -56,7 +56,7 @@ async def ask_all(
         ask(
             engine,
             as_ids(tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")),
-            SamplingParams(48, seed=seed, ignore_eos=True),
+            SamplingParams(32, seed=seed, ignore_eos=True),
         )
         for seed, text in enumerate(OTHER_PROMPTS)
     ]
@@ -85,7 +85,7 @@ async def test_only_the_offending_sequence_is_ended(
 
 async def test_a_continuation_is_ended_at_the_same_token(guarded: HuggingFaceTokenProvider) -> None:
     """What was generated before the joint counts, for the repetition and for the minimum; without it, it would not."""
-    for joint in (8, 20, STOP_INDEX):
+    for joint in (8, STOP_INDEX):
         head = await ask(guarded, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=joint))
         ids = as_ids([*PROMPT_IDS, *head.output_ids.tolist()])
         tail = await ask(guarded, ids, replace(GREEDY, continues=joint))

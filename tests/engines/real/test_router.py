@@ -77,8 +77,10 @@ async def standing(http: httpx.AsyncClient) -> dict[str, Json]:
 
 async def test_a_killed_worker_costs_no_session(sglang_url, model_dir, tmp_path):
     """Control reaches both; vLLM dies in the middle of turns; everybody goes on, and every token is accounted for."""
-    arguments = ("--max-model-len", str(CONTEXT_TOKENS))
-    spec = LaneSpec(LaneEngine.VLLM, model_dir, env=SERVED_CONFIG.to_environ(), arguments=arguments)
+    # One more server beside the shared ones, which must not be killed: it has to be small.
+    env = SERVED_CONFIG.to_environ() | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    arguments = ("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(SESSIONS))
+    spec = LaneSpec(LaneEngine.VLLM, model_dir, env=env, arguments=arguments)
     store = tmp_path / "sessions.db"
     async with open_lane(spec) as lane, routing(model_dir, store, sglang_url, lane.url) as http:
         created = [(await http.post("/sessions", json={})).json() for _ in range(SESSIONS)]

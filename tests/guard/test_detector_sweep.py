@@ -10,6 +10,8 @@ from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig,
 from server_patch.repeat_terminate.batched import RULE_CODES, BatchedRepeatDetector
 from tests.guard.sequences import Case, Trigger, case, naive_trigger
 
+pytestmark = pytest.mark.xdist_group("detector_sweep")  # the sequences and their definition are made once
+
 CASES = 420
 SEQUENCES_PER_CASE = 245  # a multiple of the seven kinds
 LENGTH = 48

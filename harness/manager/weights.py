@@ -31,6 +31,7 @@ from harness.manager.bounded import attempt, to_the_end
 from harness.manager.gate_client import GateClient, SessionServerAddress
 from harness.manager.weight_client import WeightClient
 from harness.manager.weight_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
+from harness.manager.weight_workers import Engines, reach
 from harness.samples.versions import is_version, policy_version
 from harness.sessions.weight_update import SweepRequest
 
@@ -57,8 +58,8 @@ class WeightUpdater:
     """Updates the weights of `engines` under the sessions of `session_servers`.
 
     Args:
-        engines: Entered providers; the workers of a pool are updated one by one. They may be those of a session server
-            in this process, or providers of this process's own for the same engine servers.
+        engines: Workers, all of them: `sglang=http://...` and `vllm=http://...` for engine servers (not a router, which
+            passes no control on), or entered providers; the workers of a pool are updated one by one.
         session_servers: All servers whose sessions these engines serve.
         mode: What happens to generations in flight. ABORT: they end, go on after the update with a prefill under the
             new weights, and that prefill scores what waits for them. KEEP: they freeze and go on without being
@@ -68,7 +69,7 @@ class WeightUpdater:
 
     def __init__(
         self,
-        engines: Sequence[TokenProvider],
+        engines: Sequence[TokenProvider | str],
         session_servers: Sequence[SessionServerAddress | str],
         *,
         mode: PauseMode = PauseMode.ABORT,
@@ -87,7 +88,8 @@ class WeightUpdater:
         """
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(WeightClient(address)) for address in self._addresses]
-            update = WeightUpdate(UpdateReport(version, self._mode), self._engines, clients, self._budget)
+            engines = await reach(self._engines, stack)
+            update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
             await update.sweep()
             try:
                 await update.pause()
@@ -103,13 +105,15 @@ class WeightUpdate:
     def __init__(
         self,
         report: UpdateReport,
-        engines: Sequence[TokenProvider],
+        engines: Engines,
         clients: Sequence[WeightClient],
         budget: UpdateBudget,
     ) -> None:
         self.report = report
         report.servers = tuple(ServerUpdate(client.url) for client in clients)
-        self._engines = engines
+        self._engines = engines.reached
+        for error in engines.errors:
+            self._note(UpdateStep.SWEEP, error)
         self._servers = tuple(zip(report.servers, clients, strict=True))
         self._budget = budget
         self._has_begun = False
@@ -204,17 +208,17 @@ class WeightUpdate:
         """The version that is about to be replaced; None when the engines cannot say."""
         await self._at_every_engine(UpdateStep.SWEEP, lambda e: e.health(), self._budget.verify_s)
         try:
-            return max(policy_version(engine.weight_version) for engine in self._engines)
-        except UnknownWeightVersion as error:
-            self._note(UpdateStep.SWEEP, error.message)
+            return max(policy_version(engine.weight_version) for engine in self._engines.values())
+        except (UnknownWeightVersion, ValueError) as error:  # the latter: there is no engine
+            self._note(UpdateStep.SWEEP, str(error))
             return None
 
     def _workers(self) -> Iterator[_Worker]:
-        for index, engine in enumerate(self._engines):
+        for name, engine in self._engines.items():
             if isinstance(engine, EnginePool):
-                yield from (_Worker(name, provider, engine) for name, provider in engine.providers.items())
+                yield from (_Worker(member, provider, engine) for member, provider in engine.providers.items())
             else:
-                yield _Worker(str(index), engine, None)
+                yield _Worker(name, engine, None)
 
     async def _at_every_worker(
         self, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
@@ -229,7 +233,7 @@ class WeightUpdate:
     async def _at_every_engine(
         self, step: UpdateStep, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
     ) -> None:
-        calls = (attempt(partial(verb, engine), seconds, name=f"{step} engine") for engine in self._engines)
+        calls = (attempt(partial(verb, engine), seconds, name=f"{step} engine") for engine in self._engines.values())
         for error in filter(None, await asyncio.gather(*calls)):
             self._note(step, error)
 

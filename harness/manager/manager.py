@@ -11,6 +11,7 @@ session and its samples, delete the session, classify. However the agent or the 
 session deleted first, in bounded time. Any number of rollouts may run at once; how many is the caller's decision.
 """
 
+import asyncio
 import time
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from harness.errors import GateClosed, SessionServerError
 from harness.manager.abort_signal import AbortSignal
 from harness.manager.abort_values import AgentHooks, Keep, was_cut_short
 from harness.manager.agent_runner import AgentRun, AgentRunner
+from harness.manager.bounded import to_the_end
 from harness.manager.outcome import RolloutFacts, classify, classify_uncreated
 from harness.manager.rollout import AgentTask, Outcome, Rollout
 from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
@@ -124,11 +126,30 @@ class SessionManager:
     async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
         """A session for `task`; raises `SessionServerError` when there is none, or an abort came first."""
         if not signal.announced.done():
-            session = await self._client.create(_session_body(task), give_up=signal.announced)
+            session = await self._created(task, signal)
             if not signal.announced.done():
                 return session
             await self.delete(session.session_id)
         raise SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
+
+    async def _created(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
+        """What the server gives out; when the rollout is cancelled meanwhile, the session is given back first."""
+        cancelled = asyncio.get_running_loop().create_future()
+        give_up = (signal.announced, cancelled)
+        creating = asyncio.create_task(self._client.create(_session_body(task), give_up=give_up))
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            cancelled.set_result(None)
+            await to_the_end(self._give_back(creating))
+            raise
+
+    async def _give_back(self, creating: asyncio.Task[SessionHandle]) -> None:
+        """Delete the session that may be on its way; the wait for it is that of a deletion."""
+        await asyncio.wait({creating}, timeout=self._deadlines.delete_s)
+        creating.cancel()
+        if creating.done() and not creating.cancelled() and creating.exception() is None:
+            await self.delete(creating.result().session_id)
 
     async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> Rollout:
         run = await self._require_runner().run(task, session, signal)

@@ -8,6 +8,7 @@ The server is reached directly, never through a proxy of the environment.
 import asyncio
 import ssl
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from harness.errors import SessionServerError
 from harness.types import Json
 
 _T = TypeVar("_T")
+Futures = Collection[asyncio.Future[None]]
 
 _ATTEMPT_TIMEOUT_S = 30.0
 _FIRST_PAUSE_S = 0.1
@@ -63,8 +65,8 @@ class SessionClient:
         """Close every connection."""
         await self._http.aclose()
 
-    async def create(self, body: Json, *, give_up: asyncio.Future[None] | None = None) -> SessionHandle:
-        """A session made from `body`, waiting for the gate when it is shut, but not once `give_up` is done."""
+    async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
+        """A session made from `body`, waiting for the gate when it is shut, until one of `give_up` is done."""
         content = await self._call("POST", "/sessions", deadline_s=self._deadlines.create_s, body=body, give_up=give_up)
         return _decode(content, SessionHandle)
 
@@ -90,7 +92,7 @@ class SessionClient:
         *,
         deadline_s: float,
         body: Json | None = None,
-        give_up: asyncio.Future[None] | None = None,
+        give_up: Futures = (),
     ) -> bytes:
         """The content of a successful answer; raises the last `SessionServerError` when `deadline_s` is over."""
         deadline = time.monotonic() + deadline_s
@@ -136,10 +138,11 @@ class _ErrorAnswer(msgspec.Struct):
     error: _ErrorDetail
 
 
-async def _pause(seconds: float, give_up: asyncio.Future[None] | None, error: SessionServerError) -> None:
+async def _pause(seconds: float, give_up: Futures, error: SessionServerError) -> None:
     """Wait before the next attempt; raises `error` as soon as there shall be none."""
-    await asyncio.wait({give_up or asyncio.get_running_loop().create_future()}, timeout=seconds)
-    if give_up is not None and give_up.done():
+    never = asyncio.get_running_loop().create_future()
+    await asyncio.wait({*give_up, never}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if any(future.done() for future in give_up):
         raise error
 
 

@@ -383,6 +383,35 @@ async def test_cancelling_a_rollout_ends_its_agent_and_gives_the_session_back(tm
         assert survivors([json.loads(result)["pid"]]) == []
 
 
+async def test_a_session_that_was_on_its_way_when_its_rollout_was_cancelled_is_given_back(tmp_path: Path):
+    """The server made it, and nobody would ever delete it."""
+    async with manager_of(tmp_path) as (manager, server):
+        await post(server.url, "/sessions/pause")
+        rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
+        while not server.server.gatekeeper.held:
+            await asyncio.sleep(0.01)
+        rollout.cancel()
+        await asyncio.sleep(0.05)
+        await post(server.url, "/sessions/resume")
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+
+async def test_a_rollout_that_waits_for_the_gate_is_cancelled_at_once(tmp_path: Path):
+    """It does not ask again."""
+    shut = http_answer(503, {"error": {"code": "gate_closed"}}, "retry-after: 60")
+    patient = replace(FAST, create_s=300, delete_s=60)
+    async with canned_server(shut) as server, SessionManager(server.url, deadlines=patient) as manager:
+        rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+    assert server.requests == ["POST /sessions"]
+
+
 async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
     """It may clean up after itself."""
     events: list[str] = []

@@ -25,6 +25,7 @@ RETURNED = AgentEnd(Ending.RETURNED)
 RAISED = AgentEnd(Ending.RAISED, detail="KeyError: 'x'")
 SEGFAULT = AgentEnd(Ending.KILLED, 11)
 LATE = AgentEnd(Ending.TIMED_OUT)
+STOPPED = AgentEnd(Ending.STOPPED)
 UNSTARTED = AgentEnd(Ending.NOT_STARTED, detail="no program 'codex'")
 UNPREPARED = AgentEnd(Ending.NOT_PREPARED, detail="No space left on device")
 GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
@@ -57,6 +58,9 @@ GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
         (RolloutFacts(AgentEnd(Ending.EXITED, 127)), Kind.NOT_STARTED, Cause.AGENT),
         (RolloutFacts(AgentEnd(Ending.EXITED, 127), answered=1), Kind.CRASHED, Cause.AGENT),
         (RolloutFacts(LATE, answered=2, failed=1, refusals={"session_closed": 1}), Kind.TIMED_OUT, Cause.LIMIT),
+        (RolloutFacts(STOPPED, answered=2), Kind.DRAINED, Cause.LIMIT),
+        (RolloutFacts(STOPPED, refusals={"turn_aborted": 1}), Kind.DRAINED, Cause.LIMIT),
+        (RolloutFacts(STOPPED, session_lost="gone"), Kind.HARNESS_FAILED, Cause.HARNESS),
         (RolloutFacts(UNSTARTED), Kind.NOT_STARTED, Cause.AGENT),
         (RolloutFacts(UNPREPARED), Kind.NOT_STARTED, Cause.HARNESS),
         (RolloutFacts(WELL, GARBAGE, answered=2), Kind.GARBAGE, Cause.AGENT),

@@ -4,7 +4,8 @@
 
 The same sessions (seeded, a pause between turns as if a tool ran) run once per mode while two updates come: how long
 agents waited per update, how long the sweeps took, how many tokens were computed besides those sampled, and which share
-of the tokens that an update made old has the logprob of its next version. One table row per mode.
+of the tokens that an update made old has the logprob of its next version, after the sweep of the update that would come
+next. One table row per mode.
 """
 
 import argparse
@@ -68,6 +69,7 @@ class Row:
     pause_s: float
     """Mean over the updates."""
     sweep_s: float
+    """Mean, that of the next update included."""
     sampled_tokens: int
     prefill_tokens: int
     """Computed besides the sampled ones."""
@@ -107,6 +109,7 @@ async def measure(mode: Mode, model: Path, checkpoints: list[Path], sessions: in
         reports = await update(mode, engine, server.url, checkpoints, agents) if mode.pause else []
         await asyncio.gather(*agents)
         run_s = time.monotonic() - began
+        last_sweep_s = await sweep(http) if mode.sweeps and reports else 0.0
         samples = [sample for session_id in ids for sample in await samples_of(http, session_id)]
         computed = counting.computed
     sampled = sum(sum(sample["loss_mask"]) for sample in samples)
@@ -114,7 +117,7 @@ async def measure(mode: Mode, model: Path, checkpoints: list[Path], sessions: in
         mode.name,
         run_s,
         sum(report.pause_s for report in reports) / max(1, len(reports)),
-        sum(report.seconds[UpdateStep.SWEEP] for report in reports) / max(1, len(reports)),
+        sum([*(report.seconds[UpdateStep.SWEEP] for report in reports), last_sweep_s]) / (UPDATES + 1),
         sampled,
         computed - sampled,
         share(samples),
@@ -136,6 +139,13 @@ async def update(
                 await running.apply(checkpoint)
             reports.append(running.report)
     return reports
+
+
+async def sweep(http: httpx.AsyncClient) -> float:
+    """What the update after the last one would begin with; returns its seconds."""
+    answer = await http.post("/sessions/sweep", json={"version": UPDATES, "budget_s": 120})
+    seconds: float = answer.raise_for_status().json()["seconds"]
+    return seconds
 
 
 async def create(http: httpx.AsyncClient, seed: int) -> str:

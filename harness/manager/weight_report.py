@@ -74,6 +74,8 @@ class UpdateReport:
     mode: PauseMode
     workers: tuple[WorkerUpdate, ...] = ()
     servers: tuple[ServerUpdate, ...] = ()
+    samples: SweepReport | None = None
+    """The sweep of samples that had left their sessions."""
     engine_errors: dict[UpdateStep, list[str]] = field(default_factory=dict)
     seconds: dict[UpdateStep, float] = field(default_factory=dict)
 
@@ -95,11 +97,12 @@ class UpdateReport:
             *(f"{step}: {error}" for step, errors in self.engine_errors.items() for error in errors),
             *(f"{step} {each.url}: {error}" for each in self.servers for step, error in each.errors.items()),
             *(f"sweep {each.url}: {_left(each.sweep)}" for each in self.servers if each.sweep and _left(each.sweep)),
+            *([f"sweep of samples: {_left(self.samples)}"] if self.samples and _left(self.samples) else []),
         )
 
     def telemetry(self) -> Mapping[str, float]:
         """Fixed keys for whoever logs numbers per step."""
-        sweeps = [each.sweep for each in self.servers if each.sweep]
+        sweeps = [sweep for sweep in (*(each.sweep for each in self.servers), self.samples) if sweep]
         return {
             "weights/version": self.version,
             "weights/pause_seconds": self.pause_s,

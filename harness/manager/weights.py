@@ -15,7 +15,7 @@ takes a checkpoint that the engines can read, or a function that knows how.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,11 +29,13 @@ from harness.engines.pool import MISSED_UPDATE, EnginePool
 from harness.errors import EngineError, UnknownWeightVersion
 from harness.manager.bounded import attempt, to_the_end
 from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.manager.sample_sweep import sweep_samples
 from harness.manager.weight_client import WeightClient
 from harness.manager.weight_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.manager.weight_workers import Engines, reach
 from harness.samples.versions import is_version, policy_version
 from harness.sessions.weight_update import SweepRequest
+from harness.types import Sample
 
 WEIGHT_UPDATE_ENDED = "weight_update_ended"
 
@@ -65,6 +67,8 @@ class WeightUpdater:
             new weights, and that prefill scores what waits for them. KEEP: they freeze and go on without being
             scored; tokens of one request then have several versions, and their proximal values come from sweeps only.
         budget: How long each step may take.
+        unconsumed: Samples that have left their sessions and are not trained yet: the trainer's queue. The sweep
+            replaces those that it can score, by the engines given as providers.
     """
 
     def __init__(
@@ -74,11 +78,13 @@ class WeightUpdater:
         *,
         mode: PauseMode = PauseMode.ABORT,
         budget: UpdateBudget | None = None,
+        unconsumed: MutableSequence[Sample] | None = None,
     ) -> None:
         self._engines = tuple(engines)
         self._addresses = tuple(session_servers)
         self._mode = mode
         self._budget = budget or UpdateBudget()
+        self._unconsumed = unconsumed
 
     @asynccontextmanager
     async def update(self, version: int) -> AsyncIterator["WeightUpdate"]:
@@ -90,7 +96,7 @@ class WeightUpdater:
             clients = [await stack.enter_async_context(WeightClient(address)) for address in self._addresses]
             engines = await reach(self._engines, stack)
             update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
-            await update.sweep()
+            await update.sweep(self._unconsumed)
             try:
                 await update.pause()
                 yield update
@@ -118,8 +124,8 @@ class WeightUpdate:
         self._budget = budget
         self._has_begun = False
 
-    async def sweep(self) -> None:
-        """Every session server scores what waits for the live version."""
+    async def sweep(self, unconsumed: MutableSequence[Sample] | None = None) -> None:
+        """Every session server scores what waits for the live version, and this process what it holds itself."""
         with self._step(UpdateStep.SWEEP):
             version = await self._live_version() if self._budget.sweep_s else None
             if version is None:
@@ -129,7 +135,10 @@ class WeightUpdate:
             async def ask(server: ServerUpdate, client: WeightClient) -> None:
                 server.sweep = await client.sweep(request)
 
-            await self._at_every_server(UpdateStep.SWEEP, ask, self._budget.sweep_s + self._budget.gate_s)
+            longest_s = self._budget.sweep_s + self._budget.gate_s
+            await asyncio.gather(
+                self._at_every_server(UpdateStep.SWEEP, ask, longest_s), self._sweep_samples(unconsumed, request)
+            )
 
     async def pause(self) -> None:
         """Hold new turns first, so that whatever the engines end finds its gate closed and waits there."""
@@ -203,6 +212,14 @@ class WeightUpdate:
             return WorkerUpdate(worker.name, label)
         said = f"it reports weight version {label!r}, expected {str(self.report.version)!r}"
         return WorkerUpdate(worker.name, label, said if error is None else f"{error}; {said}")
+
+    async def _sweep_samples(self, unconsumed: MutableSequence[Sample] | None, request: SweepRequest) -> None:
+        if not unconsumed:
+            return
+        try:
+            self.report.samples = await sweep_samples(list(self._engines.values()), unconsumed, request)
+        except EngineError as error:
+            self._note(UpdateStep.SWEEP, error.message)
 
     async def _live_version(self) -> int | None:
         """The version that is about to be replaced; None when the engines cannot say."""

@@ -16,6 +16,7 @@ from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logp
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
 from harness.manager.weight_report import UpdateBudget, UpdateStep
 from harness.manager.weights import WeightUpdater
+from harness.samples.codec import sample_from_json
 from harness.server.serving import serve_in_process
 from harness.store.memory import MemoryStore
 from harness.types import as_ids
@@ -32,12 +33,15 @@ class Engine(ScriptedEngine):
     def __init__(self, *steps: Step, events: list[str] | None = None) -> None:
         super().__init__(toy_tokenizer(), Script(steps or (Step(text="Understood."),)))
         self.events = [] if events is None else events
+        self.may_score = asyncio.Event()
+        self.may_score.set()
         self.fails: dict[str, Exception | None] = {}
         """What a verb raises; None: it never returns."""
 
     async def score(self, input_ids, *, start):
         """See `TokenProvider`."""
         await self._note("score")
+        await self.may_score.wait()
         return await super().score(input_ids, start=start)
 
     async def pause(self, mode):
@@ -313,6 +317,35 @@ async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_mor
         assert "were not scored and keep their behaviour values" in update.report.problems[0]
         assert update.report.telemetry()["weights/proximal_tokens_left"] == sweep.tokens_left
         assert engine.weight_version == "2"
+
+
+async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too():
+    """The queue of the trainer is swept; what it has taken meanwhile is left to it, and so is what cannot be scored."""
+    engine = Engine()
+    async with serving(engine) as client:
+        queue = []
+        for _ in range(3):
+            session = await client.create()
+            await client.say(session, [user("a")])
+            queue += [sample_from_json(sample) for sample in await client.samples(session)]
+            await client.http.delete(f"/sessions/{session.session_id}")
+        await engine.update_weights(CHECKPOINT, "1")
+        before = list(queue)
+        engine.may_score.clear()
+
+        async def take_one() -> None:
+            await eventually(lambda: engine.events.count("score") == 3)
+            queue.pop(0)
+            engine.may_score.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(take_one())
+            async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
+                await update.apply(CHECKPOINT)
+
+        assert [set(sample.proximal_versions.tolist()) for sample in (before[0], *queue)] == [{0}, {1}, {1}]
+        assert update.report.samples.tokens_settled == sum(sample.response_length for sample in queue)
+        assert update.report.samples.tokens_left == before[0].response_length
 
 
 async def test_an_update_without_time_for_a_sweep_leaves_it_out():

@@ -1,0 +1,78 @@
+"""The sweep for samples that have left their sessions: rollouts that wait for a trainer meet their next version too.
+
+The trainer keeps its queue and goes on taking from it; a sample that is gone by the time its scores arrive was consumed
+as it was. Only engines whose sampled logprobs are raw can score: a sample does not say at which temperature its tokens
+were sampled.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, MutableSequence, Sequence
+
+from harness.engines.base import LogprobScale, TokenProvider
+from harness.errors import EngineError, EngineRejected
+from harness.samples.proximal import ProximalColumns, sample_scoring_start, score_sample
+from harness.samples.versions import is_version
+from harness.sessions.weight_update import SweepReport, SweepRequest
+from harness.types import Sample
+
+
+async def sweep_samples(
+    engines: Sequence[TokenProvider], samples: MutableSequence[Sample], request: SweepRequest
+) -> SweepReport:
+    """Score what waits for the live version `request.version` in `samples`, replacing them in place.
+
+    The engines take turns. Raises `EngineRejected` when none of them can score samples; what fails for one sample is
+    counted.
+    """
+    able = [engine for engine in engines if engine.capabilities.logprob_scale is LogprobScale.RAW]
+    if not able:
+        raise EngineRejected("samples are scored by engines that report raw logprobs, and none of these does")
+    began = time.monotonic()
+    waiting = [sample for sample in samples if _waiting(sample, request.version)]
+    report = SweepReport(request.version, sessions=len(waiting))
+    report.tokens_waiting = report.tokens_left = sum(_waiting(sample, request.version) for sample in waiting)
+    work = iter(waiting)
+    try:
+        async with asyncio.timeout(request.budget_s), asyncio.TaskGroup() as workers:
+            for number in range(min(request.concurrency, len(waiting))):
+                workers.create_task(_work(able[number % len(able)], work, samples, report))
+    except TimeoutError:
+        pass  # what is left is counted
+    report.seconds, report.is_running = time.monotonic() - began, False
+    return report
+
+
+async def _work(
+    engine: TokenProvider, work: Iterator[Sample], samples: MutableSequence[Sample], report: SweepReport
+) -> None:
+    for sample in work:
+        try:
+            await _score(engine, sample, samples, report)
+        except EngineError as error:
+            report.failures[error.code] = report.failures.get(error.code, 0) + 1
+        report.sessions_done += 1
+
+
+async def _score(engine: TokenProvider, sample: Sample, samples: MutableSequence[Sample], report: SweepReport) -> None:
+    start = sample_scoring_start(sample, report.version)
+    assert start is not None
+    report.requests += 1
+    report.tokens_read += int(sample.tokens.size)
+    scoring = await engine.score(sample.tokens, start=start)
+    if is_version(scoring.version, report.version) and _replaced(samples, sample, score_sample(sample, scoring)):
+        settled = _waiting(sample, report.version)
+        report.tokens_settled += settled
+        report.tokens_left -= settled
+
+
+def _replaced(samples: MutableSequence[Sample], before: Sample, after: Sample) -> bool:
+    """Whether `before` was still there to be replaced."""
+    position = next((i for i, each in enumerate(samples) if each is before), None)
+    if position is not None:
+        samples[position] = after
+    return position is not None
+
+
+def _waiting(sample: Sample, version: int) -> int:
+    return int(ProximalColumns.of_sample(sample).waiting(version).sum())

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,12 @@ class CannedServer:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection with one request."""
         self._connections.add(asyncio.current_task())
+        with suppress(asyncio.IncompleteReadError):  # a client that gives up before it has asked
+            await self._answer(reader, writer)
+        writer.close()
+        await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         self.requests.append(head.partition(" HTTP")[0])
         answer = self._answers[min(len(self.requests), len(self._answers)) - 1]
@@ -52,8 +58,6 @@ class CannedServer:
             await reader.read()
         elif answer is not HANG_UP:
             writer.write(answer)
-        writer.close()
-        await writer.wait_closed()
 
     async def finished(self) -> None:
         """Every connection has been served."""

@@ -1,7 +1,8 @@
 """Checkpoints that really differ, made on the spot: what a weight update needs when nobody is training.
 
-Every tensor gets Gaussian noise in proportion to its own spread, so the model stays what it is and every logprob moves.
-The same folder, number and noise give the same checkpoint.
+Tensors get Gaussian noise in proportion to their own spread, so the model stays what it is and every logprob moves. The
+same folder, number and noise give the same checkpoint. Embeddings stay as they are unless asked for: vLLM 0.32 on a CPU
+keeps a packed copy of an output projection that shares them, and no reload renews it.
 """
 
 from pathlib import Path
@@ -10,8 +11,12 @@ from harness.errors import ModelError
 
 WEIGHTS = "model.safetensors"
 
+_EMBEDDINGS = ("embed_tokens.", "lm_head.")
 
-def perturbed_checkpoint(source: Path, target: Path, *, number: int, noise: float) -> Path:
+
+def perturbed_checkpoint(
+    source: Path, target: Path, *, number: int, noise: float, moves_embeddings: bool = False
+) -> Path:
     """A copy of the model in `source`, its weights moved by `noise` standard deviations; returns `target`.
 
     `number` chooses the direction. What is not weights is linked. Raises `ModelError` when `source` has no weights.
@@ -24,11 +29,11 @@ def perturbed_checkpoint(source: Path, target: Path, *, number: int, noise: floa
         link = target / file.name
         if file.is_file() and file not in files and not link.exists():
             link.symlink_to(file.resolve())
-    _write(files, target / WEIGHTS, number, noise)
+    _write(files, target / WEIGHTS, number, noise, stays=() if moves_embeddings else _EMBEDDINGS)
     return target
 
 
-def _write(files: list[Path], target: Path, number: int, noise: float) -> None:
+def _write(files: list[Path], target: Path, number: int, noise: float, stays: tuple[str, ...]) -> None:
     import torch  # seconds to import
     from safetensors.torch import load_file, save_file
 
@@ -36,6 +41,9 @@ def _write(files: list[Path], target: Path, number: int, noise: float) -> None:
     tensors = {}
     for file in files:
         for name, tensor in sorted(load_file(file).items()):
+            if any(part in name for part in stays):
+                tensors[name] = tensor
+                continue
             wide = tensor.float()
             moved = wide + noise * wide.std() * torch.randn(wide.shape, generator=generator)
             tensors[name] = moved.to(tensor.dtype).contiguous()

@@ -36,6 +36,8 @@ class Verdict:
     """Mean absolute change of a logprob from behaviour to proximal: how much a mistake would show."""
     third_states: list[str] = field(default_factory=list)
     """Tokens whose proximal columns are neither the behaviour values nor those of the next version."""
+    by_version: dict[str, float] = field(default_factory=dict)
+    """Largest differences of each column by the version that computed them."""
 
     def lines(self) -> Iterator[str]:
         """The verdict, to be read."""
@@ -44,6 +46,12 @@ class Verdict:
         yield f"largest difference from the next checkpoint:      {self.proximal_difference:.2e}"
         yield f"a logprob moved by {self.moved:.3f} on average between the two"
         yield f"{len(self.third_states)} tokens in a third state"
+        yield "by version: " + ", ".join(f"{key} {value:.1e}" for key, value in sorted(self.by_version.items()))
+
+    def note(self, key: str, difference: float) -> float:
+        """Remember a difference; returns it."""
+        self.by_version[key] = max(self.by_version.get(key, 0.0), difference)
+        return difference
 
 
 def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> Verdict:
@@ -59,11 +67,13 @@ def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> Verdict
             verdict.sampled += 1
             sampled_at, said = sample["rollout_log_probs"][i], sample["proximal_logprobs"][i]
             true = truth[behavior][number][start + i]
-            verdict.behavior_difference = max(verdict.behavior_difference, abs(sampled_at - true))
+            difference = verdict.note(f"behavior {behavior}", abs(sampled_at - true))
+            verdict.behavior_difference = max(verdict.behavior_difference, difference)
             if sample["proximal_versions"][i] == behavior + 1:
                 verdict.met_next += 1
                 next_true = truth[behavior + 1][number][start + i]
-                verdict.proximal_difference = max(verdict.proximal_difference, abs(said - next_true))
+                difference = verdict.note(f"proximal {behavior + 1}", abs(said - next_true))
+                verdict.proximal_difference = max(verdict.proximal_difference, difference)
                 moves.append(abs(next_true - true))
             elif sample["proximal_versions"][i] != behavior or said != sampled_at:
                 verdict.third_states.append(f"sample {number}, response token {i}")

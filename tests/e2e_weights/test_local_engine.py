@@ -57,7 +57,8 @@ def _checkpoints(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """Versions 0 to 3, each another model."""
     folder = tmp_path_factory.mktemp("checkpoints")
     moved = {
-        number: perturbed_checkpoint(model, folder / str(number), number=number, noise=NOISE) for number in (1, 2, 3)
+        number: perturbed_checkpoint(model, folder / str(number), number=number, noise=NOISE, moves_embeddings=True)
+        for number in (1, 2, 3)
     }
     return {0: model, **moved}
 

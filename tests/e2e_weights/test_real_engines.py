@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from harness.engines.connect import open_engine
@@ -18,6 +19,8 @@ from harness.models.perturb import perturbed_checkpoint
 from harness.server.serving import serve_in_process
 from harness.store.memory import MemoryStore
 from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import TokenIds, as_ids
 from tests.e2e_weights.agents import Agents, unmet_versions, versions_of
 from tests.real_engines import on_real
 from tests.served import Client
@@ -93,3 +96,45 @@ async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: Remote
     assert samples[0]["metadata"]["weight_updates"] == {"abort": 2}
     assert verdict.met_next == sum(b in (0, 1) for sample in samples for b in sample["behavior_versions"])
     assert finished.session_id
+
+
+@pytest.mark.parametrize("engine", [pytest.param("vllm", marks=on_real(LaneEngine.VLLM))])
+async def test_vllm_on_a_cpu_keeps_the_output_projection_of_a_tied_model(
+    engine: str, request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path
+):
+    """A trap: its packed copy of shared embeddings is made at start-up, and a reload renews only the embeddings.
+
+    What it reports then is of no checkpoint at all. On a GPU nothing is packed. The checkpoints of this project's own
+    scenarios leave embeddings alone for this reason; when this test fails, vLLM has learned to renew the copy.
+    """
+    moved = perturbed_checkpoint(model_dir, tmp_path / "moved", number=1, noise=NOISE, moves_embeddings=True)
+    tokenizer = Tokenizer.load(model_dir)
+    ids = as_ids(tokenizer.encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\nThe Nile"))
+    async with open_engine(f"{engine}={request.getfixturevalue('vllm_url')}", tokenizer=tokenizer) as provider:
+        await provider.update_weights(moved, "1")
+        try:
+            scored = (await provider.score(ids, start=1)).logprobs
+        finally:
+            await provider.update_weights(model_dir, "0")
+
+    whole, mixed = plain_logprobs(moved, ids), plain_logprobs(moved, ids, output_of=model_dir)
+
+    assert np.abs(scored - mixed).max() < TOLERANCE
+    assert np.abs(scored - whole).max() > 10 * TOLERANCE
+
+
+def plain_logprobs(folder: Path, ids: TokenIds, *, output_of: Path | None = None) -> np.ndarray:
+    """Logprobs of `ids[1:]` under a checkpoint, or under it with the output projection of another one."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def load(directory: Path):
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    model = load(folder)
+    if output_of is not None:
+        model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
+        model.lm_head.weight = torch.nn.Parameter(load(output_of).get_input_embeddings().weight.detach().clone())
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0, :-1]
+        return logits.log_softmax(-1)[torch.arange(ids.size - 1), torch.from_numpy(ids[1:].astype(np.int64))].numpy()

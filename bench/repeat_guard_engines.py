@@ -31,8 +31,14 @@ from server_patch.repeat_terminate.config import ENABLE
 
 TIMING = Path(__file__).resolve().parent / "guard_timing"
 LIMITS = RepeatTerminateConfig(
-    enabled=True, min_new_tokens=32, max_consecutive_token_repeats=16, ngram_size=16, ngram_repeats=2
+    enabled=True,
+    min_new_tokens=32,
+    max_consecutive_token_repeats=16,
+    ngram_size=16,
+    ngram_repeats=2,
+    max_object_keys=10**9,
 )
+"""Every rule is on; the last one is only paid for."""
 LOOPING = "Chant: we will rock you!"
 OTHERS = ("Say something.", "Write a poem about the sea.", "What is a lighthouse for?")
 MAX_NEW_TOKENS, OTHER_TOKENS = 256, 64

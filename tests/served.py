@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -127,7 +127,16 @@ class RawClient:
 
     async def __aexit__(self, *exc: object) -> None:
         self._writer.close()
-        await self._writer.wait_closed()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    def stop_reading(self) -> None:
+        """Leave in the kernel what has not been read yet."""
+        self._writer.transport.pause_reading()
+
+    def abort(self) -> None:
+        """Close without another word: a reset when something was left unread."""
+        self._writer.transport.abort()
 
     async def post(self, path: str, body: bytes = b"") -> tuple[int, Any]:
         """Status and decoded JSON of the answer."""

@@ -32,6 +32,7 @@ from harness.errors import (
 )
 from harness.samples.codec import sample_to_json
 from harness.server.connection import ClientConnection
+from harness.server.http_protocol import Delivery
 from harness.server.live_weights import parse_expected, settle_weights
 from harness.server.registry import SessionRegistry
 from harness.server.responses import error_response, json_response
@@ -68,6 +69,8 @@ class SessionServer:
     async def restore(self) -> int:
         """Take up the sessions a previous server left open (I9); returns how many."""
         sessions = await self._store.load()
+        for session in sessions:
+            session.doubt_deliveries()
         self.sessions.add(sessions)
         self._metrics.sessions_open(len(self.sessions))
         return len(sessions)
@@ -211,16 +214,19 @@ class SessionServer:
             return self._streamed(request, call, call.chat.streaming)
         async with client.watched():
             served = await self._serve(call)
-        if client.has_left:
+            is_delivered = await client.is_still_there()
+        if not is_delivered:
             return json_response(served.body)
-        return _delivering(json_response(served.body), self._mark_delivered, session, served.turn.index)
+        response = json_response(served.body)
+        response.background = BackgroundTask(self._delivery(request, call, served).hand_over)
+        return response
 
     def _streamed(self, request: Request, call: ModelCall, streaming: Streaming) -> Response:
         turn = StreamedTurn(
             serve=lambda: self._serve(call),
             events=lambda served: stream_body(served.body, wants_usage=streaming.wants_usage),
             refusal=lambda error: self._on_error(request, error),
-            delivered=lambda served: self._mark_delivered(call.session, served.turn.index),
+            delivery=lambda served: self._delivery(request, call, served),
         )
         return StreamedAnswer(turn, call.client, comment_every_s=self.settings.comment_every_s)
 
@@ -228,9 +234,12 @@ class SessionServer:
         with _refusals_counted(call.session):
             return await self._turns.serve_chat(call)
 
-    def _mark_delivered(self, session: Session, index: int) -> None:
-        session.mark_delivered(index)
-        self._store.mark_delivered(session.session_id, index)
+    def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
+        def mark(delivered: bool) -> None:
+            call.session.mark_delivered(served.turn.index, delivered=delivered)
+            self._store.mark_delivered(call.session.session_id, served.turn.index, delivered=delivered)
+
+        return Delivery(request.scope, mark)
 
     async def _models(self, request: Request) -> Response:
         del request
@@ -393,14 +402,6 @@ def _refusals_counted(session: Session) -> Iterator[None]:
     except HarnessError as error:
         session.refuse(error)
         raise
-
-
-def _delivering(response: Response, mark: Callable[[Session, int], None], session: Session, index: int) -> Response:
-    async def note() -> None:
-        mark(session, index)
-
-    response.background = BackgroundTask(note)
-    return response
 
 
 def _record_response(session: Session) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_gu
 from harness.errors import HarnessError
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
+from harness.server.http_protocol import ResetAwareProtocol
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.store.base import SessionStore
@@ -29,6 +31,7 @@ log = structlog.get_logger()
 _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
 _SHUTDOWN_S = 5
 _START_S = 30.0
+_RESET = struct.pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
 
 Around = Callable[[ASGIApp], ASGIApp]
 """Puts the application of a session server into a larger one."""
@@ -47,6 +50,8 @@ class RunningServer:
     server: SessionServer
     restored: int
     """Sessions taken up from the store."""
+    hang_up: Callable[[], None]
+    """Refuse and reset every connection from now on, as when the process is killed; the block then ends quickly."""
 
 
 @asynccontextmanager
@@ -79,11 +84,11 @@ async def serve_in_process(
         restored = await server.restore()
         if isinstance(engine, EnginePool):
             engine.observe(turns.metrics)
-        await stack.enter_async_context(_uvicorn(around(server.app()), listener))
+        embedded = await stack.enter_async_context(_uvicorn(around(server.app()), listener))
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
-        yield RunningServer(f"http://{host}:{port}", server, restored)
+        yield RunningServer(f"http://{host}:{port}", server, restored, embedded.hang_up)
 
 
 async def serve_forever(
@@ -125,9 +130,19 @@ class _EmbeddedServer(uvicorn.Server):
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]  # declared as a generator upstream
         return nullcontext()
 
+    def hang_up(self) -> None:
+        """Stop listening and reset every connection; what is being answered goes on, for nobody."""
+        self.should_exit = self.force_exit = True
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            transport = connection.transport
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            transport.abort()
+
 
 @asynccontextmanager
-async def _uvicorn(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+async def _uvicorn(app: ASGIApp, listener: socket.socket) -> AsyncIterator[_EmbeddedServer]:
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -135,13 +150,13 @@ async def _uvicorn(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]
         lifespan="off",
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_SHUTDOWN_S,
-        http="httptools",
+        http=ResetAwareProtocol,
     )
     embedded = _EmbeddedServer(config)
     serving = asyncio.create_task(embedded.serve(sockets=[listener]))
     try:
         await _started(embedded, serving)
-        yield
+        yield embedded
     finally:
         embedded.should_exit = True
         await serving

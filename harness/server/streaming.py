@@ -19,6 +19,7 @@ from harness.dialects.openai_stream import DONE
 from harness.dialects.sse import MEDIA_TYPE, comment, encoded_event
 from harness.errors import HarnessError
 from harness.server.connection import ClientConnection
+from harness.server.http_protocol import Delivery
 
 _T = TypeVar("_T")
 
@@ -36,8 +37,8 @@ class StreamedTurn(Generic[_T]):
     """Everything that is sent of a served turn."""
     refusal: Callable[[HarnessError], Awaitable[Response]]
     """The answer to an error, as it is without streaming."""
-    delivered: Callable[[_T], None]
-    """Called when the last byte of a served turn has been handed over to a client that is still there."""
+    delivery: Callable[[_T], Delivery]
+    """What is told when a served turn has been handed over to a client that is still there."""
 
 
 class StreamedAnswer(Response, Generic[_T]):
@@ -77,12 +78,13 @@ class StreamedAnswer(Response, Generic[_T]):
             refusal = await self._turn.refusal(error)
             await send({"type": "http.response.body", "body": encoded_event(bytes(refusal.body)) + DONE})
             return
+        delivery = self._turn.delivery(turn)
         await send({"type": "http.response.body", "body": self._turn.events(turn), "more_body": True})
         # Asked before the end: the web server reports every client as gone once its response is complete.
         is_delivered = await self._client.is_still_there()
         await send({"type": "http.response.body"})
         if is_delivered:
-            self._turn.delivered(turn)
+            await delivery.hand_over()
 
 
 @asynccontextmanager

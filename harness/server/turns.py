@@ -46,6 +46,8 @@ from harness.types import FinishReason, Json, Message, TokenIds, TopLogprobs, Tu
 log = structlog.get_logger()
 
 _LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
+_NOTICE_S = 0.02
+_NOTICE_ROUNDS = 5
 _TAIL = 256  # ids at the end of a prompt: enough to see what the generation prompt began
 
 
@@ -122,9 +124,13 @@ class TurnService:
 
     async def _served(self, call: ModelCall) -> ServedTurn:
         """A new turn for the call, or what an earlier one with the same body has come to (I5)."""
+        has_looked_twice = False
         while True:
             treatment, index = call.session.treatment(call.digest, says_retry=call.client.says_retry)
             match treatment:
+                case Treatment.SAMPLE if index >= 0 and not has_looked_twice:
+                    await _connections_noticed()
+                    has_looked_twice = True
                 case Treatment.SAMPLE:
                     return await self._sampled(call, await self._admit(call))
                 case Treatment.CONTINUE:
@@ -270,6 +276,17 @@ class TurnService:
             raise MalformedRequest(
                 f"top_logprobs: expected 0..{most}, got {chat.sampling.top_logprobs}", param="top_logprobs"
             )
+
+
+async def _connections_noticed() -> None:
+    """Return when every disconnect that is under way has been noticed.
+
+    A retry may be read before the end of the connection it replaces: a lost connection takes some rounds of the loop
+    from the socket to whoever watches it. Only then is the same body another sample.
+    """
+    await asyncio.sleep(_NOTICE_S)
+    for _ in range(_NOTICE_ROUNDS):
+        await asyncio.sleep(0)
 
 
 def _sampled_turn(turn: Turn, known: Sequence[Message]) -> SampledTurn:

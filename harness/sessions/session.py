@@ -205,9 +205,9 @@ class Session:
             self._waiting.settled(turn, version)
         return changed
 
-    def mark_delivered(self, index: int) -> Turn:
-        """Note that the answer of a turn has been handed over completely."""
-        turn = replace(self._tree.turn(index), delivered=True)
+    def mark_delivered(self, index: int, *, delivered: bool = True) -> Turn:
+        """Note that the answer of a turn has been handed over completely, or that it turned out not to be."""
+        turn = replace(self._tree.turn(index), delivered=delivered)
         self._tree.replace(turn)
         return turn
 
@@ -230,6 +230,16 @@ class Session:
         self._generated += turn.sampled_tokens
         self._waiting.note(turn)
         self._tree.add(turn, self._tree.path(turn.parent).extended(turn.context_ids).extended(turn.output_ids))
+
+    def doubt_deliveries(self) -> None:
+        """After a restart: nobody knows whether the last answers were read before the server died.
+
+        What has been extended was read. Any other turn counts as undelivered, so that a retry gets its answer (I5).
+        """
+        extended = {turn.parent for turn in self.turns}
+        for turn in self.turns:
+            if turn.delivered and turn.index not in extended:
+                self.mark_delivered(turn.index, delivered=False)
 
     def snapshot(self) -> Self:
         """A copy that stays as it is now, for a reader in another thread; shares the token columns."""

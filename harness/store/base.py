@@ -32,8 +32,8 @@ class SessionStore(Protocol):
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""
 
-    def mark_delivered(self, session_id: str, index: int) -> None:
-        """Note that a turn's answer was handed over; does not wait for the disk."""
+    def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
+        """Note whether a turn's answer was handed over; does not wait for the disk."""
 
     async def load(self) -> list[Session]:
         """The sessions that are not closed, with their turns, as they were kept."""

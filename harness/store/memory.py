@@ -30,7 +30,7 @@ class MemoryStore:
     async def set_phase(self, session: Session) -> None:
         """Nothing to do."""
 
-    def mark_delivered(self, session_id: str, index: int) -> None:
+    def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Nothing to do."""
 
     async def load(self) -> list[Session]:

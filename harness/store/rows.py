@@ -62,7 +62,7 @@ INSERT_TURN = (
 )
 UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
 UPDATE_SCORES = "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ? WHERE session_id = ? AND turn = ?"
-UPDATE_DELIVERED = "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn = ?"
+UPDATE_DELIVERED = "UPDATE turns SET delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
 SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"

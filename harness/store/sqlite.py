@@ -76,9 +76,9 @@ class SQLiteStore:
         """Keep the phase of a session."""
         await self._write(rows.UPDATE_PHASE, (str(session.phase), session.session_id))
 
-    def mark_delivered(self, session_id: str, index: int) -> None:
-        """Note that a turn's answer was handed over; does not wait for the disk."""
-        self._writes.put(_Write(rows.UPDATE_DELIVERED, (session_id, index), None))
+    def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
+        """Note whether a turn's answer was handed over; does not wait for the disk."""
+        self._writes.put(_Write(rows.UPDATE_DELIVERED, (int(delivered), session_id, index), None))
 
     async def load(self) -> list[Session]:
         """The sessions that are not closed, with their turns."""

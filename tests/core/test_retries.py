@@ -1,7 +1,7 @@
 """What a request means whose body the session has seen before (I5)."""
 
 import pytest
-from fakes import admit, finish, new_session, user
+from fakes import admit, finish, new_session, take_turn, user
 
 from harness.errors import ClientLeft, EngineUnavailable, SessionClosing
 from harness.sessions.continuation import Output
@@ -67,6 +67,19 @@ def test_an_answer_nobody_got_is_replayed_and_one_that_arrived_is_not():
     session.mark_delivered(0)
     assert session.treatment(digest, says_retry=False) == (Treatment.SAMPLE, 0)
     assert session.treatment(digest, says_retry=True) == (Treatment.REPLAY, 0)
+
+
+def test_after_a_restart_only_what_was_built_on_counts_as_delivered():
+    """The note of a delivery may be older than the news that nobody read the answer."""
+    session = new_session()
+    first = take_turn(session, HI, "yo")
+    take_turn(session, [*HI, first.reply, user("go on")], "yo")
+    for index in (0, 1):
+        session.mark_delivered(index)
+
+    session.doubt_deliveries()
+
+    assert [turn.delivered for turn in session.turns] == [True, False]
 
 
 def test_a_drained_session_answers_no_retry():

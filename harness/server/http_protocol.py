@@ -1,0 +1,94 @@
+"""HTTP connections that tell when an answer was not read.
+
+A server cannot know that an answer arrived, but it can often know that one did not: the client had closed before the
+last byte left, or it closed with bytes unread, which makes its kernel reset the connection. That is what a client does
+that times out just when its answer comes; its retry is to get that answer and not another one (I5). A proxy in between
+hides both, and nobody sees a client that has read an answer and throws it away.
+"""
+
+import select
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_CONNECTION = "harness.connection"
+_FAILED = select.POLLHUP | select.POLLERR
+_CLOSED = getattr(select, "POLLRDHUP", 0) | _FAILED  # the first exists on Linux only
+
+
+class Connection(Protocol):
+    """What an answer wants to know of the connection that carries it."""
+
+    on_reset: Callable[[], None] | None
+    """Called when the connection is reset before its next request."""
+
+    def is_closed_by_client(self) -> bool:
+        """The client has closed its side, whether anybody has noticed or not."""
+
+    def is_reset(self) -> bool:
+        """What was sent met a client that had closed."""
+
+
+class Delivery:
+    """Whether one answer reached its client, as far as a server can tell; made before the answer is sent.
+
+    Tells `mark` whenever that changes.
+    """
+
+    def __init__(self, scope: Scope, mark: Callable[[bool], None]) -> None:
+        self._connection: Connection | None = scope.get("state", {}).get(_CONNECTION)
+        self._mark = mark
+        self._is_handed_over = False
+        self._is_lost = self._connection is not None and self._connection.is_closed_by_client()
+        if self._connection is not None:
+            self._connection.on_reset = self._lose
+
+    async def hand_over(self) -> None:
+        """The last byte has gone to the connection."""
+        self._is_lost |= self._connection is not None and self._connection.is_reset()
+        self._is_handed_over = not self._is_lost
+        if self._is_handed_over:
+            self._mark(True)
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        if self._is_handed_over:
+            self._mark(False)
+
+
+class ResetAwareProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries."""
+
+    on_reset: Callable[[], None] | None = None
+    _is_gone = False
+
+    def on_message_begin(self) -> None:
+        """The next request says that the last answer was read."""
+        super().on_message_begin()
+        self.on_reset = None
+        self.scope["state"][_CONNECTION] = self
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A reset says that the last answer was not read; a plain close says nothing."""
+        self._is_gone = True
+        super().connection_lost(exc)
+        if isinstance(exc, ConnectionError) and self.on_reset is not None:
+            self.on_reset()
+
+    def is_closed_by_client(self) -> bool:
+        """See `Connection`; asks the kernel, because the event loop learns of it some rounds later."""
+        return self._is_gone or self._poll(_CLOSED)
+
+    def is_reset(self) -> bool:
+        """See `Connection`."""
+        return self._poll(_FAILED)
+
+    def _poll(self, events: int) -> bool:
+        socket = self.transport.get_extra_info("socket")
+        if socket is None or socket.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(socket.fileno(), events)
+        return bool(poll.poll(0))

@@ -1,0 +1,179 @@
+"""A server process that is killed again and again under agents that retry: I1, I4, I5 and I9 at the file.
+
+Real processes, real sockets, SIGKILL at any moment, between drains, pauses and hang-ups. `HARNESS_SOAK_KILLS` says how
+often; `make soak` asks for more than `make test`.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import sys
+from collections import Counter
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import httpx
+import pytest
+from fakes import body, user
+from served import RawClient
+from stored import StoredSession, StoredTurn, ledger_of, read_file
+
+KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "6"))
+AGENTS = 8
+PROGRAM = Path(__file__).with_name("serve_port.py")
+LONGEST_LIFE_S = 1.0
+
+
+class Fleet:
+    """The server, whichever process it is now, and what its agents know."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.answers: Counter[tuple[str, str, tuple[float, ...]]] = Counter()
+        """By session, request and logprobs; a replay is the same answer again."""
+        self.over = False
+
+    async def start(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(PROGRAM), str(self.store), str(self.port), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            assert await process.stdout.readline()
+        return process
+
+
+async def kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.send_signal(signal.SIGKILL)
+    await process.wait()
+
+
+async def agent(fleet: Fleet, dice: random.Random) -> None:
+    """Creates a session, talks, asks again whatever was not answered, and begins anew when it is told to stop."""
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=30) as http:
+        while not fleet.over:
+            with suppress(httpx.TransportError):
+                answer = await http.post("/sessions", json={"sampling": {"seed": dice.randrange(1000)}})
+                if answer.status_code == 200:
+                    await talk(fleet, answer.json()["session_id"], dice)
+            await asyncio.sleep(0.05)
+
+
+async def talk(fleet: Fleet, session_id: str, dice: random.Random) -> None:
+    messages = [user("begin")]
+    while not fleet.over:
+        content = body(messages, logprobs=True)
+        answer = await asked_until_answered(fleet, f"/sessions/{session_id}/v1/chat/completions", content, dice)
+        if answer is None:
+            return
+        choice = answer["choices"][0]
+        logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
+        fleet.answers[session_id, blake2b(content, digest_size=16).hexdigest(), logprobs] += 1
+        messages = [*messages, choice["message"], user("go on")]
+
+
+async def asked_until_answered(fleet: Fleet, path: str, content: bytes, dice: random.Random) -> dict | None:
+    """The answer; None when the session is over. Now and then the agent's patience ends early."""
+    while not fleet.over:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            status, answer = await asked_once(fleet, path, content, dice.choice([0.01, 5, 5, 5]))
+            if status == 200:
+                return answer
+            assert status in (0, 404, 503), answer
+            if status == 404:
+                return None
+        await asyncio.sleep(0.02)
+    return None
+
+
+async def asked_once(fleet: Fleet, path: str, content: bytes, patience_s: float) -> tuple[int, dict]:
+    """Status and answer, status 0 when the patience ended.
+
+    What this process has read counts as answered however late it looks: nobody could tell the server otherwise.
+    """
+    async with RawClient(fleet.url) as client:
+        asking = asyncio.create_task(client.post(path, content))
+        try:
+            await asyncio.wait([asking], timeout=patience_s)
+            client.stop_reading()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await asking if asking.done() else (0, {})
+        finally:
+            client.abort()
+            asking.cancel()
+            await asyncio.wait([asking])
+
+
+async def operator(fleet: Fleet, dice: random.Random) -> None:
+    """Pauses often, drains sometimes, and opens again."""
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=5) as http:
+        while not fleet.over:
+            await asyncio.sleep(dice.uniform(0.05, 0.3))
+            verb = dice.choice(["pause", "pause", "pause", "drain"])
+            with suppress(httpx.TransportError):
+                await http.post(f"/sessions/{verb}")
+                await asyncio.sleep(dice.uniform(0, 0.1))
+            with suppress(httpx.TransportError):
+                await http.post("/sessions/resume")
+
+
+def check(fleet: Fleet) -> dict[str, StoredSession]:
+    """What the file must say whenever the server is dead; `read_file` checks prompts and digests (I1)."""
+    file = read_file(fleet.store)
+    stored = Counter(
+        (session_id, turn.request_digest, tuple(turn.logprobs))
+        for session_id, session in file.items()
+        for turn in session.turns.values()
+        if turn.is_usable
+    )
+    assert set(fleet.answers) <= set(stored), "an answer was lost (I9)"
+    for session in file.values():
+        digests = Counter(turn.request_digest for turn in session.turns.values())
+        twice = [turn for turn in session.turns.values() if digests[turn.request_digest] > 1]
+        assert not twice, f"a retry was sampled again (I5): {[told_of(turn) for turn in twice]}"
+        ledger = ledger_of(session)
+        assert ledger["generated"] == ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values())
+    return file
+
+
+def told_of(turn: StoredTurn) -> str:
+    ends = [f"{each['request_id'][:4]}:{each['end']}{each['finish_reason']}" for each in turn.segments]
+    return f"turn {turn.index} {turn.status}/{turn.finish_reason} delivered={turn.delivered} {ends}"
+
+
+@pytest.mark.timeout(7200)
+async def test_a_server_that_is_killed_again_and_again_loses_no_answer_and_samples_none_twice(tmp_path):
+    """After every kill the file is checked, and the next server goes on with it on the same port."""
+    seed = int(os.environ.get("HARNESS_SOAK_SEED", "0"))
+    dice = random.Random(seed)
+    fleet = Fleet(tmp_path / "sessions.db")
+    process = await fleet.start()
+    agents = [asyncio.create_task(agent(fleet, random.Random(f"{seed},{number}"))) for number in range(AGENTS)]
+    agents.append(asyncio.create_task(operator(fleet, random.Random(seed + 1))))
+    try:
+        for _ in range(KILLS):
+            await asyncio.sleep(dice.uniform(0.1, LONGEST_LIFE_S))
+            await kill(process)
+            check(fleet)
+            process = await fleet.start()
+        await asyncio.sleep(LONGEST_LIFE_S)
+    finally:
+        fleet.over = True
+        await kill(process)
+        endings = await asyncio.gather(*agents, return_exceptions=True)
+
+    assert [ending for ending in endings if ending is not None] == []
+    file = check(fleet)
+    turns = [turn for session in file.values() for turn in session.turns.values()]
+    continued = [turn for turn in turns if len(turn.segments) > 1]
+    print(f"{KILLS} kills, {len(file)} sessions, {len(turns)} turns, {len(continued)} continued")
+    assert fleet.answers
+    assert continued

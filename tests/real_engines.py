@@ -23,9 +23,12 @@ from tests.guard.looping import SERVED_CONFIG
 CONTEXT_TOKENS = 4096
 """Of both servers: enough for an agent's session, few enough to fill in a test."""
 
+SLOTS = 16
+"""Requests that each server works on at once; more of them wait."""
+
 _ARGUMENTS = {
-    LaneEngine.SGLANG: ("--context-length", str(CONTEXT_TOKENS)),
-    LaneEngine.VLLM: ("--max-model-len", str(CONTEXT_TOKENS)),
+    LaneEngine.SGLANG: ("--context-length", str(CONTEXT_TOKENS), "--max-running-requests", str(SLOTS)),
+    LaneEngine.VLLM: ("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(SLOTS)),
 }
 _ENVIRONMENT = {
     # As a server comes: a lane switches this off, and what it does while paused is one of the traps that are tested.

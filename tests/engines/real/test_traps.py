@@ -5,7 +5,7 @@ fails on its first half says that an engine has changed: the precaution may have
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from harness.engines.vllm_wire import CompletionsApi, GenerateApi
 from harness.errors import EngineRejected
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, as_ids
+from tests.real_engines import SLOTS
 
 DEADLINE_S = 300
 SHORT = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
@@ -82,15 +83,15 @@ async def runs(provider: TokenProvider, requests: int) -> None:
             await asyncio.sleep(0.02)
 
 
-def plain_sglang(prompt: TokenIds, rid: str) -> dict[str, Any]:
-    """The body of a long generation."""
-    sampling = {"max_new_tokens": LONG.max_new_tokens, "temperature": 0.0, "ignore_eos": True}
+def plain_sglang(prompt: TokenIds, rid: str, tokens: int = LONG.max_new_tokens) -> dict[str, Any]:
+    """The body of a generation, a long one."""
+    sampling = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
     return {"rid": rid, "input_ids": prompt.tolist(), "sampling_params": sampling}
 
 
-def plain_vllm(prompt: TokenIds, request_id: str) -> dict[str, Any]:
-    """The body of a long generation."""
-    sampling = {"max_tokens": LONG.max_new_tokens, "temperature": 0.0, "ignore_eos": True}
+def plain_vllm(prompt: TokenIds, request_id: str, tokens: int = LONG.max_new_tokens) -> dict[str, Any]:
+    """The body of a generation, a long one."""
+    sampling = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
     return {"request_id": request_id, "token_ids": prompt.tolist(), "sampling_params": sampling}
 
 
@@ -228,8 +229,59 @@ async def test_a_checkpoint_of_another_shape_is_not_shown_to_an_engine(
     assert (await generates(sglang, prompt)).output_ids.size == 4
 
 
-async def test_sglang_serves_the_high_priority_first_and_vllm_the_low(prompt: TokenIds):
-    """One number would mean opposite things, so no request carries one."""
+async def served_order(
+    provider: TokenProvider, prompt: TokenIds, ask: Callable[[int], Awaitable[Any]], sent: list[int]
+) -> list[int]:
+    """The order in which an engine without a free slot serves requests of the priorities `sent`; `ask` sends one.
+
+    One slot becomes free long before the others.
+    """
+    served = []
+
+    async def occupy(tokens: int, has_begun: asyncio.Event) -> None:
+        params = replace(LONG, max_new_tokens=tokens)
+        async for _ in provider.stream(prompt, params, request_id=uuid4().hex):
+            has_begun.set()
+
+    async def wait_for_a_slot(priority: int) -> None:
+        await ask(priority)
+        served.append(priority)
+
+    begun = [asyncio.Event() for _ in range(SLOTS)]
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        for slot, event in enumerate(begun):
+            tasks.create_task(occupy(60 if slot else 30, event))
+        for event in begun:
+            await event.wait()
+        for priority in sent:
+            tasks.create_task(wait_for_a_slot(priority))
+    return served
+
+
+async def test_sglang_serves_the_high_priority_first(sglang: SGLangTokenProvider, sglang_url: str, prompt: TokenIds):
+    """The late one overtakes the early one."""
+    async with plain_http(sglang_url) as http:
+
+        async def ask(priority: int) -> None:
+            body = plain_sglang(prompt, uuid4().hex, tokens=1) | {"priority": priority}
+            await answer(http, "POST", "/generate", body)
+
+        assert await served_order(sglang, prompt, ask, sent=[0, 5]) == [5, 0]
+
+
+async def test_vllm_serves_the_low_priority_first(vllm: VLLMTokenProvider, vllm_url: str, prompt: TokenIds):
+    """The other way round."""
+    async with plain_http(vllm_url) as http:
+
+        async def ask(priority: int) -> None:
+            body = plain_vllm(prompt, uuid4().hex, tokens=1) | {"priority": priority}
+            await answer(http, "POST", "/inference/v1/generate", body)
+
+        assert await served_order(vllm, prompt, ask, sent=[5, 0]) == [0, 5]
+
+
+def test_no_request_carries_a_priority(prompt: TokenIds):
+    """One number would mean opposite things."""
     asked = Asked("x", uuid4().hex, prompt, SHORT, vocab_size=50_000)
     bodies = [
         generate_body(asked, stream=True),

@@ -23,7 +23,7 @@ from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
 from harness.sessions.outcome import Admission
 from harness.sessions.session import Session
-from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, Turn, as_ids
+from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
 
 _STOP_S = 5.0  # what an engine gets to hand over the partial output of a client that left
 
@@ -71,11 +71,7 @@ class Generation:
     async def _next_segment(self) -> None:
         epoch = self.gatekeeper.gate.epoch
         params = self.output.next_params(self.admission.params)
-        result = await self._ask(params)
-        if self.gatekeeper.gate.epoch != epoch and result.finish_reason is not FinishReason.ABORT:
-            # It lived through a pause: weights may have changed while it read its input, and engines do not say so.
-            result = replace(result, prompt_logprobs=None)
-        self.output = self.output.joined(result).settled(self.admission.params, self.endings)
+        self.output = self.output.joined(await self._ask(params)).settled(self.admission.params, self.endings)
         if not self.output.is_complete and self.gatekeeper.gate.epoch == epoch:
             self._unsolicited_aborts += 1
 
@@ -124,14 +120,16 @@ class Generation:
 
     async def _ask_once(self, params: SamplingParams) -> GenerationResult:
         request_id = next(self.request_ids)
+        version = self.engine.weight_version
         async with self._stopped_on_leave(request_id):
-            return await self.engine.generate(
+            result = await self.engine.generate(
                 self._input_ids(),
                 params,
                 request_id=request_id,
                 session_id=self.session.session_id,
                 prompt_logprobs_from=self._scoring_start(),
             )
+        return _scored_by(version, result)
 
     def _input_ids(self) -> TokenIds:
         """Prompt and partial output."""
@@ -163,3 +161,15 @@ class Generation:
     async def _stop(self, request_id: str) -> None:
         with suppress(EngineError):
             await self.engine.abort(request_id)
+
+
+def _scored_by(version: str, result: GenerationResult) -> GenerationResult:
+    """`result`, without its scoring unless that is of `version`, which was live when it was asked for.
+
+    Where the weights changed while an engine read the input, it says what the first token was sampled by: the scoring
+    is then of two versions, or of one that nobody asked about.
+    """
+    scoring = result.prompt_logprobs
+    if scoring is None or is_version(scoring.version, policy_version(version)):
+        return result
+    return replace(result, prompt_logprobs=None)

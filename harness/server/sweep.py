@@ -15,12 +15,12 @@ import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
-from harness.samples.versions import policy_version
-from harness.sessions.scoring import next_scoring, waiting_in
+from harness.samples.versions import is_version, policy_version
+from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
 from harness.store.base import SessionStore
-from harness.types import Turn
+from harness.types import PromptLogprobs, Turn
 
 log = structlog.get_logger()
 
@@ -89,13 +89,18 @@ class Sweep:
             self.report.requests += 1
             self.report.tokens_read += int(task.input_ids.size)
             scoring = await self._engine.score(task.input_ids, start=task.start)
-            before = waiting_in(session, self._request.version, self._is_comparable)
-            changed = session.take_scores(task.leaf, scoring, self._is_comparable)
-            self.report.tokens_settled += before - waiting_in(session, self._request.version, self._is_comparable)
-            for turn in changed:
-                await self._store.keep_scores(session.session_id, session.turn(turn.index))
-            if policy_version(scoring.version) != self._request.version or not changed:
+            # Weights that changed inside the request make it one of two versions.
+            if not is_version(scoring.version, self._request.version) or not await self._took(session, task, scoring):
                 return
+
+    async def _took(self, session: Session, task: ScoringTask, scoring: PromptLogprobs) -> bool:
+        """Whether `scoring` settled anything; what it settled is durable."""
+        waiting = waiting_in(session, self._request.version, self._is_comparable)
+        changed = session.take_scores(task.leaf, scoring, self._is_comparable)
+        self.report.tokens_settled += waiting - waiting_in(session, self._request.version, self._is_comparable)
+        for turn in changed:
+            await self._store.keep_scores(session.session_id, session.turn(turn.index))
+        return bool(changed)
 
     def _is_comparable(self, turn: Turn) -> bool:
         return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.sampling["used"]["temperature"])

@@ -161,32 +161,38 @@ async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
 
 
 class Mixing(Engine):
-    """Frozen while it reads its input, it goes on under other weights and labels the whole with the first version."""
+    """Reads its input in pieces: what weights come in between have computed a part of every scoring."""
+
+    answers_scores = False
 
     async def generate(self, input_ids, params, **options):
-        """See `TokenProvider`."""
-        began_under = self.weight_version
+        """See `TokenProvider`; a scoring carries the version of the first sampled token, whatever it is made of."""
         result = await super().generate(input_ids, params, **options)
-        if result.prompt_logprobs is None:
-            return result
-        return replace(result, prompt_logprobs=replace(result.prompt_logprobs, version=began_under))
+        if result.prompt_logprobs is None or not self.answers_scores:
+            return replace(result, prompt_logprobs=None)
+        mixed = np.full_like(result.prompt_logprobs.logprobs, -0.5)
+        return replace(result, prompt_logprobs=replace(result.prompt_logprobs, logprobs=mixed))
 
 
-async def test_a_scoring_that_lived_through_a_kept_update_is_discarded():
-    """Whatever version it claims, it may be of two; its tokens go on waiting."""
-    engine = Mixing(Step(text="one"), Step(text="0123456789", token_delay_s=0.05))
+async def test_a_scoring_that_spans_two_versions_is_discarded():
+    """Weights change while a request reads its input: it is labelled with the new version and settles nothing.
+
+    It was asked to score from the first turn on, which waits for version 1; the second turn, which version 1 sampled,
+    lies in the same window.
+    """
+    engine = Mixing(Step(text="one"), Step(text="two"), Step(text="three", delay_s=0.3))
     async with serving(engine) as client:
         session = await client.create()
-        first = await client.say(session, [user("a")])
+        history = [user("a"), await client.say(session, [user("a")]), user("b")]
         await engine.update_weights(CHECKPOINT, "1")
-        asking = asyncio.create_task(client.chat(session, [user("a"), first, user("b")]))
-        await eventually(lambda: any(len(live.output) > 2 for live in engine._live.values()))
+        history += [await client.say(session, history), user("c")]
+        engine.answers_scores = True
+        asking = asyncio.create_task(client.chat(session, history))
+        await client.turns_in_flight(1)
 
-        await client.http.post("/sessions/pause")
         await engine.pause(PauseMode.KEEP)
         await engine.update_weights(CHECKPOINT, "2")
         await engine.resume()
-        await client.http.post("/sessions/resume")
 
         assert (await asking).status_code == 200
         [sample] = await client.samples(session)

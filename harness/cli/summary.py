@@ -42,6 +42,9 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
     if shown is not None:
         yield Padding(_dialogue(report.scenarios[0].name, shown), (1, 0))
     yield _table(report.scenarios)
+    for scenario in report.scenarios:
+        if scenario.faults:
+            yield Padding(_faults(scenario), (1, 0, 0, 0))
     yield Padding(_facts(report), (1, 0))
     yield Text.from_markup(f"{_STATUS_WORDS[report.status]} in {report.seconds:.1f} s")
 
@@ -83,6 +86,21 @@ def _row(scenario: ScenarioReport) -> tuple[str, ...]:
         f"{scenario.ledger.generated:,}",
         "-" if scenario.reward is None else f"{scenario.reward:.3f}",
     )
+
+
+def _faults(scenario: ScenarioReport) -> RenderableType:
+    """Every fault, each time it came, and how the sessions ended that were there."""
+    lines = [Text(f"{scenario.name}, faults:", style="bold")]
+    for number, each in enumerate(scenario.faults):
+        count = f"came {len(each.firings)} times" if len(each.firings) != 1 else "came once"
+        lines.append(
+            Text(f"  {number}. {each.fault.action} {each.fault.trigger}: {count if each.firings else 'never came'}")
+        )
+        for firing in each.firings:
+            lines.append(Text(f"     {firing.words}"))
+            lines += [Text(f"       {witness.words}", style="dim") for witness in firing.sessions]
+            lines.append(Text(f"       ledger: {_ledger_words(firing.ledger)}", style="dim"))
+    return Group(*lines)
 
 
 def _facts(report: RunReport) -> Table:

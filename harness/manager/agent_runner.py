@@ -52,6 +52,7 @@ class AgentRunner:
         self._functions = FunctionAgents(grace_s=grace_s)
         self._watchdog = Watchdog()
         self._running: dict[str, _Running] = {}
+        self._processes: dict[str, AgentProcess] = {}
 
     async def close(self) -> None:
         """End every agent that is left, and the watchdog."""
@@ -69,6 +70,11 @@ class AgentRunner:
         finally:
             ended.set_result(None)
             del self._running[session.session_id]
+
+    def signal(self, session_id: str, number: int) -> bool:
+        """Send a signal to the program that runs on a session, its whole group; whether there was one."""
+        process = self._processes.get(session_id)
+        return process is not None and process.signal(number)
 
     async def ask_to_end(self) -> None:
         """Call the abort function of every running agent that has one.
@@ -113,7 +119,11 @@ class AgentRunner:
             process = await AgentProcess.start(command, env=env, workdir=task.workdir, log=log, watchdog=self._watchdog)
         except (OSError, ValueError) as error:
             return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
-        end = await self._await_end(process, task.deadline_s, signal)
+        self._processes[session.session_id] = process
+        try:
+            end = await self._await_end(process, task.deadline_s, signal)
+        finally:
+            del self._processes[session.session_id]
         return AgentRun(end, read_result(task.workdir / RESULT_FILE))
 
     async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:

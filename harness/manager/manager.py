@@ -113,6 +113,10 @@ class SessionManager:
         signal.enforce(grace_s=seconds / 2)
         return await runner.all_ended(timeout_s=seconds)
 
+    def signal_agent(self, session_id: str, number: int) -> bool:
+        """Send a signal to the agent program that runs on a session, its whole process group; whether there was one."""
+        return self._require_runner().signal(session_id, number)
+
     async def delete(self, session_id: str) -> None:
         """Give a session back that was kept for a later rollout, and is not wanted any more.
 

@@ -83,15 +83,15 @@ class AgentProcess:
             is_gone = await self._terminate(grace_s)
         finally:
             if not is_gone:
-                self._signal_group(signal.SIGKILL)
+                self.signal(signal.SIGKILL)
             await self._finish()
 
     async def _terminate(self, grace_s: float) -> bool:
         """Whether the group ended within `grace_s` of a SIGTERM."""
-        self._signal_group(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
-                while self._signal_group(0):  # noqa: ASYNC110  the kernel has no event for an empty group
+                while self.signal(0):  # noqa: ASYNC110  the kernel has no event for an empty group
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             return False
@@ -108,8 +108,8 @@ class AgentProcess:
             self._output.close()
             self._watchdog.forget(self.group)
 
-    def _signal_group(self, number: int) -> bool:
-        """Whether the group still had a process that may be signalled."""
+    def signal(self, number: int) -> bool:
+        """Send a signal to the whole group; whether it still had a process that may be signalled."""
         try:
             os.killpg(self.group, number)
         except (ProcessLookupError, PermissionError):

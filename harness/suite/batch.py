@@ -8,10 +8,13 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from harness.errors import StoreFull
 from harness.manager.manager import SessionManager
 from harness.manager.rollout import AgentTask, ProgramAgent, Rollout
 from harness.samples.codec import sample_to_json
+from harness.suite.faults.stage import FaultStage
 from harness.suite.folder import ScenarioFolder
 from harness.suite.interrupts import Interrupts
 from harness.suite.plan import PlannedRollout
@@ -34,6 +37,8 @@ class RolloutBatch:
     log: RolloutLog
     progress: Progress
     interrupts: Interrupts
+    faults: FaultStage | None = None
+    """Plays the scenario's faults; None when it has none."""
 
     async def run(self, rollouts: Sequence[PlannedRollout], *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
@@ -53,11 +58,22 @@ class RolloutBatch:
 
     async def _run(self, planned: PlannedRollout) -> None:
         self.progress.started(planned)
-        rollout = await self.manager.run(self._task(planned))
+        rollout = await self._rollout(planned)
+        if rollout is None:
+            return
         record = record_of(planned, rollout, await self._score(planned, rollout))
+        record = msgspec.structs.replace(record, met_fault=self._has_met_fault(planned))
         self.log.append(record)
         self._require_space(rollout)
         self.progress.ended(record)
+
+    async def _rollout(self, planned: PlannedRollout) -> Rollout | None:
+        task = self._task(planned)
+        return await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
+
+    def _has_met_fault(self, planned: PlannedRollout) -> bool:
+        """Whether a fault, and nobody at the terminal, may be why the rollout ended as it did."""
+        return self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested
 
     def _task(self, planned: PlannedRollout) -> AgentTask:
         spec = planned.folder.scenario.agent

@@ -9,6 +9,7 @@ from pathlib import Path
 from harness.samples.proximal import staleness_telemetry
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
+from harness.suite.faults.firing import FaultReport, judge_faults
 from harness.suite.folder import ScenarioFolder
 from harness.suite.rollouts import RolloutRecord
 from harness.suite.verdicts import Verdict, dropped_trailing_turns, judge, mean_reward
@@ -46,12 +47,20 @@ class ScenarioReport:
     records: Sequence[RolloutRecord]
     """Those that have ended."""
     verdicts: Sequence[Verdict]
+    faults: Sequence[FaultReport] = ()
+    """What became of each of its faults."""
 
     @classmethod
-    def of(cls, folder: ScenarioFolder, records: Sequence[RolloutRecord]) -> "ScenarioReport":
-        """The report of `folder` on its rollouts."""
+    def of(
+        cls, folder: ScenarioFolder, records: Sequence[RolloutRecord], faults: Sequence[FaultReport] = ()
+    ) -> "ScenarioReport":
+        """The report of `folder` on its rollouts and its faults."""
         scenario = folder.scenario
-        return cls(scenario.name, scenario.session_count, records, judge(scenario.checks, records))
+        verdicts = [
+            *judge(scenario.checks, records),
+            *judge_faults(faults, expects_all=scenario.checks.expect_faults_fired),
+        ]
+        return cls(scenario.name, scenario.session_count, records, verdicts, faults)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -112,6 +121,7 @@ class ScenarioReport:
             "tokens": self.ledger.generated,
             "reward_mean": self.reward,
             "ledger": ledger_json(self.ledger),
+            "faults": [fault.to_json() for fault in self.faults],
             "checks": [verdict.to_json() for verdict in self.verdicts],
             "rollouts": [_rollout_json(record) for record in self.records],
         }

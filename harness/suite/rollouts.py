@@ -85,11 +85,13 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     session: SessionFacts
     samples: list[Json]
     seconds: float
+    met_fault: bool = False
+    """A fault of its scenario came while it ran: however it ended, that is what the scenario wanted to see."""
 
     @property
     def is_settled(self) -> bool:
         """The rollout came to an end of its own and is not run again."""
-        return self.outcome is not OutcomeKind.DRAINED and self.cause not in _UNSETTLED_CAUSES
+        return self.met_fault or (self.outcome is not OutcomeKind.DRAINED and self.cause not in _UNSETTLED_CAUSES)
 
     @property
     def ledger(self) -> Ledger:

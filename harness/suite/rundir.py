@@ -5,6 +5,7 @@
     run.db             sessions, turns and rollouts, durable while the run goes on
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
     checkpoints/<n>/   the weights of version n, where a scenario changes them; weights.json says when and how
+    faults.jsonl       what each fault of a scenario did, a line for each time that one came
     samples.jsonl      what a trainer gets; samples.parquet beside it when pyarrow is there
     result.json        the report; written last, so its presence says that the run is complete
 
@@ -76,6 +77,11 @@ class RunDirectory:
     def weights(self) -> Path:
         """What each update of the weights did."""
         return self.path / "weights.json"
+
+    @property
+    def faults(self) -> Path:
+        """What the faults of its scenarios did."""
+        return self.path / "faults.jsonl"
 
     @property
     def result(self) -> Path:

@@ -9,7 +9,7 @@ to then are durable and the next run takes up from them; `result.json` is writte
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -20,6 +20,9 @@ from harness.samples.codec import sample_from_json
 from harness.suite.accounting import account_run
 from harness.suite.batch import RolloutBatch, with_environment
 from harness.suite.config import SuiteSelection
+from harness.suite.faults.company import Company
+from harness.suite.faults.firing import FaultLog, report_faults
+from harness.suite.faults.stage import FaultStage
 from harness.suite.folder import ScenarioFolder
 from harness.suite.interrupts import Interrupts
 from harness.suite.lock import check_same_engine, read_lock, versions
@@ -90,10 +93,24 @@ class SuiteRun:
         self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
         agent = with_environment(await prepare(folder.agent_script), folder)
         async with SessionManager(services.url) as manager:
-            batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts)
+            stage = self._fault_stage(folder, services, manager)
+            batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, stage)
             width = self.concurrency or folder.scenario.concurrency
-            async with weights_changing(folder.scenario.weights, services, self.directory, self.progress.say):
+            async with (
+                weights_changing(folder.scenario.weights, services, self.directory, self.progress.say),
+                nullcontext() if stage is None else stage.playing(),
+            ):
                 await self.interrupts.guard(batch.run(rollouts, width=width), drain=self._draining(services))
+
+    def _fault_stage(self, folder: ScenarioFolder, services: Services, manager: SessionManager) -> FaultStage | None:
+        if services.seams is None:
+            return None
+        planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
+        first = planned[0].number
+        seeds = {each.number - first: each.seed for each in planned}
+        company = Company(folder.name, services.seams.server, first, seeds)
+        log = FaultLog(self.directory.faults)
+        return FaultStage(folder.scenario.faults, company, services.seams, manager, log)
 
     def _draining(self, services: Services) -> Callable[[], Awaitable[None]]:
         async def drain() -> None:
@@ -123,8 +140,13 @@ class SuiteRun:
         return report
 
     def _scenario_reports(self, records: Sequence[RolloutRecord]) -> list[ScenarioReport]:
+        firings = FaultLog(self.directory.faults).read()
         return [
-            ScenarioReport.of(folder, [record for record in records if record.scenario == folder.name])
+            ScenarioReport.of(
+                folder,
+                [record for record in records if record.scenario == folder.name],
+                report_faults(folder.name, folder.scenario.faults, firings),
+            )
             for folder in self.selection.folders
         ]
 

@@ -7,10 +7,11 @@ files around them are read in `folder.py`.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
+from harness.suite.faults.spec import Fault
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 SCHEMA_VERSION = 1
@@ -155,6 +156,8 @@ class Checks(_Strict):
     """Different weights that sampled tokens, over all samples."""
     min_proximal_tokens: int | None = Field(default=None, ge=1)
     """Tokens whose proximal logprob is that of their next version, over all samples."""
+    expect_faults_fired: bool = True
+    """Every fault of the scenario came at least once."""
     check_deadline_s: float = Field(default=10.0, gt=0)
     """Time for `check.py` to score one session."""
 
@@ -181,7 +184,18 @@ class Scenario(_Strict):
     """Sessions at a time, unless `-n` says otherwise."""
     weights: Weights | None = None
     """Weights that change under the sessions; without it they stay."""
+    faults: list[Fault] = Field(default_factory=list)
+    """What goes wrong while the scenario runs."""
     checks: Checks = Field(default_factory=Checks)
+
+    @field_validator("faults")
+    @classmethod
+    def _name_sessions_that_exist(cls, faults: list[Fault], info: ValidationInfo) -> list[Fault]:
+        count = len(info.data.get("prompts", ())) * info.data.get("samples_per_prompt", 0)
+        beyond = sorted({each for fault in faults for each in fault.sessions or () if count and each >= count})
+        if beyond:
+            raise ValueError(f"sessions from 0 to {count - 1} and not {', '.join(map(str, beyond))}")
+        return faults
 
     @property
     def session_count(self) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from harness.models import resolve_model
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
+from harness.suite.faults.seams import Seams, open_seams
 from harness.suite.folder import ScenarioFolder
 from harness.suite.lock import engine_identity
 from harness.tokens.opening import open_chat_tokenizer
@@ -32,6 +33,8 @@ class EngineChoice(NamedTuple):
     repeat_guard: RepeatTerminateConfig | None = None
     weights_of: str | None = None
     """The scenario that changes its weights; no other one runs on it afterwards."""
+    faults_of: str | None = None
+    """The scenario whose faults befall it; nobody else shall meet them."""
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
@@ -39,14 +42,18 @@ class EngineChoice(NamedTuple):
         spec = folder.scenario.engine
         script = folder.file(spec.script) if spec.script and spec.name == "scripted" else None
         guard = spec.repeat_guard.config if spec.repeat_guard else None
-        return cls(spec.name, spec.model, script, guard, folder.name if folder.scenario.weights else None)
+        weights_of = folder.name if folder.scenario.weights else None
+        faults_of = folder.name if folder.scenario.faults else None
+        return cls(spec.name, spec.model, script, guard, weights_of, faults_of)
 
     @property
     def key(self) -> str:
         """The name of the choice in `lock.json`."""
         guard = None if self.repeat_guard is None else f"repeat_guard={self.repeat_guard.digest()[:12]}"
         weights = None if self.weights_of is None else f"weights_of={self.weights_of}"
-        return " ".join(str(part) for part in (self.name, self.model, self.script, guard, weights) if part is not None)
+        faults = None if self.faults_of is None else f"faults_of={self.faults_of}"
+        parts = (self.name, self.model, self.script, guard, weights, faults)
+        return " ".join(str(part) for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,8 @@ class Services:
     identity: Json
     engine: TokenProvider
     model_dir: Path
+    seams: Seams | None = None
+    """Where faults strike; None without any."""
 
     async def drain(self) -> None:
         """Close every open session for good; new ones are refused."""
@@ -93,9 +102,16 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
             script=choice.script,
             repeat_guard=choice.repeat_guard,
         )
-        async with serve_in_process(engine, chat_tokenizer, open_store(database), settings) as server:
+        async with AsyncExitStack() as stack:
+            seams, url = None, ""
+            if choice.faults_of is None:
+                serving = serve_in_process(engine, chat_tokenizer, open_store(database), settings)
+                url = (await stack.enter_async_context(serving)).url
+            else:
+                seams = await stack.enter_async_context(open_seams(engine, chat_tokenizer, database, settings))
+                url = seams.server.url
             identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
-            yield Services(server.url, engine.capabilities.model, identity, engine, model_dir)
+            yield Services(url, engine.capabilities.model, identity, engine, model_dir, seams)
 
 
 @asynccontextmanager

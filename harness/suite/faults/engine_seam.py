@@ -1,0 +1,333 @@
+"""A `TokenProvider` that sees every request of a scenario with faults, and lets the faults of the network befall it.
+
+What it lets happen is what a provider makes of a broken server: the same errors, at the same places. Where a real proxy
+stands between the provider and its server (`network.py`), the proxy does it and the provider draws its own conclusions.
+It decides nothing: a `Watcher` is told of every request and every token, and strikes.
+
+Which request belongs to which turn is read off the ids: a request whose prompt is that of a turn which has no whole
+answer yet goes on with that turn, whatever its request id.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
+from harness.suite.faults.spec import Action
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+)
+
+DEADLINE_S = 600.0
+"""How long a provider waits for a server that says nothing."""
+_KILLED = "the engine was killed, a fault of the scenario"
+
+
+class NetworkFault(NamedTuple):
+    """What befalls one request on its way to the engine or back."""
+
+    action: Action
+    seconds: float | None = None
+
+
+class Network(Protocol):
+    """What stands between a provider and its server, and can hurt a request by its id."""
+
+    def arm(self, request_id: str, fault: NetworkFault) -> None:
+        """Let `fault` befall the request: at once when it is on its way, else as soon as it comes."""
+
+    def disarm(self, request_id: str) -> None:
+        """The request is over."""
+
+
+class TurnCount:
+    """The turns of one session, told apart by their prompts."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, int] = {}
+        self.begun = 0
+
+    def begin(self, prompt: bytes) -> tuple[int, bool]:
+        """The turn that a request with `prompt` belongs to, and whether it is its first one."""
+        is_new = prompt not in self._open
+        if is_new:
+            self.begun += 1
+            self._open[prompt] = self.begun
+        return self._open[prompt], is_new
+
+    def end(self, prompt: bytes) -> None:
+        """The turn has its whole answer: the same prompt begins another one."""
+        self._open.pop(prompt, None)
+
+
+@dataclass(eq=False, slots=True)
+class EngineCall:
+    """One request under way."""
+
+    request_id: str
+    session_id: str
+    turn: int
+    """Of its session, from 1."""
+    is_first: bool
+    """It is the first request of its turn."""
+    tokens: int
+    """Sampled so far for the turn's output."""
+    faults: list[NetworkFault] = field(default_factory=list)
+    """What is yet to befall it."""
+    ends_early: bool = False
+    """The engine ends it as soon as it has begun."""
+    error: EngineError | None = None
+    _scope: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def breakable(self) -> AsyncIterator[None]:
+        """A block that `fail` ends where it waits."""
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                yield
+        except TimeoutError:
+            if self.error is None:
+                raise
+            raise self.error from None
+
+    def fail(self, error: EngineError) -> None:
+        """End the request with `error`."""
+        if self._scope is not None and self.error is None:
+            self.error = error
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+
+class Watcher(Protocol):
+    """Whoever decides what befalls the requests of a scenario."""
+
+    async def began(self, call: EngineCall) -> None:
+        """A request is about to go to the engine; returns when what is due has struck."""
+
+    async def sampled(self, call: EngineCall) -> None:
+        """A request has come to `call.tokens`; returns when what is due has struck."""
+
+    def counts_tokens(self, call: EngineCall) -> bool:
+        """Whether `sampled` has to be called."""
+
+
+class FaultyProvider:
+    """`inner` as a scenario with faults meets it. Entering it enters nothing: the engine outlives its session servers.
+
+    Args:
+        inner: The engine, entered by somebody else.
+        network: Where there is a real one to be hurt; None raises what a provider would.
+    """
+
+    def __init__(self, inner: TokenProvider, network: Network | None = None) -> None:
+        self._inner = inner
+        self._network = network
+        self._turns: dict[str, TurnCount] = {}
+        self.watcher: Watcher | None = None
+        self.live: dict[str, EngineCall] = {}
+        """Requests under way, by their id."""
+        self._is_dead = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the engine."""
+        return self._inner.capabilities
+
+    @property
+    def weight_version(self) -> str:
+        """That of the engine."""
+        return self._inner.weight_version
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def turns_begun(self, session_id: str) -> int:
+        """Model calls that the session has made."""
+        return self._turns[session_id].begun if session_id in self._turns else 0
+
+    async def abort_early(self, call: EngineCall) -> None:
+        """Have the engine end a request unasked; one that has not reached it ends as soon as it has begun."""
+        call.ends_early = not await self.abort(call.request_id)
+
+    def kill(self) -> None:
+        """The engine dies: what is under way is lost, and nothing is served until `revive`."""
+        self._is_dead = True
+        for call in list(self.live.values()):
+            call.fail(EngineConnectionLost(_KILLED))
+
+    def revive(self) -> None:
+        """The engine serves again."""
+        self._is_dead = False
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """See `TokenProvider`; what befalls the request is raised."""
+        if self.watcher is None or session_id is None:
+            self._require_alive()
+            return await self._inner.generate(
+                input_ids,
+                params,
+                request_id=request_id,
+                session_id=session_id,
+                prompt_logprobs_from=prompt_logprobs_from,
+            )
+        prompt = blake2b(input_ids[: input_ids.size - params.continues].tobytes()).digest()
+        turns = self._turns.setdefault(session_id, TurnCount())
+        call = EngineCall(request_id, session_id, *turns.begin(prompt), tokens=params.continues)
+        async with self._under_way(call):
+            await self.watcher.began(call)
+            self._require_alive()
+            await self._suffer_on_the_way(call)
+            result = await self._sampled(call, self.watcher, input_ids, params, prompt_logprobs_from)
+            await self._suffer(call)
+        if result.finish_reason is not FinishReason.ABORT:
+            turns.end(prompt)
+        return result
+
+    def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """That of the engine; a session server asks for whole results, so no fault is looked for here."""
+        return self._inner.stream(
+            input_ids, params, request_id=request_id, session_id=session_id, prompt_logprobs_from=prompt_logprobs_from
+        )
+
+    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+        """See `TokenProvider`."""
+        self._require_alive()
+        return await self._inner.score(input_ids, start=start)
+
+    async def abort(self, request_id: str | None) -> int:
+        """See `TokenProvider`; a request that hangs on the network is not reached."""
+        self._require_alive()
+        return await self._inner.abort(request_id)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `TokenProvider`."""
+        self._require_alive()
+        await self._inner.pause(mode)
+
+    async def resume(self) -> None:
+        """See `TokenProvider`."""
+        self._require_alive()
+        await self._inner.resume()
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider`."""
+        self._require_alive()
+        await self._inner.update_weights(path, version)
+
+    async def health(self) -> EngineHealth:
+        """See `TokenProvider`."""
+        if self._is_dead:
+            return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=_KILLED)
+        return await self._inner.health()
+
+    @asynccontextmanager
+    async def _under_way(self, call: EngineCall) -> AsyncIterator[None]:
+        self.live[call.request_id] = call
+        try:
+            async with call.breakable():
+                yield
+        finally:
+            del self.live[call.request_id]
+            if self._network is not None:
+                self._network.disarm(call.request_id)
+
+    async def _sampled(
+        self, call: EngineCall, watcher: Watcher, input_ids: TokenIds, params: SamplingParams, scored_from: int | None
+    ) -> GenerationResult:
+        """The engine's answer; token by token where a fault waits for one."""
+        if not (watcher.counts_tokens(call) or call.ends_early):
+            return await self._inner.generate(
+                input_ids,
+                params,
+                request_id=call.request_id,
+                session_id=call.session_id,
+                prompt_logprobs_from=scored_from,
+            )
+        pieces = self._inner.stream(
+            input_ids,
+            params,
+            request_id=call.request_id,
+            session_id=call.session_id,
+            prompt_logprobs_from=scored_from,
+        )
+        async with aclosing(pieces):  # type: ignore[type-var]  # every provider's stream is a generator
+            async for piece in pieces:
+                if isinstance(piece, GenerationResult):
+                    return piece
+                call.tokens += piece.output_ids.size
+                await watcher.sampled(call)
+                await self._suffer(call)
+                if call.ends_early:
+                    await self.abort_early(call)
+        raise EngineConnectionLost("the engine ended a stream without a result")
+
+    async def _suffer_on_the_way(self, call: EngineCall) -> None:
+        """What befalls a request before the engine has it; a broken answer has to be sampled first."""
+        later = [fault for fault in call.faults if fault.action in ("cut_connection", "malformed_reply")]
+        if self._network is None:
+            call.faults = [fault for fault in call.faults if fault not in later]
+        await self._suffer(call)
+        if self._network is None:
+            call.faults = later
+
+    async def _suffer(self, call: EngineCall) -> None:
+        while call.faults:
+            fault = call.faults.pop(0)
+            if self._network is not None:
+                self._network.arm(call.request_id, fault)
+            else:
+                await _befall(fault)
+
+    def _require_alive(self) -> None:
+        if self._is_dead:
+            raise EngineUnavailable(_KILLED)
+
+
+async def _befall(fault: NetworkFault) -> None:
+    """What a provider makes of `fault`."""
+    match fault.action:
+        case "engine_500":
+            raise EngineError("the engine answered with 500, a fault of the scenario")
+        case "cut_connection":
+            raise EngineConnectionLost("the connection to the engine broke, a fault of the scenario")
+        case "malformed_reply":
+            raise EngineReplyInvalid("the engine answered no JSON, a fault of the scenario")
+        case "engine_hang":
+            seconds = fault.seconds or DEADLINE_S
+            await asyncio.sleep(seconds)
+            raise EngineConnectionLost(f"the engine did not answer within {seconds:g} s, a fault of the scenario")
+        case "slow_network":
+            await asyncio.sleep(fault.seconds or 0)
+        case _:
+            raise AssertionError(f"{fault.action} is no fault of the network")

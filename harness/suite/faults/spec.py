@@ -1,0 +1,97 @@
+"""`[[faults]]` of a `scenario.toml`: what goes wrong, and when.
+
+A fault has one trigger and one action. Actions on one session happen once to every session that they name, actions on
+everything once per run of the scenario; a `probability` is drawn anew for every turn. What is due when is decided in
+`timeline.py`, what an action does is in `stage.py`.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Action = Literal[
+    "abort_engine",
+    "drain",
+    "pause",
+    "kill_agent",
+    "stop_agent",
+    "kill_engine",
+    "engine_500",
+    "engine_hang",
+    "cut_connection",
+    "slow_network",
+    "kill_server",
+    "duplicate_request",
+    "malformed_reply",
+    "end_rollout",
+]
+
+ON_EVERYTHING: frozenset[Action] = frozenset({"drain", "pause", "kill_engine", "kill_server", "end_rollout"})
+"""Actions that concern every session, whichever one triggers them."""
+ON_THE_NETWORK: frozenset[Action] = frozenset(
+    {"engine_500", "engine_hang", "cut_connection", "slow_network", "malformed_reply"}
+)
+"""Actions on the way between the session server and the engine, on one request."""
+
+_NEEDS_SECONDS: frozenset[Action] = frozenset({"pause", "slow_network"})
+_TAKES_SECONDS: frozenset[Action] = _NEEDS_SECONDS | {
+    "drain",
+    "stop_agent",
+    "kill_engine",
+    "engine_hang",
+    "kill_server",
+    "end_rollout",
+}
+_TRIGGERS = ("at_turn", "at_second", "probability")
+
+
+class Fault(BaseModel):
+    """One thing that goes wrong."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+    action: Action
+    """What happens."""
+    at_turn: int | None = Field(default=None, ge=1)
+    """When a session makes its n-th model call, from 1."""
+    at_token: int | None = Field(default=None, ge=1)
+    """With `at_turn`: not before so many tokens of that turn have been sampled."""
+    at_second: float | None = Field(default=None, ge=0)
+    """So long after the scenario began."""
+    probability: float | None = Field(default=None, gt=0, le=1)
+    """Of every turn, drawn from the seed of its session: the same seed, the same faults."""
+    sessions: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
+    """The sessions that trigger it and that it befalls, by their position in the scenario; without it all of them."""
+    seconds: float | None = Field(default=None, gt=0)
+    """How long it lasts; without it as long as the action says (docs/scenarios.md)."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        given = [name for name in _TRIGGERS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of {', '.join(_TRIGGERS)} and not {' and '.join(given) or 'none of them'}")
+        if self.at_token is not None and self.at_turn is None:
+            raise ValueError("at_turn beside at_token")
+        if self.action in _NEEDS_SECONDS and self.seconds is None:
+            raise ValueError(f"seconds beside {self.action}")
+        if self.action not in _TAKES_SECONDS and self.seconds is not None:
+            raise ValueError(f"no seconds beside {self.action}, which takes no time")
+        return self
+
+    @property
+    def is_on_everything(self) -> bool:
+        """It concerns every session."""
+        return self.action in ON_EVERYTHING
+
+    @property
+    def trigger(self) -> str:
+        """When it comes, in words."""
+        if self.at_second is not None:
+            return f"at second {self.at_second:g}"
+        if self.probability is not None:
+            return f"with probability {self.probability:g}"
+        return f"at turn {self.at_turn}" + (f", token {self.at_token}" if self.at_token else "")
+
+    def names(self, session: int) -> bool:
+        """Whether `session` is one of its sessions."""
+        return self.sessions is None or session in self.sessions

@@ -1,0 +1,45 @@
+"""The scenarios `abort_*` that come along: each runs as a user would run it, and nothing invalid comes out of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from toy_model import write_toy_model
+
+from harness.samples.codec import sample_from_json
+from harness.suite.folder import bundled_scenarios
+from tests.suite.builders import harness
+from tests.suite.test_faults import incomplete_inside
+
+SHIPPED = [folder.name for folder in bundled_scenarios() if folder.scenario.faults]
+
+
+@pytest.mark.parametrize("scenario", SHIPPED)
+def test_a_shipped_scenario_passes(tmp_path: Path, scenario: str):
+    """Its checks hold, every fault came, the ledger balances, and no sample goes on from an incomplete turn."""
+    out = tmp_path / "run"
+    ended = harness("run", scenario, "--model", write_toy_model(tmp_path / "toy"), "--out", out, "--json")
+
+    assert ended.code == 0, ended.stderr + ended.stdout
+    report = ended.document
+    (ran,) = report["scenarios"]
+    assert report["ledger"]["difference"] == 0
+    assert [fault["action"] for fault in ran["faults"] if not fault["fired"]] == []
+    lines = [json.loads(line) for line in (out / "faults.jsonl").read_text().splitlines()]
+    reported = [firing for fault in ran["faults"] for firing in fault["firings"]]
+    assert sorted(map(str, lines)) == sorted(map(str, reported))
+    samples = [sample_from_json(json.loads(line)) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert samples
+    assert incomplete_inside(out / "run.db", samples) == []
+
+
+def test_the_report_says_what_became_of_every_session(tmp_path: Path):
+    """On a terminal: each fault, the sessions that were there, what they were told, and the ledger."""
+    ended = harness(
+        "run", "abort_end_of_rollout", "--model", write_toy_model(tmp_path / "toy"), "--out", tmp_path / "r"
+    )
+
+    assert ended.code == 0, ended.stderr + ended.stdout
+    assert "end_rollout at turn 3, token 8: came once" in ended.stdout
+    assert "session 0 in turn 3: drained, 1 aborted, 2 completed; told 404 turn_aborted" in ended.stdout
+    assert ended.stdout.count("difference 0") == 2

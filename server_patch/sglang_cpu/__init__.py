@@ -2,6 +2,7 @@
 
 `path/` is a folder for `PYTHONPATH`; `harness engine up sglang` puts it there, on machines without a GPU only, and
 nothing else ever does. It holds a module of the name of SGLang's kernel package and a `sitecustomize` that makes the
-CUDA build of torchvision importable beside a CPU build of torch. Both refuse to load where torch is a CUDA build: a stand-in
-that hid real kernels would be slow at best. Models with experts, speculative decoding and images are out of scope.
+CUDA build of torchvision importable beside a CPU build of torch. Both refuse to load where torch is a CUDA build: a
+stand-in that hid real kernels would be slow at best. Models with experts, speculative decoding and images are out of
+scope.
 """

@@ -90,16 +90,16 @@ def _row(scenario: ScenarioReport) -> tuple[str, ...]:
 
 def _faults(scenario: ScenarioReport) -> RenderableType:
     """Every fault, each time it came, and how the sessions ended that were there."""
-    lines = [Text(f"{scenario.name}, faults:", style="bold")]
+    lines: list[RenderableType] = [Text(f"{scenario.name}, faults:", style="bold")]
     for number, each in enumerate(scenario.faults):
         count = f"came {len(each.firings)} times" if len(each.firings) != 1 else "came once"
         lines.append(
             Text(f"  {number}. {each.fault.action} {each.fault.trigger}: {count if each.firings else 'never came'}")
         )
         for firing in each.firings:
-            lines.append(Text(f"     {firing.words}"))
-            lines += [Text(f"       {witness.words}", style="dim") for witness in firing.sessions]
-            lines.append(Text(f"       ledger: {_ledger_words(firing.ledger)}", style="dim"))
+            lines.append(Padding(Text(firing.words), (0, 0, 0, 5)))
+            told = [*(witness.words for witness in firing.sessions), f"ledger: {_ledger_words(firing.ledger)}"]
+            lines += [Padding(Text(words, style="dim"), (0, 0, 0, 7)) for words in told]
     return Group(*lines)
 
 

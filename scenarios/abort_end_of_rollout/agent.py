@@ -4,12 +4,13 @@
 """A tool loop: asks, does what the model calls for, and asks again; as often as `calls` in the metadata says.
 
 It treats answers as clients in the field do: a server that is gone or fails is asked again, 404 is the end. With
-`stubborn` in the metadata it takes nothing for the end: it goes on as often as it was told to, whatever it is answered.
-Standard library only.
+`stubborn` in the metadata it takes nothing for the end: it goes on as often as it was told to, whatever it is
+answered, and ignores SIGTERM. Standard library only.
 """
 
 import json
 import os
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
-ATTEMPTS = 8
+ATTEMPTS = 10
 PAUSE_S = 0.2
 TIMEOUT_S = 30
 
@@ -26,10 +27,10 @@ class SessionOver(Exception):
     """The server says that there is nothing more to ask for."""
 
 
-def ask(messages: list[Json], request_kwargs: Json) -> Json:
-    """The model's answer; a failure that may pass is asked again a few times."""
+def ask(messages: list[Json], request_kwargs: Json, attempts: int) -> Json:
+    """The model's answer; a failure that may pass is asked again, `attempts` requests in all."""
     body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, **request_kwargs}).encode()
-    for attempt in range(ATTEMPTS):
+    for attempt in range(attempts):
         try:
             return post(body, attempt)
         except urllib.error.HTTPError as error:
@@ -71,10 +72,12 @@ def main() -> None:
     metadata = json.loads(os.environ["HARNESS_METADATA"])
     request_kwargs = json.loads(os.environ.get("HARNESS_REQUEST_KWARGS", "{}"))
     messages: list[Json] = [{"role": "user", "content": Path(os.environ["HARNESS_INSTRUCTION_FILE"]).read_text()}]
+    if metadata.get("stubborn"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     answered = refused = 0
     for _ in range(metadata["calls"]):
         try:
-            answer = ask(messages, request_kwargs)
+            answer = ask(messages, request_kwargs, metadata.get("attempts", ATTEMPTS))
         except SessionOver:
             refused += 1
             if not metadata.get("stubborn"):

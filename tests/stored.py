@@ -130,3 +130,20 @@ def reason_of(turn: StoredTurn) -> str:
 
 def drop(ledger: dict[str, Any], reason: str, tokens: int) -> None:
     ledger["dropped"][reason] = ledger["dropped"].get(reason, 0) + tokens
+
+
+def answer_key(answer: dict[str, Any]) -> tuple[Any, ...]:
+    """What an agent knows of a turn from the answer to it."""
+    choice = answer["choices"][0]
+    logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
+    return frozen(choice["message"]), logprobs, answer["usage"]["prompt_tokens"]
+
+
+def stored_key(turn: StoredTurn) -> tuple[Any, ...]:
+    """The same, from the file."""
+    return frozen(turn.reply), tuple(turn.logprobs), len(turn.prompt)
+
+
+def frozen(message: dict[str, Any]) -> str:
+    """A message as something that can be compared and counted."""
+    return repr(sorted(message.items()))

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from stored import StoredTurn, ledger_of, read_file
+from stored import answer_key, ledger_of, read_file, stored_key
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
@@ -389,25 +389,9 @@ class FaultMachine(RuleBasedStateMachine):
         return [] if agree else [record["ledger"], stored, trained]
 
 
-def answer_key(answer: dict) -> tuple:
-    """What an agent knows of a turn."""
-    choice = answer["choices"][0]
-    logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
-    return frozen(choice["message"]), logprobs, answer["usage"]["prompt_tokens"]
-
-
-def stored_key(turn: StoredTurn) -> tuple:
-    """The same, from the file."""
-    return frozen(turn.reply), tuple(turn.logprobs), len(turn.prompt)
-
-
 def said(key: tuple | None) -> tuple | None:
     """A turn without what only its sampling shows."""
     return None if key is None else (key[0], key[2])
-
-
-def frozen(message: dict) -> str:
-    return repr(sorted(message.items()))
 
 
 @pytest.fixture(autouse=True)

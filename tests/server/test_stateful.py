@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from stored import ledger_of, read_file
+from stored import answer_key, ledger_of, read_file, stored_key
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
 from harness.server.app import SessionServer
@@ -260,22 +260,6 @@ class ServerMachine(RuleBasedStateMachine):
             if record["phase"] != "unknown":
                 assert record["ledger"] == ledger_of(file[known.session_id])
                 assert record["turns_in_flight"] == 0
-
-
-def answer_key(answer: dict) -> tuple:
-    """What an agent knows of a turn."""
-    choice = answer["choices"][0]
-    logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
-    return frozen(choice["message"]), logprobs, answer["usage"]["prompt_tokens"]
-
-
-def stored_key(turn: Any) -> tuple:
-    """The same, from the file."""
-    return frozen(turn.reply), tuple(turn.logprobs), len(turn.prompt)
-
-
-def frozen(message: dict) -> str:
-    return repr(sorted(message.items()))
 
 
 @pytest.fixture(autouse=True)

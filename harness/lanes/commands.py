@@ -28,7 +28,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": 
 _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 # Threads that wait for each other sleep. By default they spin, and where agents and tests want the same cores a step
-# then takes until the last of them is scheduled: with a load of 13 on two cores SGLang was five times slower.
+# then takes until the last of them is scheduled: with a load of ten on two cores both engines were five times slower.
 _SHARES_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 

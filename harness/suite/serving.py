@@ -11,12 +11,14 @@ import httpx
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
-from harness.lanes import LaneEngine, LaneSpec, open_lane
+from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
-from harness.suite.faults.seams import Seams, open_seams
+from harness.suite.faults.engine_lane import KillableLane
+from harness.suite.faults.network import between
+from harness.suite.faults.seams import EngineServers, Seams, open_seams
 from harness.suite.folder import ScenarioFolder
 from harness.suite.lock import engine_identity
 from harness.tokens.opening import open_chat_tokenizer
@@ -94,7 +96,7 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     model_dir = await asyncio.to_thread(model_folder, choice)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
     settings = ServerSettings(repeat_guard=choice.repeat_guard)
-    async with _reachable(choice, model_dir, say) as name:
+    async with _reachable(choice, model_dir, say) as (name, engine_servers):
         engine = open_engine(
             name,
             model_dir=model_dir,
@@ -103,27 +105,39 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
             repeat_guard=choice.repeat_guard,
         )
         async with AsyncExitStack() as stack:
-            seams, url = None, ""
+            seams = None
             if choice.faults_of is None:
                 serving = serve_in_process(engine, chat_tokenizer, open_store(database), settings)
                 url = (await stack.enter_async_context(serving)).url
             else:
-                seams = await stack.enter_async_context(open_seams(engine, chat_tokenizer, database, settings))
+                opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers)
+                seams = await stack.enter_async_context(opening)
                 url = seams.server.url
             identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
             yield Services(url, engine.capabilities.model, identity, engine, model_dir, seams)
 
 
 @asynccontextmanager
-async def _reachable(choice: EngineChoice, model_dir: Path, say: Callable[[str], None]) -> AsyncIterator[str]:
-    """The name by which the engine can be opened; a server that has to be started runs for the time of the block."""
+async def _reachable(
+    choice: EngineChoice, model_dir: Path, say: Callable[[str], None]
+) -> AsyncIterator[tuple[str, EngineServers | None]]:
+    """The name by which the engine can be opened; a server that has to be started runs for the time of the block.
+
+    Between servers and a scenario with faults stands a network that can be hurt.
+    """
     engine = EngineName.parse(choice.name)
-    if not engine.needs_server:
-        yield choice.name
-        return
-    guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
-    async with open_lane(LaneSpec(LaneEngine(engine.kind), model_dir, env=guard), say=say) as lane:
-        yield lane.provider
+    async with AsyncExitStack() as stack:
+        name, lane = choice.name, None
+        if engine.needs_server:
+            guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
+            spec = LaneSpec(LaneEngine(engine.kind), model_dir, env=guard)
+            lane = await stack.enter_async_context(KillableLane(spec, say))
+            name = lane.provider
+        if choice.faults_of is None or not (engine.urls or engine.needs_server):
+            yield name, None
+            return
+        name, network = await stack.enter_async_context(between(name))
+        yield name, EngineServers(network, lane)
 
 
 def model_folder(choice: EngineChoice) -> Path:

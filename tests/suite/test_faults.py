@@ -24,9 +24,9 @@ CHECK = (SHIPPED / "check.py").read_text()
 SLOW = {"steps": [{"text": "An answer that takes its time.", "token_delay_s": 0.005}]}
 
 
-async def play(directory: Path, out: Path) -> RunReport:
-    """Run the scenario in `directory`."""
-    opened = begin_run(str(directory), Overrides(), out)
+async def play(suite: Path | str, out: Path, overrides: Overrides | None = None) -> RunReport:
+    """Run `suite`."""
+    opened = begin_run(str(suite), overrides or Overrides(), out)
     return await SuiteRun(opened.selection, opened.directory, Silence(), Interrupts()).execute()
 
 

@@ -1,6 +1,7 @@
 """The places of a run where faults can be let in: the engine, its network, the session server, and its agents' side.
 
-Open for the time of a block, in front of an engine that is entered and left with it.
+Open for the time of a block, in front of an engine that is entered and left with it. An engine in this process dies at
+its seam; one behind a network dies as a server does, and its own process with it when the run started it.
 """
 
 from collections.abc import AsyncIterator
@@ -11,9 +12,32 @@ from pathlib import Path
 from harness.engines.base import TokenProvider
 from harness.server.settings import ServerSettings
 from harness.suite.faults.agent_seam import AgentSeam
+from harness.suite.faults.engine_lane import KillableLane
 from harness.suite.faults.engine_seam import FaultyProvider
+from harness.suite.faults.network import FaultyNetwork
 from harness.suite.faults.session_server import KillableServer
 from harness.tokens.chat_tokenizer import ChatTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineServers:
+    """What an engine that is no part of this process consists of."""
+
+    network: FaultyNetwork
+    lane: KillableLane | None = None
+    """None when the run did not start the servers: then only the way to them can die."""
+
+    async def kill(self) -> None:
+        """Nobody answers any more."""
+        await self.network.kill()
+        if self.lane is not None:
+            await self.lane.kill()
+
+    async def start(self) -> None:
+        """They answer again."""
+        if self.lane is not None:
+            await self.lane.start()
+        await self.network.revive()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +47,35 @@ class Seams:
     engine: FaultyProvider
     server: KillableServer
     agents: AgentSeam
+    engine_servers: EngineServers | None = None
+    """None when the engine is in this process."""
 
     async def kill_engine(self) -> None:
         """The engine is gone, with everything it was doing."""
-        self.engine.kill()
+        if self.engine_servers is None:
+            self.engine.kill()
+        else:
+            await self.engine_servers.kill()
 
     async def start_engine(self) -> None:
         """The engine is back."""
-        self.engine.revive()
+        if self.engine_servers is None:
+            self.engine.revive()
+        else:
+            await self.engine_servers.start()
 
 
 @asynccontextmanager
 async def open_seams(
-    engine: TokenProvider, chat_tokenizer: ChatTokenizer, database: Path, settings: ServerSettings
+    engine: TokenProvider,
+    chat_tokenizer: ChatTokenizer,
+    database: Path,
+    settings: ServerSettings,
+    engine_servers: EngineServers | None = None,
 ) -> AsyncIterator[Seams]:
     """A session server on `engine` that faults can reach, its sessions kept in `database`."""
     agents = AgentSeam()
     async with engine:
-        provider = FaultyProvider(engine)
+        provider = FaultyProvider(engine, None if engine_servers is None else engine_servers.network)
         async with KillableServer(provider, chat_tokenizer, database, settings, agents) as server:
-            yield Seams(provider, server, agents)
+            yield Seams(provider, server, agents, engine_servers)

@@ -1,0 +1,227 @@
+"""A network between a provider and its engine servers that can be hurt: one proxy on the loopback for each server.
+
+Requests and answers pass unchanged until a fault is armed for the id of a request, which the proxy finds in its body.
+Then the answer is a 500, never comes, breaks off in the middle, is no JSON, or is late; what comes of that is the
+provider's own doing. A network can also die, as a server does: nothing listens, and what was under way is reset.
+"""
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+from harness.engines.connect import EngineName
+from harness.suite.faults.engine_seam import DEADLINE_S, NetworkFault
+
+_LOOPBACK = "127.0.0.1"
+_MAX_BODY_BYTES = 1 << 30
+_REQUEST_ID = re.compile(rb'"(?:rid|request_id)"\s*:\s*"([0-9a-f]{32})"')
+_HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "host", "upgrade", "proxy-connection", "te"})
+_NO_JSON = b'{"text": "and then it bro'
+_EVENT = b"data: " + _NO_JSON + b"\n\ndata: [DONE]\n\n"
+
+
+class _Broken(Exception):
+    """The connection has been reset; there is nothing more to do for it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Passage:
+    """One request on its way through."""
+
+    request: web.Request
+    faults: list[NetworkFault] = field(default_factory=list)
+    _is_malformed: bool = False
+    _is_cut: bool = False
+
+    def garbles(self) -> bool:
+        """What follows of the answer is no JSON."""
+        return self._is_malformed
+
+    def cuts(self) -> bool:
+        """The answer breaks off in the middle of what comes next."""
+        return self._is_cut
+
+    def reset(self) -> None:
+        """Break the connection to the provider, now."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+    async def suffer(self, *, has_begun: bool) -> web.Response | None:
+        """Let what is armed befall it; the answer when that is one. Raises `_Broken`."""
+        while self.faults:
+            fault = self.faults.pop(0)
+            match fault.action:
+                case "slow_network":
+                    await asyncio.sleep(fault.seconds or 0)
+                case "engine_hang":
+                    await asyncio.sleep(fault.seconds or DEADLINE_S)
+                    raise _Broken
+                case "malformed_reply":
+                    self._is_malformed = True
+                case "engine_500" if not has_begun:
+                    return web.json_response({"error": {"message": "a fault of the scenario"}}, status=500)
+                case _ if has_begun:
+                    raise _Broken
+                case _:
+                    self._is_cut = True
+        return None
+
+
+class FaultProxy:
+    """The proxy in front of `upstream`; a context manager."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream.rstrip("/")
+        self._armed: defaultdict[str, list[NetworkFault]] = defaultdict(list)
+        self._passages: dict[str, _Passage] = {}
+        self._stack = AsyncExitStack()
+        self._port = 0
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None)
+        self._http = await self._stack.enter_async_context(
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False, trust_env=False)
+        )
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
+        await self._runner.setup()
+        self._stack.push_async_callback(self._runner.cleanup)
+        await self.revive()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def url(self) -> str:
+        """Where the provider finds the server."""
+        return f"http://{_LOOPBACK}:{self._port}"
+
+    def arm(self, request_id: str, fault: NetworkFault) -> None:
+        """See `Network`."""
+        passage = self._passages.get(request_id)
+        if passage is None:
+            self._armed[request_id].append(fault)
+        elif fault.action in ("cut_connection", "engine_500"):
+            passage.reset()
+        else:
+            passage.faults.append(fault)
+
+    def disarm(self, request_id: str) -> None:
+        """See `Network`."""
+        self._armed.pop(request_id, None)
+
+    async def kill(self) -> None:
+        """Nothing listens any more, and every connection is reset."""
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._site.stop()
+
+    async def revive(self) -> None:
+        """Listen, after `kill` at the same address."""
+        self._site = web.TCPSite(self._runner, _LOOPBACK, self._port, reuse_address=True)
+        await self._site.start()
+        self._port = self._runner.addresses[-1][1]
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        with self._under_way(request, body) as passage:
+            try:
+                answer = await passage.suffer(has_begun=False)
+                return answer or await self._passed_on(request, body, passage)
+            except (_Broken, aiohttp.ClientError):
+                passage.reset()
+                return web.Response(status=502)  # which nobody gets
+
+    @contextmanager
+    def _under_way(self, request: web.Request, body: bytes) -> Iterator[_Passage]:
+        found = _REQUEST_ID.search(body)
+        request_id = found.group(1).decode() if found else ""
+        passage = _Passage(request, self._armed.pop(request_id, []))
+        if request_id:
+            self._passages[request_id] = passage
+        try:
+            yield passage
+        finally:
+            if self._passages.get(request_id) is passage:
+                del self._passages[request_id]
+
+    async def _passed_on(self, request: web.Request, body: bytes, passage: _Passage) -> web.StreamResponse:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        url = self._upstream + request.path_qs
+        async with self._http.request(request.method, url, data=body, headers=headers) as upstream:
+            if passage.garbles():
+                return await _malformed(upstream)
+            kept = {name: value for name, value in upstream.headers.items() if name.lower() not in _HOP_BY_HOP}
+            response = web.StreamResponse(status=upstream.status, headers=kept)
+            await response.prepare(request)
+            async for chunk in upstream.content.iter_any():
+                await _relay(chunk, response, passage)
+                if passage.garbles():
+                    await response.write(_EVENT)
+                    break
+            await response.write_eof()
+            return response
+
+
+async def _relay(chunk: bytes, response: web.StreamResponse, passage: _Passage) -> None:
+    """Hand `chunk` on, or the beginning of it. Raises `_Broken`."""
+    await passage.suffer(has_begun=True)
+    if passage.cuts():
+        await response.write(chunk[: len(chunk) // 2])
+        raise _Broken
+    await response.write(chunk)
+
+
+async def _malformed(upstream: aiohttp.ClientResponse) -> web.Response:
+    """No JSON, in the form in which the server answers."""
+    await upstream.read()
+    is_stream = upstream.content_type == "text/event-stream"
+    return web.Response(body=_EVENT if is_stream else _NO_JSON, content_type=upstream.content_type)
+
+
+class FaultyNetwork:
+    """The proxies in front of all servers of an engine."""
+
+    def __init__(self, proxies: Sequence[FaultProxy]) -> None:
+        self._proxies = proxies
+
+    def arm(self, request_id: str, fault: NetworkFault) -> None:
+        """See `Network`; the server that gets the request is not known yet."""
+        for proxy in self._proxies:
+            proxy.arm(request_id, fault)
+
+    def disarm(self, request_id: str) -> None:
+        """See `Network`."""
+        for proxy in self._proxies:
+            proxy.disarm(request_id)
+
+    async def kill(self) -> None:
+        """Every server is out of reach."""
+        await asyncio.gather(*(proxy.kill() for proxy in self._proxies))
+
+    async def revive(self) -> None:
+        """Every server can be reached again."""
+        await asyncio.gather(*(proxy.revive() for proxy in self._proxies))
+
+
+@asynccontextmanager
+async def between(name: str) -> AsyncIterator[tuple[str, FaultyNetwork]]:
+    """The engine `name` (`sglang=URL[,URL]`, `vllm=...`) behind proxies: its name then, and the network."""
+    engine = EngineName.parse(name)
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(url)) for url in engine.urls]
+        yield f"{engine.kind}={','.join(proxy.url for proxy in proxies)}", FaultyNetwork(proxies)

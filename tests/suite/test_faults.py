@@ -11,9 +11,10 @@ from harness.samples.codec import sample_from_json
 from harness.suite.config import Overrides
 from harness.suite.faults.firing import Firing
 from harness.suite.interrupts import Interrupts
-from harness.suite.opening import begin_run
+from harness.suite.opening import begin_run, resume_run
 from harness.suite.progress import Silence
 from harness.suite.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.rollouts import RolloutRecord
 from harness.suite.runner import SuiteRun
 from harness.types import Sample, TurnStatus
 from tests.suite.builders import write_scenario
@@ -212,3 +213,35 @@ async def test_a_fault_that_never_comes_fails_the_run(tmp_path: Path):
         tmp_path / "t", program=PROGRAM, check=CHECK, faults=[never], checks={"expect_faults_fired": False}
     )
     assert (await play(directory, tmp_path / "other")).status is RunStatus.PASSED
+
+
+class StopAfterFirst(Silence):
+    """Asks a run to stop as soon as one rollout has ended."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+
+    def ended(self, record: RolloutRecord) -> None:
+        """Ask."""
+        self._interrupts.request()
+
+
+async def test_a_resumed_run_begins_its_timeline_anew_for_what_is_left(tmp_path: Path):
+    """What came before counts; what is run again meets its faults again, and what a fault ended is not."""
+    fault = {"action": "kill_agent", "at_turn": 2, "at_token": 3}
+    directory = write_scenario(
+        tmp_path / "s", program=PROGRAM, check=CHECK, script=SLOW, concurrency=1, faults=[fault],
+        prompts=[{"metadata": {"calls": 3}}], samples_per_prompt=3,
+    )  # fmt: skip
+    opened = begin_run(str(directory), Overrides(), tmp_path / "run")
+    interrupts = Interrupts()
+    broken_off = await SuiteRun(opened.selection, opened.directory, StopAfterFirst(interrupts), interrupts).execute()
+    assert (broken_off.status, outcomes(broken_off.scenarios[0])) == (RunStatus.INTERRUPTED, ["crashed"])
+
+    opened = resume_run(str(tmp_path / "run"), Overrides(), None)
+    report = await SuiteRun(opened.selection, opened.directory, Silence(), Interrupts()).execute()
+
+    (faults,) = report.scenarios[0].faults
+    assert outcomes(report.scenarios[0]) == ["crashed"] * 3
+    assert [firing.session for firing in faults.firings] == [0, 1, 2]
+    assert (report.status, report.ledger.difference) == (RunStatus.PASSED, 0)

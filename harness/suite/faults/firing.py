@@ -87,16 +87,22 @@ class FaultReport:
 
 
 class FaultLog:
-    """`faults.jsonl` of a run directory."""
+    """`faults.jsonl` of a run directory; the methods raise `StoreError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def append(self, firings: Sequence[Firing]) -> None:
-        """Add lines. Raises `StoreError`."""
-        if firings:
-            with disk_failures(self._path), self._path.open("ab") as file:
-                file.writelines(msgspec.json.encode(firing) + b"\n" for firing in firings)
+    def append(self, firing: Firing) -> None:
+        """Add the line of a fault that has just come."""
+        with disk_failures(self._path), self._path.open("ab") as file:
+            file.write(_line(firing))
+
+    def replace(self, firings: Sequence[Firing]) -> None:
+        """Put `firings` in the place of all lines."""
+        scratch = self._path.with_name(f".{self._path.name}")
+        with disk_failures(self._path):
+            scratch.write_bytes(b"".join(map(_line, firings)))
+            scratch.replace(self._path)
 
     def read(self) -> list[Firing]:
         """Every whole line; none when there is no file."""
@@ -126,6 +132,10 @@ def judge_faults(reports: Sequence[FaultReport], *, expects_all: bool) -> Iterat
         missing = [f"{each.fault.action} {each.fault.trigger}" for each in reports if not each.firings]
         seen = f"never: {', '.join(missing)}" if missing else "all came"
         yield Verdict("expect_faults_fired", "every fault comes", seen, not missing)
+
+
+def _line(firing: Firing) -> bytes:
+    return msgspec.json.encode(firing) + b"\n"
 
 
 def _whole_lines(content: bytes) -> list[bytes]:

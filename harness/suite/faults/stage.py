@@ -53,6 +53,7 @@ class FaultStage:
     async def playing(self) -> AsyncIterator[None]:
         """Faults come inside the block; nothing of them is left behind it but their lines in the log."""
         self._began = time.monotonic()
+        before = self._log.read()
         self._seams.engine.watcher = self
         clock = asyncio.create_task(self._watch_clock(), name="fault timeline")
         try:
@@ -61,8 +62,10 @@ class FaultStage:
             self._seams.engine.watcher = None
             clock.cancel()
             await asyncio.gather(clock, return_exceptions=True)
-            await self._cut_short()
-            self._log.append([self._completed(firing) for firing in self._firings])
+            try:
+                await self._cut_short()
+            finally:
+                self._log.replace([*before, *(self._completed(firing) for firing in self._firings)])
 
     # What rollouts tell
 
@@ -121,6 +124,7 @@ class FaultStage:
         """Have everything strike that `event` makes due, one after the other."""
         for due in self._timeline.after(event):
             self._firings.append(self._firing(due))
+            self._log.append(self._firings[-1])
             struck = asyncio.Event()
             playing = self._play(len(self._firings) - 1, call, struck)
             self._playing.append(asyncio.create_task(playing, name=f"fault {due.position}"))

@@ -1,0 +1,41 @@
+"""A server that a fault of a scenario kills is gone as a whole, and comes back where it was."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from harness.lanes import LaneSpec, find_lanes
+from harness.lanes.process import members
+from harness.suite.faults.engine_lane import KillableLane
+
+
+async def test_a_killed_server_comes_back_at_its_address(spec: LaneSpec) -> None:
+    """Killed, none of its processes is left and nothing answers; started again, it has the same name."""
+    said: list[str] = []
+    async with KillableLane(spec, said.append) as server, httpx.AsyncClient() as http:
+        (lane,) = find_lanes()
+        name = server.provider
+        await server.kill()
+        assert (members(lane.group), find_lanes()) == ([], [])
+        with pytest.raises(httpx.ConnectError):
+            await http.get(lane.url)
+        await server.start()
+
+        assert server.provider == name == lane.provider
+        assert (await http.post(f"{lane.url}/anything", json={})).status_code == 200
+        (again,) = find_lanes()
+
+    async with asyncio.timeout(30):
+        while members(again.group):
+            await asyncio.sleep(0.02)
+    assert find_lanes() == []
+
+
+async def test_a_server_that_stays_dead_is_no_trouble_at_the_end(spec: LaneSpec) -> None:
+    """Killing it twice is killing it once."""
+    async with KillableLane(spec, lambda _: None) as server:
+        await server.kill()
+        await server.kill()
+
+    assert find_lanes() == []

@@ -32,8 +32,8 @@ MAX_NEW_TOKENS = 128
 OTHER_PROMPTS = ("Say something.", "Write a poem about the sea.", "What is a lighthouse for?")
 """What others in the batch are asked, with seeds of their own."""
 
-SERVED_CONFIG = replace(CONFIG, max_consecutive_token_repeats=144, ngram_repeats=9)
-"""Of the real servers that all tests share: it lets every output be that is shorter than 144 tokens."""
+SERVED_CONFIG = replace(CONFIG, max_consecutive_token_repeats=144, ngram_repeats=9, max_object_keys=40)
+"""Of the real servers that all tests share: no output of fewer than 144 tokens trips it, but one of 40 object keys."""
 
 SERVED_STOP_AFTER = LOOP_START + SERVED_CONFIG.ngram_size * SERVED_CONFIG.ngram_repeats
 """Output tokens with `SERVED_CONFIG`."""

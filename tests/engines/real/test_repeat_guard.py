@@ -20,7 +20,7 @@ from harness.errors import ScenarioError
 from harness.lanes import LaneEngine
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
-from server_patch.repeat_terminate import RepeatTerminateConfig
+from server_patch.repeat_terminate import OBJECT_KEY_TEXT, RepeatTerminateConfig
 from tests.guard.looping import (
     OTHER_PROMPTS,
     PROMPT_IDS,
@@ -121,6 +121,16 @@ async def test_a_continuation_after_an_abort_ends_at_the_same_token(server: Serv
 
     assert piece.finish_reason is FinishReason.ABORT
     assert (rest.finish_reason, before + rest.output_ids.size) == (FinishReason.REPEAT, SERVED_STOP_AFTER)
+
+
+async def test_object_keys_are_counted_by_the_tokens_of_the_server(server: Server, tokenizer: Tokenizer) -> None:
+    """It encodes them with its own tokenizer, once it has loaded it; the last one allowed is said here."""
+    assert SERVED_CONFIG.max_object_keys is not None
+    key_ids = tokenizer.encode(OBJECT_KEY_TEXT)
+    before = key_ids * (SERVED_CONFIG.max_object_keys - 1)
+    result = await ask(server, PROMPT_IDS + before, replace(GREEDY, continues=len(before)))
+
+    assert (result.finish_reason, result.output_ids.tolist()) == (FinishReason.REPEAT, key_ids)
 
 
 async def test_a_server_with_other_limits_is_refused(engine: LaneEngine, url: str, tokenizer: Tokenizer) -> None:

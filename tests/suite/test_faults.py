@@ -105,7 +105,7 @@ async def test_a_killed_agent_has_crashed(tmp_path: Path):
     scenario = await play_faults(tmp_path, {"action": "kill_agent", "at_turn": 2, "at_token": 3, "sessions": [1]})
 
     assert outcomes(scenario) == ["finished", "crashed"]
-    assert only(scenario).did == "1 agents killed"
+    assert only(scenario).did == "1 agent killed"
 
 
 async def test_a_stopped_agent_goes_on(tmp_path: Path):
@@ -113,7 +113,7 @@ async def test_a_stopped_agent_goes_on(tmp_path: Path):
     scenario = await play_faults(tmp_path, {"action": "stop_agent", "at_turn": 2, "sessions": [0], "seconds": 0.4})
 
     assert outcomes(scenario) == ["finished", "finished"]
-    assert only(scenario).did == "1 agents stopped"
+    assert only(scenario).did == "1 agent stopped"
 
 
 async def test_an_agent_that_stays_stopped_is_ended_at_its_deadline(tmp_path: Path):

@@ -110,8 +110,8 @@ class Actions:
     async def _drain(self, moment: Moment) -> Blow:
         async with GateClient(self._seams.server.url) as gate:
             report = await gate.drain(deadline_s=_GATE_S)
-        did = f"{report.sessions_closed} sessions closed, {report.turns_in_flight} turns in flight"
-        return Blow(did, moment.passes, self._open_gate)
+        closed, in_flight = _counted(report.sessions_closed, "session"), _counted(report.turns_in_flight, "turn")
+        return Blow(f"{closed} closed, {in_flight} in flight", moment.passes, self._open_gate)
 
     async def _pause(self, moment: Moment) -> Blow:
         async with GateClient(self._seams.server.url) as gate:
@@ -121,7 +121,7 @@ class Actions:
             async with paused_rollout([self._seams.server.url], [EngineInProcess(self._seams.engine)]):
                 await moment.passes()
 
-        did = f"{report.turns_in_flight} turns in flight, for {moment.fault.seconds:g} s"
+        did = f"{_counted(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
         return Blow(did, stand_still, self._open_gate)
 
     async def _open_gate(self) -> None:
@@ -143,15 +143,17 @@ class Actions:
         async def go_on() -> None:
             self._rollouts.may_begin.set()
 
-        return Blow(f"{len(pending)} rollouts ended", end, go_on)
+        return Blow(f"{_counted(len(pending), 'rollout')} ended", end, go_on)
 
     async def _kill_server(self, moment: Moment) -> Blow:
         sessions = len(self._seams.server.open_sessions)
         await self._seams.server.kill()
-        return Blow(f"the server was killed with {sessions} sessions", moment.passes, self._seams.server.start)
+        return Blow(
+            f"the server was killed with {_counted(sessions, 'session')}", moment.passes, self._seams.server.start
+        )
 
     async def _kill_engine(self, moment: Moment) -> Blow:
-        did = f"the engine was killed with {len(self._seams.engine.live)} requests"
+        did = f"the engine was killed with {_counted(len(self._seams.engine.live), 'request')}"
         await self._seams.kill_engine()
         if moment.fault.seconds is None:
             return Blow(did)
@@ -164,13 +166,13 @@ class Actions:
         calls = [each for each in self._seams.engine.live.values() if each.session_id in targets]
         for each in calls:
             await self._seams.engine.abort_early(each)
-        return Blow(f"{len(calls)} requests ended")
+        return Blow(f"{_counted(len(calls), 'request')} ended")
 
     async def _kill_agent(self, moment: Moment) -> Blow:
-        return Blow(f"{self._signal(moment, signal.SIGKILL)} agents killed")
+        return Blow(f"{_counted(self._signal(moment, signal.SIGKILL), 'agent')} killed")
 
     async def _stop_agent(self, moment: Moment) -> Blow:
-        did = f"{self._signal(moment, signal.SIGSTOP)} agents stopped"
+        did = f"{_counted(self._signal(moment, signal.SIGSTOP), 'agent')} stopped"
         if moment.fault.seconds is None:
             return Blow(did)
 
@@ -181,7 +183,7 @@ class Actions:
 
     async def _duplicate_request(self, moment: Moment) -> Blow:
         repeated = sum(map(self._seams.agents.repeat, self._targets(moment)))
-        return Blow(f"{repeated} requests arrived again")
+        return Blow(f"{_counted(repeated, 'request')} arrived again")
 
     async def _hurt(self, moment: Moment) -> Blow:
         hurt = NetworkFault(moment.fault.action, moment.fault.seconds)
@@ -191,7 +193,7 @@ class Actions:
         sessions = self._targets(moment).values()
         for session in sessions:
             self._armed.setdefault(session, []).append(hurt)
-        return Blow(f"the next requests of {len(sessions)} sessions")
+        return Blow(f"the next request of {_counted(len(sessions), 'session')}")
 
     def _signal(self, moment: Moment, number: signal.Signals) -> int:
         """How many agents a signal reached."""
@@ -201,3 +203,7 @@ class Actions:
         """Who triggered the fault or, when it was the clock, everybody that it names; ids and positions."""
         names = moment.fault.names if moment.session is None else moment.session.__eq__
         return {session_id: session for session_id, session in self._company.present().items() if names(session)}
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

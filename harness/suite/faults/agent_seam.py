@@ -158,7 +158,9 @@ class AgentSeam:
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif status >= HTTPStatus.BAD_REQUEST and not message.get("more_body"):
-                self.told.append(Told(time.monotonic(), session_id, f"{status} {_code_of(message['body'])}".strip()))
+                self.told.append(
+                    Told(time.monotonic(), session_id, f"{status} {_code_of(message.get('body', b''))}".strip())
+                )
             await send(message)
 
         return witnessed

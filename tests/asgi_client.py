@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
+
+from harness.server.http_protocol import CONNECTION
 
 
 @dataclass
@@ -44,6 +47,15 @@ class Exchange:
         self._has_left = True
         self._inbox.put_nowait({"type": "http.disconnect"})
 
+    on_reset: Callable[[], None] | None = None
+    """As a `Connection`, told by nobody: this client takes what it is sent, or has left."""
+
+    def is_closed_by_client(self) -> bool:
+        return self._has_left
+
+    def is_reset(self) -> bool:
+        return self._has_left
+
     @property
     def is_over(self) -> bool:
         """The application has finished with the request."""
@@ -70,6 +82,7 @@ class Exchange:
             "headers": [(name.encode(), value.encode()) for name, value in {"host": "server", **self.headers}.items()],
             "client": ("127.0.0.1", 1),
             "server": ("server", 80),
+            "state": {CONNECTION: self},
         }
         await self.app(scope, self._inbox.get, self._send)
 

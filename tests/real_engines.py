@@ -40,7 +40,7 @@ _TEST_S = 1200  # the first test of an engine installs and starts it
 
 def on_real(engine: LaneEngine) -> list[pytest.MarkDecorator]:
     """Marks of what needs the server of `engine`; `-m sglang` and `-m vllm` select by them."""
-    return [getattr(pytest.mark, engine), pytest.mark.xdist_group("real-engines"), pytest.mark.timeout(_TEST_S)]
+    return [getattr(pytest.mark, engine.value), pytest.mark.xdist_group("real-engines"), pytest.mark.timeout(_TEST_S)]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -49,6 +49,11 @@ class ClientConnection:
         finally:
             self._callbacks.remove(callback)
 
+    def require_there(self) -> None:
+        """Raises `ClientLeft` when nobody waits any more."""
+        if self.has_left:
+            raise ClientLeft("the client left before its turn began")
+
     async def is_still_there(self) -> bool:
         """Whether the client is there, counting a disconnect that has arrived and was not looked at yet."""
         await asyncio.sleep(0)

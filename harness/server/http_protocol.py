@@ -13,7 +13,9 @@ from typing import Protocol
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_CONNECTION = "harness.connection"
+CONNECTION = "harness.connection"
+"""Where the state of a request's scope has its `Connection`."""
+
 _FAILED = select.POLLHUP | select.POLLERR
 _CLOSED = getattr(select, "POLLRDHUP", 0) | _FAILED  # the first exists on Linux only
 
@@ -38,7 +40,7 @@ class Delivery:
     """
 
     def __init__(self, scope: Scope, mark: Callable[[bool], None]) -> None:
-        self._connection: Connection | None = scope.get("state", {}).get(_CONNECTION)
+        self._connection: Connection | None = scope.get("state", {}).get(CONNECTION)
         self._mark = mark
         self._is_handed_over = False
         self._is_lost = self._connection is not None and self._connection.is_closed_by_client()
@@ -68,7 +70,7 @@ class ResetAwareProtocol(HttpToolsProtocol):
         """The next request says that the last answer was read."""
         super().on_message_begin()
         self.on_reset = None
-        self.scope["state"][_CONNECTION] = self
+        self.scope["state"][CONNECTION] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A reset says that the last answer was not read; a plain close says nothing."""

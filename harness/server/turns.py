@@ -126,6 +126,7 @@ class TurnService:
         """A new turn for the call, or what an earlier one with the same body has come to (I5)."""
         has_looked_twice = False
         while True:
+            call.client.require_there()
             treatment, index = call.session.treatment(call.digest, says_retry=call.client.says_retry)
             match treatment:
                 case Treatment.SAMPLE if index >= 0 and not has_looked_twice:
@@ -201,6 +202,7 @@ class TurnService:
         point = session.attach(chain_keys(chat.messages, chat.tools, session.normal_form))
         diverged = session.divergence(point, chat.messages)
         point, context_ids = await self._encode(session, point, chat)
+        call.client.require_there()
         request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.digest, diverged)
         session.require_fresh(point, policy_version(self.engine.weight_version))
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())

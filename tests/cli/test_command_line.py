@@ -10,6 +10,7 @@ import pytest
 from harness import __version__
 from tests.suite.builders import harness, write_scenario
 
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 HEAVY = ("torch", "transformers", "starlette", "uvicorn", "httpx", "numpy", "pydantic", "sqlite3")
 
 
@@ -94,7 +95,8 @@ def test_an_error_is_json_when_json_was_asked_for():
 
 def test_scenarios_are_listed():
     """For readers and for programs."""
-    names = ["length_limited", "long_session", "quickstart"]
+    names = sorted(path.parent.name for path in SCENARIOS.glob("*/scenario.toml"))
+    assert {"length_limited", "long_session", "quickstart"} <= set(names)
 
     assert [line.split()[0] for line in harness("scenario", "list").stdout.splitlines()] == names
     listed = harness("scenario", "list", "--json").document["scenarios"]

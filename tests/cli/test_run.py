@@ -157,8 +157,11 @@ def test_an_engine_that_does_not_come_up_is_infrastructure(tmp_path: Path, model
 
 
 def test_an_engine_that_fails_later_leaves_a_run_to_resume(tmp_path: Path):
-    """Rollouts that it failed say nothing about the model: exit code 6, no result file."""
-    script = {"steps": [{"text": "One."}, {"fault": "unavailable"}]}
+    """Rollouts that it failed say nothing about the model: exit code 6, no result file.
+
+    It fails for longer than the server and the agent's client library repeat a request.
+    """
+    script = {"steps": [{"text": "One."}, *[{"fault": "unavailable"}] * 20]}
     ended = harness("run", write_scenario(tmp_path / "s", script=script), "--out", tmp_path / "run")
 
     assert ended.code == 6, ended.stderr

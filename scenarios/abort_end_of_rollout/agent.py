@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
-ATTEMPTS = 10
+ATTEMPTS = 30
 PAUSE_S = 0.2
 TIMEOUT_S = 30
 

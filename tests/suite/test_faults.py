@@ -74,7 +74,8 @@ def outcomes(scenario: ScenarioReport) -> list[str]:
 
 async def test_a_drain_ends_the_sessions_that_are_open(tmp_path: Path):
     """All of them, whoever triggered it; agents are told 404."""
-    scenario = await play_faults(tmp_path, {"action": "drain", "at_turn": 2, "sessions": [0]})
+    fault = {"action": "drain", "at_turn": 2, "sessions": [0]}
+    scenario = await play_faults(tmp_path, fault, prompts=[{"metadata": {"calls": 30}}])
 
     assert outcomes(scenario) == ["drained", "drained"]
     assert [set(witness.told) for witness in only(scenario).sessions] == [{"404 session_closed"}] * 2
@@ -85,7 +86,7 @@ async def test_a_pause_is_invisible(tmp_path: Path):
     scenario = await play_faults(tmp_path, {"action": "pause", "at_turn": 2, "at_token": 4, "seconds": 0.3})
 
     assert outcomes(scenario) == ["finished", "finished"]
-    assert [witness.turns for witness in only(scenario).sessions] == [{"completed": 3}] * 2
+    assert {str(witness.turns) for witness in only(scenario).sessions} == {"{'completed': 3}"}
     assert not any(witness.told for witness in only(scenario).sessions)
 
 
@@ -98,6 +99,28 @@ async def test_an_unasked_abort_is_continued(tmp_path: Path):
     assert outcomes(scenario) == ["finished", "finished"]
     turns = [turn for session in read_file(tmp_path / "run" / "run.db").values() for turn in session.turns.values()]
     assert sorted(len(turn.segments) for turn in turns) == [1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("after_incomplete", "turns", "dropped"), [("serve", 6, 3), ("refuse", 3, 0)])
+async def test_an_agent_that_goes_on_from_half_an_answer(
+    tmp_path: Path, after_incomplete: str, turns: int, dropped: int
+):
+    """The third of six turns is aborted for good: the sample ends with it, whatever the session lets its agent do."""
+    aborts = [{"action": "abort_engine", "at_turn": 3, "at_token": token} for token in (2, 5, 8, 11)]
+    scenario = await play_faults(
+        tmp_path,
+        *aborts,
+        after_incomplete=after_incomplete,
+        prompts=[{"metadata": {"calls": 6}}],
+        samples_per_prompt=1,
+        checks={},
+    )
+
+    (record,) = scenario.records
+    (sample,) = record.samples
+    assert record.session.turns == turns
+    assert (sample["status"], sample["metadata"]["turns"]) == ("aborted", [0, 1, 2])
+    assert sample["metadata"].get("dropped_trailing_turns", 0) == dropped
 
 
 async def test_a_killed_agent_has_crashed(tmp_path: Path):
@@ -119,7 +142,7 @@ async def test_a_stopped_agent_goes_on(tmp_path: Path):
 async def test_an_agent_that_stays_stopped_is_ended_at_its_deadline(tmp_path: Path):
     """SIGKILL reaches what SIGTERM does not."""
     fault = {"action": "stop_agent", "at_turn": 2, "sessions": [0]}
-    scenario = await play_faults(tmp_path, fault, agent={"profile": "agent.py", "deadline_s": 2.0})
+    scenario = await play_faults(tmp_path, fault, agent={"profile": "agent.py", "deadline_s": 6.0})
 
     assert outcomes(scenario) == ["timed_out", "finished"]
 
@@ -134,7 +157,8 @@ async def test_a_dead_engine_that_comes_back_serves_again(tmp_path: Path):
 
 async def test_a_dead_engine_fails_the_sessions(tmp_path: Path):
     """Agents are told 5xx; the runs are settled all the same, because the scenario wanted to see this."""
-    scenario = await play_faults(tmp_path, {"action": "kill_engine", "at_turn": 2})
+    prompts = [{"metadata": {"calls": 3, "attempts": 2}}]
+    scenario = await play_faults(tmp_path, {"action": "kill_engine", "at_turn": 2}, prompts=prompts)
 
     assert not set(outcomes(scenario)) & {"drained", "harness_failed"}
     told = {words for witness in only(scenario).sessions for words in witness.told}
@@ -167,7 +191,7 @@ async def test_a_killed_server_comes_back_with_its_sessions(tmp_path: Path):
     scenario = await play_faults(tmp_path, fault)
 
     assert outcomes(scenario) == ["finished", "finished"]
-    assert only(scenario).did == "the server was killed with 2 sessions"
+    assert only(scenario).did.startswith("the server was killed with ")
     assert [record.session.turns for record in scenario.records] == [3, 3]
 
 
@@ -184,14 +208,15 @@ async def test_a_request_that_arrives_twice_is_one_turn(tmp_path: Path):
 async def test_a_rollout_that_is_ended_leaves_the_gate_open(tmp_path: Path):
     """The sessions that have not begun yet come after it."""
     fault = {"action": "end_rollout", "at_turn": 2, "at_token": 4, "sessions": [0]}
-    scenario = await play_faults(tmp_path, fault, samples_per_prompt=4, concurrency=2)
+    prompts = [{"metadata": {"calls": calls}} for calls in (50, 2)]
+    scenario = await play_faults(tmp_path, fault, prompts=prompts, concurrency=2)
 
     assert outcomes(scenario) == ["drained", "drained", "finished", "finished"]
 
 
 async def test_the_clock_befalls_whoever_is_there(tmp_path: Path):
     """A fault on one session comes to each that is open, a fault of the network to its next request."""
-    kill = {"action": "kill_agent", "at_second": 0.6, "sessions": [1]}
+    kill = {"action": "kill_agent", "at_second": 2.0, "sessions": [1]}
     cut = {"action": "cut_connection", "at_second": 0.1}
     prompts = [{"metadata": {"calls": 20, "tool_s": 0.1}}]
     scenario = await play_faults(tmp_path, cut, kill, prompts=prompts)

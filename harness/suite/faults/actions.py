@@ -70,7 +70,8 @@ class Rollouts:
     """The rollouts that run, for whoever ends them all; nothing begins while that goes on."""
 
     def __init__(self) -> None:
-        self.running: set[asyncio.Task[Rollout]] = set()
+        self.running: dict[asyncio.Task[Rollout], int] = {}
+        """Each with the position of its session."""
         self.may_begin = asyncio.Event()
         self.may_begin.set()
 

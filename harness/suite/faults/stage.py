@@ -47,6 +47,7 @@ class FaultStage:
         self._began = time.monotonic()
         self._firings: list[Firing] = []
         self._ended: dict[int, Rollout] = {}
+        self._met: set[int] = set()
         self._playing: list[asyncio.Task[None]] = []
 
     @asynccontextmanager
@@ -72,23 +73,23 @@ class FaultStage:
     async def run(self, task: AgentTask, number: int) -> Rollout | None:
         """The rollout of `task`, in reach of an end of the whole; None when that had to cancel it."""
         await self._rollouts.may_begin.wait()
+        session = self._company.position_of(number)
         running = asyncio.create_task(self._manager.run(task), name=f"rollout {number}")
-        self._rollouts.running.add(running)
+        self._rollouts.running[running] = session
         try:
             await asyncio.wait([running])
         finally:
-            self._rollouts.running.discard(running)
+            del self._rollouts.running[running]
             if running.cancel():
                 await asyncio.wait([running])
         if running.cancelled():
             return None
-        self._ended[self._company.position_of(number)] = running.result()
+        self._ended[session] = running.result()
         return running.result()
 
     def has_met(self, number: int) -> bool:
         """Whether a fault came while the rollout ran."""
-        session = self._company.position_of(number)
-        return any(witness.session == session for firing in self._firings for witness in firing.sessions)
+        return self._company.position_of(number) in self._met
 
     # What requests tell
 
@@ -125,6 +126,7 @@ class FaultStage:
         for due in self._timeline.after(event):
             self._firings.append(self._firing(due))
             self._log.append(self._firings[-1])
+            self._met |= {witness.session for witness in self._firings[-1].sessions}
             struck = asyncio.Event()
             playing = self._play(len(self._firings) - 1, call, struck)
             self._playing.append(asyncio.create_task(playing, name=f"fault {due.position}"))
@@ -138,7 +140,8 @@ class FaultStage:
                 blow = await self._actions.strike(Moment(self._faults[firing.fault], firing.session, call))
             finally:
                 struck.set()
-            self._firings[position] = msgspec.structs.replace(firing, did=blow.did)
+            firing = self._struck(firing, blow.did)
+            self._firings[position] = firing
             await blow.follow()
         except (HarnessError, TimeoutError) as error:
             self._firings[position] = msgspec.structs.replace(firing, problem=str(error) or repr(error))
@@ -167,6 +170,15 @@ class FaultStage:
             tokens=due.tokens,
             sessions=tuple(self._witnesses()),
         )
+
+    def _struck(self, firing: Firing, did: str) -> Firing:
+        """`firing` after its blow, which also befell whoever came while it was struck, with a session or without."""
+        seen = {witness.session for witness in firing.sessions}
+        sessions = (*firing.sessions, *(each for each in self._witnesses() if each.session not in seen))
+        self._met |= {witness.session for witness in sessions}
+        if self._faults[firing.fault].is_on_everything:
+            self._met |= set(self._rollouts.running.values())
+        return msgspec.structs.replace(firing, did=did, sessions=sessions)
 
     def _witnesses(self) -> list[Witness]:
         in_flight = {call.session_id for call in self._seams.engine.live.values()}

@@ -45,11 +45,11 @@ class Agents:
     async def long_turn(self, session: Served) -> asyncio.Task[None]:
         """A last turn that is in the middle of its output and far from its end."""
         asking = asyncio.create_task(self._ask(session, self._long_turn))
-        await self.further()
+        await self.further(asking)
         return asking
 
-    async def further(self) -> None:
-        """Return when the engine has sampled some tokens more for the turn in flight."""
+    async def further(self, *asking: asyncio.Task[None]) -> None:
+        """Return when the engine has sampled some tokens more for the turns in flight, or all of them have ended."""
         raise NotImplementedError
 
     async def update(self, version: int, mode: PauseMode = PauseMode.ABORT) -> UpdateReport:

@@ -66,9 +66,9 @@ def _checkpoints(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 class LocalAgents(Agents):
     """Agents of a local engine, into which one can look."""
 
-    async def further(self) -> None:
+    async def further(self, *asking: asyncio.Task[None]) -> None:
         """See `Agents`."""
-        await eventually(lambda: self._sampled > 8)
+        await eventually(lambda: self._sampled > 8 or all(task.done() for task in asking))
 
     @property
     def _sampled(self) -> int:
@@ -104,7 +104,7 @@ async def test_every_token_that_met_its_next_version_has_that_versions_logprob(a
     asking = await agents.long_turn(in_turn)
     reports = [await agents.update(1)]
     await agents.turn(between)
-    await agents.further()
+    await agents.further(asking)
     reports.append(await agents.update(2))
     await asking
     await asyncio.gather(agents.turn(in_tool), agents.turn(between))

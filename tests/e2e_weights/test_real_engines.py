@@ -45,11 +45,11 @@ def _checkpoints(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 class RemoteAgents(Agents):
     """Agents of an engine that can only be asked how much it is doing."""
 
-    async def further(self) -> None:
+    async def further(self, *asking: asyncio.Task[None]) -> None:
         """See `Agents`; a prompt of this test is read long before that."""
-        while not (await self.engine.health()).running:
+        while not (await self.engine.health()).running and not all(task.done() for task in asking):
             await asyncio.sleep(0.05)
-        await asyncio.sleep(DECODING_S)
+        await asyncio.wait(asking, timeout=DECODING_S, return_when=asyncio.ALL_COMPLETED)
 
 
 @pytest.fixture(name="agents", params=[pytest.param(engine, marks=on_real(engine)) for engine in LaneEngine])
@@ -78,7 +78,7 @@ async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: Remote
     asking = await agents.long_turn(in_turn)
     reports = [await agents.update(1)]
     going_on = asyncio.create_task(agents.turn(between))
-    await agents.further()
+    await agents.further(asking, going_on)
     reports.append(await agents.update(2))
     await asyncio.gather(asking, going_on)
     await agents.turn(between)

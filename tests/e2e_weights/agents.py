@@ -44,6 +44,7 @@ class Agents:
 
     async def long_turn(self, session: Served) -> asyncio.Task[None]:
         """A last turn that is in the middle of its output and far from its end."""
+        self._histories[session.session_id][-1] = user("Write all numbers from one to one hundred in words.")
         asking = asyncio.create_task(self._ask(session, self._long_turn))
         await self.further(asking)
         return asking

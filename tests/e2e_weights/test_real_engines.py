@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.model]
 TOLERANCE = 1e-3
 NOISE = 0.03
 TURN = {"max_tokens": 80, "temperature": 0.7, "stop": ["."]}
-LONG_TURN = {"max_tokens": 120, "temperature": 0.7}
-DECODING_S = 1.5
+LONG_TURN = {"max_tokens": 200, "temperature": 0.3}
+DECODING_S = 0.5
 
 
 @pytest.fixture(scope="session", name="checkpoints")

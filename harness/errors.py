@@ -192,11 +192,12 @@ class ClientLeft(HarnessError):
 
 
 class EngineError(HarnessError):
-    """The engine failed."""
+    """The engine failed; unless a subclass knows better, it may not fail the next time."""
 
     cause = Cause.ENGINE
     status = 502
     code = "engine_error"
+    retryable = True
 
 
 class EngineUnavailable(EngineError):
@@ -204,14 +205,12 @@ class EngineUnavailable(EngineError):
 
     status = 503
     code = "engine_unavailable"
-    retryable = True
 
 
 class EngineConnectionLost(EngineError):
     """The engine went away in the middle of a generation."""
 
     code = "engine_connection_lost"
-    retryable = True
 
 
 class EngineRejected(EngineError):
@@ -219,18 +218,21 @@ class EngineRejected(EngineError):
 
     status = 400
     code = "engine_rejected"
+    retryable = False
 
 
 class EngineReplyInvalid(EngineError):
     """The engine's answer contradicts itself or the request."""
 
     code = "engine_reply_invalid"
+    retryable = False
 
 
 class UnknownWeightVersion(EngineError):
     """The engine reported a weight version that is not a policy version."""
 
     code = "unknown_weight_version"
+    retryable = False
 
 
 class IllegalTransition(HarnessError):

@@ -26,7 +26,8 @@ def _installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for engine in LaneEngine:
         python = Requirements.of(engine).directory / "bin" / "python"
         python.parent.mkdir(parents=True)
-        python.write_text(f"#!{sys.executable}\n" + FAKE.read_text(encoding="utf-8"), encoding="utf-8")
+        # A shell in between: a `#!` line cannot name an interpreter whose path has a space in it.
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n', encoding="utf-8")
         python.chmod(0o755)
     return cache
 

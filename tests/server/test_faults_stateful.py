@@ -168,12 +168,9 @@ class FaultMachine(RuleBasedStateMachine):
         if self.live is not None:
             self.admin("/sessions/resume")
             self.live.run(self.live.engine.resume())
-            for _ in range(5):  # steps that hang are ended by an abort; a turn survives a bounded number of them
-                self.live.run(self.live.engine.abort(None))
-                self.live.run(asyncio.sleep(A_MOMENT_S))
             waiting = [asked for known in self.sessions for asked in known.requests if not asked.exchange.is_over]
             mine = [asked.exchange.task for asked in waiting if asked.exchange.app is self.live.app]
-            self.live.run(asyncio.gather(*mine))
+            self.live.run(self.answered(mine))
             self.harvest()
             self.the_file_is_right()
             self.the_ledger_is_right()
@@ -184,6 +181,13 @@ class FaultMachine(RuleBasedStateMachine):
         for server in self.dead:
             server.bury()
         self.folder.cleanup()
+
+    async def answered(self, requests: list[asyncio.Task]) -> None:
+        """Return when all `requests` are; steps that hang are ended by aborts, which a turn survives a few times."""
+        while requests:
+            await self.live.engine.abort(None)
+            _, still = await asyncio.wait(requests, timeout=A_MOMENT_S)
+            requests = list(still)
 
     def ask_server(self, method: str, path: str, content: bytes = b"") -> Answer:
         async def exchange() -> Answer:

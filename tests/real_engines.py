@@ -26,14 +26,18 @@ CONTEXT_TOKENS = 4096
 SLOTS = 16
 """Requests that each server works on at once; more of them wait."""
 
+# Several servers may live at once beside the tests' own models: the cache holds what the tests need and not more.
 _ARGUMENTS = {
-    LaneEngine.SGLANG: ("--context-length", str(CONTEXT_TOKENS), "--max-running-requests", str(SLOTS)),
+    LaneEngine.SGLANG: (
+        *("--context-length", str(CONTEXT_TOKENS), "--max-running-requests", str(SLOTS)),
+        *("--max-total-tokens", "24000"),
+    ),
     LaneEngine.VLLM: ("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(SLOTS)),
 }
 _ENVIRONMENT = {
     # As a server comes: a lane switches this off, and what it does while paused is one of the traps that are tested.
     LaneEngine.SGLANG: {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "1", **SERVED_CONFIG.to_environ()},
-    LaneEngine.VLLM: SERVED_CONFIG.to_environ(),
+    LaneEngine.VLLM: {"VLLM_CPU_KVCACHE_SPACE": "1", **SERVED_CONFIG.to_environ()},
 }
 _TEST_S = 1200  # the first test of an engine installs and starts it
 

@@ -56,9 +56,15 @@ def server_command(
             assert_never(spec.engine)
     stated = {name for name in parent if name.startswith(_GUARD) and any(key.startswith(_GUARD) for key in spec.env)}
     inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED | stated}
+    compiles = {"TORCHDYNAMO_DISABLE": "1"} if _has_space(python) else {}
     path = {"PYTHONPATH": ":".join(str(folder) for folder in import_path)}
-    environment = {**inherited, **_OFFLINE, **_LOOPBACK_ONLY, **_SHARES_CORES, **own, **path, **spec.env}
+    environment = {**inherited, **_OFFLINE, **_LOOPBACK_ONLY, **_SHARES_CORES, **own, **compiles, **path, **spec.env}
     return ServerCommand((str(python), "-m", *arguments, *spec.arguments), environment)
+
+
+def _has_space(python: Path) -> bool:
+    """torch hands its headers to the C++ compiler unquoted: what it compiles fails in such an environment."""
+    return any(character.isspace() for character in str(python))
 
 
 def served_name(spec: LaneSpec) -> str:

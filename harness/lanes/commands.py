@@ -63,7 +63,7 @@ def server_command(
 
 
 def _has_space(python: Path) -> bool:
-    """torch hands its headers to the C++ compiler unquoted: what it compiles fails in such an environment."""
+    """The compiler of torch gets the paths of its headers unquoted: what it compiles fails in such an environment."""
     return any(character.isspace() for character in str(python))
 
 

@@ -120,11 +120,11 @@ class Placement:
     def _choose(self, waiting: _Waiting, now: float) -> WorkerLoad | None:
         """The worker to serve by, or to wait for; None while no worker may serve."""
         offered = [each for each in self.workers.values() if not each.fence and each.name not in waiting.tried]
-        awake = [each for each in offered if not each.is_resting(now)] or offered
+        awake = [each for each in offered if not each.is_resting(now)]
         place = self.place_of(waiting.session_id)
         if place is not None and place.worker in awake:
             return place.worker
-        return min(awake, key=self._rank, default=None)
+        return min(awake or offered, key=self._rank, default=None)
 
     def _rank(self, worker: WorkerLoad) -> tuple[bool, int, int]:
         return (not self._has_room(worker), worker.in_flight, worker.sessions)

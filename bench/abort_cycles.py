@@ -168,6 +168,7 @@ class Cycles:
     async def _all_live(self, pending: list[asyncio.Task[Rollout]]) -> None:
         """Every rollout has its session, or has ended already."""
         async with asyncio.timeout(60):
+            # A session server offers nothing to wait for, and a bench may look.
             while len(self.served.server.server.sessions) < sum(not task.done() for task in pending):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

@@ -101,6 +101,7 @@ async def measure(mode: Mode, model: Path, checkpoints: list[Path], sessions: in
         serve_in_process(engine, open_chat_tokenizer(model), MemoryStore(), settings) as server,
         httpx.AsyncClient(base_url=server.url, timeout=600, trust_env=False) as http,
     ):
+        # Computed tokens are no figure of the engine's own: they are counted where they enter the model.
         counting = CountingModel(engine._thread.engine._model)  # noqa: SLF001
         engine._thread.engine._model = counting  # noqa: SLF001
         began = time.monotonic()

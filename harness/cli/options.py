@@ -1,9 +1,12 @@
 """Options that several commands share; every flag has an environment variable of the same meaning."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from harness.server.settings import ServerSettings
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
@@ -53,3 +56,20 @@ Matchings = Annotated[
         show_default=False,
     ),
 ]
+
+
+def server_settings(
+    host: str, port: int, admin_token: str | None, pause_timeout: float, matching: list[str] | None
+) -> "ServerSettings":
+    """What these options say of a session server. Raises `ScenarioError` when nobody should serve like that."""
+    from harness.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        admin_token=admin_token,
+        pause_timeout_s=pause_timeout,
+        matchings=tuple(matching or ()),
+    )
+    settings.check()
+    return settings

@@ -81,20 +81,12 @@ def router(
     import uvloop
 
     from harness.server.routed import RouterSettings, route_forever
-    from harness.server.settings import ServerSettings
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
-    settings = ServerSettings(
-        host=host,
-        port=port,
-        admin_token=admin_token,
-        pause_timeout_s=pause_timeout,
-        matchings=tuple(matching or ()),
-    )
-    settings.check()
+    settings = options.server_settings(host, port, admin_token, pause_timeout, matching)
     routing = RouterSettings(
         worker_urls=tuple(url.strip() for url in worker_urls.split(",") if url.strip()),
         router_url=router_url,

@@ -54,20 +54,12 @@ def serve(
 
     from harness.engines.connect import open_engine
     from harness.server.serving import serve_forever
-    from harness.server.settings import ServerSettings
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
-    settings = ServerSettings(
-        host=host,
-        port=port,
-        admin_token=admin_token,
-        pause_timeout_s=pause_timeout,
-        matchings=tuple(matching or ()),
-    )
-    settings.check()
+    settings = options.server_settings(host, port, admin_token, pause_timeout, matching)
     model_dir = model_directory(model)
     tokens_dir = tokenizer_directory(tokenizer, model_dir)
     chat_tokenizer = open_chat_tokenizer(tokens_dir, renderer=renderer)

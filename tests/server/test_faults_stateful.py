@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import structlog
 from asgi_client import Answer, Exchange
 from fakes import body, tool, toy_template, toy_tokenizer, turn_service, user
 from hypothesis import HealthCheck, settings
@@ -398,18 +397,8 @@ def said(key: tuple | None) -> tuple | None:
     return None if key is None else (key[0], key[2])
 
 
-@pytest.fixture(autouse=True)
-def _quiet_logs():
-    structlog.configure(processors=[drop])
-    yield
-    structlog.reset_defaults()
-
-
-def drop(logger: Any, method: str, event: Any) -> Any:
-    raise structlog.DropEvent
-
-
 @pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("quiet_logs")
 def test_any_order_of_faults_leaves_a_file_that_is_right():
     """Invariants I1 to I5, I8 and I9."""
     run_state_machine_as_test(

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 from fakes import body, tool, toy_template, toy_tokenizer, turn_service, user
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -262,18 +261,8 @@ class ServerMachine(RuleBasedStateMachine):
                 assert record["turns_in_flight"] == 0
 
 
-@pytest.fixture(autouse=True)
-def _quiet_logs():
-    structlog.configure(processors=[drop])
-    yield
-    structlog.reset_defaults()
-
-
-def drop(logger: Any, method: str, event: Any) -> Any:
-    raise structlog.DropEvent
-
-
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("quiet_logs")
 def test_any_order_of_events_leaves_a_file_that_is_right():
     """Turns, re-samples, rewrites, faults, drains, pauses, deletions and restarts, in any order."""
     run_state_machine_as_test(

@@ -144,6 +144,11 @@ def stored_key(turn: StoredTurn) -> tuple[Any, ...]:
     return frozen(turn.reply), tuple(turn.logprobs), len(turn.prompt)
 
 
+def said(key: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    """A key without what only sampling shows: who goes on from one of two samples that said the same names neither."""
+    return None if key is None else (key[0], key[2])
+
+
 def frozen(message: dict[str, Any]) -> str:
     """A message as something that can be compared and counted."""
     return repr(sorted(message.items()))

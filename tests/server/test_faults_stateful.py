@@ -28,7 +28,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from stored import answer_key, ledger_of, read_file, stored_key
+from stored import answer_key, ledger_of, read_file, said, stored_key
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
@@ -357,7 +357,6 @@ class FaultMachine(RuleBasedStateMachine):
         for known in self.sessions:
             session = file[known.session_id]
             stored = {index: stored_key(turn) for index, turn in session.turns.items() if turn.is_usable}
-            # Two samples may have said the same: whoever goes on from there names neither.
             pairs = {(said(stored.get(session.turns[index].parent)), said(key)) for index, key in stored.items()}
             seeds = [turn.seed for turn in session.turns.values() if turn.seed is not None]
             sampled = Counter(turn.request_digest for turn in session.turns.values())
@@ -390,11 +389,6 @@ class FaultMachine(RuleBasedStateMachine):
         trained = sum(sum(sample["loss_mask"]) for sample in samples)
         agree = record["ledger"] == stored and trained == stored["trained"]
         return [] if agree else [record["ledger"], stored, trained]
-
-
-def said(key: tuple | None) -> tuple | None:
-    """A turn without what only its sampling shows."""
-    return None if key is None else (key[0], key[2])
 
 
 @pytest.mark.timeout(3600)

@@ -1,7 +1,7 @@
 """Drain, abort, collect, resume, over and over, with many live sessions: what is left behind, and what is trained.
 
     python bench/abort_cycles.py [--cycles 1000] [--sessions 64] [--programs 1] [--json]
-    python bench/abort_cycles.py --engine sglang=http://127.0.0.1:30000 --model DIR --cycles 50
+    python bench/abort_cycles.py --engine sglang|vllm|sglang=URL|vllm=URL [--model DIR] --cycles 50
 
 Every cycle starts rollouts with agents of every temper (they obey a 404, ignore it, rewrite their history, are in a
 tool call for ever, or are programs that ignore SIGTERM), lets all of them work for a moment, aborts, and checks every
@@ -32,12 +32,14 @@ import structlog
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.lanes import LaneEngine, LaneSpec, open_lane
 from harness.manager.abort import abort_rollout
 from harness.manager.abort_values import AbortBudget, AbortReport
 from harness.manager.engine_control import EngineInProcess, EngineWorker
 from harness.manager.manager import SessionManager
 from harness.manager.rollout import AgentTask, FunctionAgent, ProgramAgent, Rollout
 from harness.manager.session_client import Deadlines
+from harness.models import resolve_model
 from harness.server.serving import RunningServer, serve_in_process
 from harness.store.memory import MemoryStore
 from harness.tokens.opening import open_chat_tokenizer
@@ -293,15 +295,28 @@ class Served:
 async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        chat_tokenizer = open_chat_tokenizer(options.model or toy_folder(directory / "toy"))
-        engine: TokenProvider
-        if options.engine == "scripted":
-            engine = ScriptedEngine(chat_tokenizer.tokenizer, SCRIPT)
-            worker: EngineWorker | str = EngineInProcess(engine)
-        else:
-            engine, worker = open_engine(options.engine, tokenizer=chat_tokenizer.tokenizer), options.engine
-        async with serve_in_process(engine, chat_tokenizer, MemoryStore()) as server:
-            yield Served(server, engine, worker, directory / "rollouts")
+        is_scripted = options.engine == "scripted"
+        model = toy_folder(directory / "toy") if is_scripted else resolve_model(options.model)
+        chat_tokenizer = open_chat_tokenizer(model)
+        async with _address(options.engine, model) as address:
+            engine: TokenProvider
+            if is_scripted:
+                engine = ScriptedEngine(chat_tokenizer.tokenizer, SCRIPT)
+                worker: EngineWorker | str = EngineInProcess(engine)
+            else:
+                engine, worker = open_engine(address, tokenizer=chat_tokenizer.tokenizer), address
+            async with serve_in_process(engine, chat_tokenizer, MemoryStore()) as server:
+                yield Served(server, engine, worker, directory / "rollouts")
+
+
+@asynccontextmanager
+async def _address(engine: str, model: Path) -> AsyncIterator[str]:
+    """Where `engine` is; a server that is only named is started."""
+    if engine in list(LaneEngine):
+        async with open_lane(LaneSpec(LaneEngine(engine), model)) as lane:
+            yield f"{engine}={lane.url}"
+    else:
+        yield engine
 
 
 def toy_folder(directory: Path) -> Path:
@@ -325,8 +340,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--programs", type=int, default=1, help="how many of the agents are processes")
-    parser.add_argument("--engine", default="scripted", help="scripted, sglang=URL or vllm=URL")
-    parser.add_argument("--model", type=Path, help="folder of the model that the engine serves")
+    parser.add_argument("--engine", default="scripted", help="scripted, sglang, vllm, sglang=URL or vllm=URL")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="what a real engine serves, or shall serve")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a turn at most")
     parser.add_argument(
         "--work-s", type=float, nargs=2, default=(0.0, 0.3), help="how long agents work before an abort"

@@ -261,7 +261,7 @@ class ServerMachine(RuleBasedStateMachine):
                 assert record["turns_in_flight"] == 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("quiet_logs")
 def test_any_order_of_events_leaves_a_file_that_is_right():
     """Turns, re-samples, rewrites, faults, drains, pauses, deletions and restarts, in any order."""

@@ -118,7 +118,8 @@ class SessionServer:
         client = ClientConnection(request.receive, request.headers)
         async with client.watched():
             await self.gatekeeper.enter(Work.CREATE, client)
-        session = await self._opened(config)
+            # With no wait in between, a drain meets the gate or the session.
+            session = await self._opened(config)
         self._metrics.session_created()
         base = self.settings.public_url or str(request.base_url)
         return json_response(

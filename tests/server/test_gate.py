@@ -196,6 +196,21 @@ async def test_no_session_slips_through_a_drain(tmp_path):
     assert {turn.status_code for turn in turns} <= {404}
 
 
+@pytest.mark.parametrize("rounds", range(8))
+async def test_a_drain_that_comes_while_a_session_is_created_does_not_miss_it(rounds):
+    """Wherever the creation stands by then: what has passed the gate is closed by the drain."""
+    async with serving() as client:
+        transport = httpx.ASGITransport(client.server.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            creation = asyncio.create_task(http.post("/sessions"))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            await http.post("/sessions/drain")
+            await creation
+
+        assert (await client.gate())["sessions_open"] == 0
+
+
 async def test_a_long_prompt_does_not_stop_the_server_and_a_drain_meanwhile_is_seen():
     """Encoding takes a second in a thread; a drain that comes meanwhile is served, and the turn does not start."""
     async with serving(context_length=1 << 22) as client:

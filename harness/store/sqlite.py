@@ -13,7 +13,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ import msgspec
 from harness.errors import StoreError, StoreFull
 from harness.sessions.session import Session
 from harness.store import rows
+from harness.store.claim import claim
 from harness.types import Turn
 
 _LARGEST_GROUP = 512
@@ -40,7 +41,7 @@ class _Write:
 
 
 class SQLiteStore:
-    """A `SessionStore` in one file."""
+    """A `SessionStore` in one file, which it has to itself; entering it raises `StoreError` when it cannot."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,7 +49,10 @@ class SQLiteStore:
         self._thread = threading.Thread(target=self._write_groups, name="session-store", daemon=True)
 
     async def __aenter__(self) -> Self:
-        self._connection = _open(self._path)
+        with ExitStack() as stack:
+            self._claim = stack.enter_context(claim(self._path))
+            self._connection = _open(self._path)
+            stack.pop_all()
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         return self
@@ -59,6 +63,7 @@ class SQLiteStore:
         self._writes.put(None)
         await asyncio.to_thread(self._thread.join)
         self._connection.close()
+        self._claim.close()
 
     async def create(self, session: Session) -> None:
         """Keep a session that has no turns yet."""
@@ -142,8 +147,6 @@ def _read_session(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) 
 
 def _open(path: Path) -> sqlite3.Connection:
     """A connection for the writer thread; the file and its tables are created when missing."""
-    if not path.parent.is_dir():
-        raise StoreError(f"{path}: no such directory: {path.parent}")
     connection = None
     try:
         connection = _connect(path)

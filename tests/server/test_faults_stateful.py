@@ -134,6 +134,7 @@ class Live:
         """From now on nothing of it runs; what its disk had been given is on it."""
         self.store._writes.put(None)
         self.store._thread.join()
+        self.store._claim.close()
 
     def bury(self) -> None:
         """Give back what the operating system would have taken."""

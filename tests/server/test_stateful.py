@@ -29,7 +29,7 @@ from stored import answer_key, ledger_of, read_file, said, stored_key
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
 from harness.server.app import SessionServer
-from harness.store.connect import open_store
+from harness.store.sqlite import SQLiteStore
 from harness.types import FinishReason
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -97,6 +97,7 @@ class ServerMachine(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
         self.path = Path(self.folder.name) / "sessions.db"
         self.exits: list[AsyncExitStack] = []
+        self.store: SQLiteStore | None = None
         self.sessions: list[Known] = []
         self.gate = "open"
 
@@ -116,9 +117,11 @@ class ServerMachine(RuleBasedStateMachine):
     async def start(self) -> None:
         stack = AsyncExitStack()
         self.exits.append(stack)
-        store = await stack.enter_async_context(open_store(self.path))
+        if self.store is not None:
+            self.store._claim.close()  # as the operating system does for a process that has died
+        self.store = await stack.enter_async_context(SQLiteStore(self.path))
         engine = await stack.enter_async_context(ScriptedEngine(toy_tokenizer(), self.script))
-        turns = turn_service(engine, toy_template(), store, pause_timeout_s=0.005, engine_retry_s=0.0)
+        turns = turn_service(engine, toy_template(), self.store, pause_timeout_s=0.005, engine_retry_s=0.0)
         self.server = SessionServer(turns)
         await self.server.restore()
         transport = httpx.ASGITransport(app=self.server.app())

@@ -82,7 +82,7 @@ class DiscoveredPool(EnginePool):
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._leave_all)
+            stack.push_async_callback(self.workers.leave_all)
             await stack.enter_async_context(running(self._follow()))
             await self._first_workers()
             self._stack = stack.pop_all()
@@ -126,7 +126,7 @@ class DiscoveredPool(EnginePool):
         listed = {worker.name for worker in self._listed()}
         for status in self.workers:
             if status.name not in listed:
-                await self.retire(status.name, "no longer listed")
+                await self.workers.retire(status.name, "no longer listed")
 
     def _newcomers(self) -> list[FoundWorker]:
         now = asyncio.get_running_loop().time()
@@ -140,7 +140,7 @@ class DiscoveredPool(EnginePool):
     async def _enter(self, worker: FoundWorker) -> None:
         try:
             async with asyncio.timeout(_ENTER_S):
-                await self.join(worker.name, worker.open())
+                await self.workers.join(worker.name, worker.open())
             self._refusals.pop(worker.name, None)
             self._silences.pop(worker.name, None)
         except HarnessError as error:
@@ -167,11 +167,11 @@ class DiscoveredPool(EnginePool):
     async def _act_on_silence(self, name: str, fence: str) -> None:
         silence = self._silences[name]
         if silence >= _LEFT_AFTER:
-            await self.retire(name, _SILENT, at_once=True)
+            await self.workers.retire(name, _SILENT, at_once=True)
         elif silence >= _FENCED_AFTER and not fence:
-            self.fence(name, _SILENT)
+            self.workers.fence(name, _SILENT)
         elif silence == 0 and fence == _SILENT:
-            self.unfence(name)
+            self.workers.unfence(name)
 
 
 def _not_before(refusal: _Refusal | None) -> float:

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import structlog
 
 from harness.engines.base import PauseMode, TokenProvider
-from harness.engines.pool import MISSED_UPDATE, EnginePool
+from harness.engines.pool import EnginePool
+from harness.engines.workers import MISSED_UPDATE
 from harness.errors import EngineError, UnknownWeightVersion
 from harness.manager.bounded import attempt, to_the_end
 from harness.manager.gate_client import GateClient, SessionServerAddress
@@ -233,7 +234,7 @@ class WeightUpdate:
     def _workers(self) -> Iterator[_Worker]:
         for name, engine in self._engines.items():
             if isinstance(engine, EnginePool):
-                yield from (_Worker(member, provider, engine) for member, provider in engine.providers.items())
+                yield from (_Worker(member, provider, engine) for member, provider in engine.workers.providers.items())
             else:
                 yield _Worker(name, engine, None)
 
@@ -288,8 +289,8 @@ def _fenced(update: WorkerUpdate, worker: _Worker) -> WorkerUpdate:
     if worker.pool is None:
         return update
     if update.error is not None:
-        worker.pool.fence(worker.name, MISSED_UPDATE)
+        worker.pool.workers.fence(worker.name, MISSED_UPDATE)
         return replace(update, is_fenced=True)
     if any(each.name == worker.name and each.fence == MISSED_UPDATE for each in worker.pool.workers):
-        worker.pool.unfence(worker.name)
+        worker.pool.workers.unfence(worker.name)
     return update

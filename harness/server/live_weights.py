@@ -7,7 +7,8 @@ told which of its workers missed the update. A worker that has caught up by a la
 import msgspec
 
 from harness.engines.base import TokenProvider
-from harness.engines.pool import MISSED_UPDATE, EnginePool
+from harness.engines.pool import EnginePool
+from harness.engines.workers import MISSED_UPDATE, Workers
 from harness.errors import MalformedRequest
 from harness.samples.versions import is_version
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights
@@ -31,7 +32,7 @@ async def settle_weights(engine: TokenProvider, expected: ExpectedWeights) -> Li
     if not isinstance(engine, EnginePool):
         return LiveWeights(expected.version, {engine.capabilities.engine: engine.weight_version}, {})
     if any(is_version(worker.weight_version, expected.version) for worker in engine.workers):
-        _fence(engine, expected.version)
+        _fence(engine.workers, expected.version)
     return LiveWeights(
         expected.version,
         {worker.name: worker.weight_version for worker in engine.workers if not worker.fence},
@@ -39,10 +40,10 @@ async def settle_weights(engine: TokenProvider, expected: ExpectedWeights) -> Li
     )
 
 
-def _fence(pool: EnginePool, version: int) -> None:
-    for worker in pool.workers:
+def _fence(workers: Workers, version: int) -> None:
+    for worker in workers:
         has_it = is_version(worker.weight_version, version)
         if has_it and worker.fence == MISSED_UPDATE:
-            pool.unfence(worker.name)
+            workers.unfence(worker.name)
         elif not has_it and not worker.fence:
-            pool.fence(worker.name, MISSED_UPDATE)
+            workers.fence(worker.name, MISSED_UPDATE)

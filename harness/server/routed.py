@@ -204,10 +204,10 @@ def _found(front: RouterFront, vocab_size: int) -> list[FoundWorker]:
 def _heed(pool: DiscoveredPool, order: Order) -> None:
     """A pause that came by the router's own verb: workers that join meanwhile must not serve."""
     if order.verb == "/continue_generation":
-        pool.expect_pause(None)
+        pool.workers.expect_pause(None)
     elif order.verb == "/pause_generation":
         with suppress(VerbError):
-            pool.expect_pause(_PAUSES.get(order.fields.get("mode") or "abort"))
+            pool.workers.expect_pause(_PAUSES.get(order.fields.get("mode") or "abort"))
 
 
 def _described(pool: DiscoveredPool) -> dict[str, Any]:

@@ -149,7 +149,7 @@ async def test_a_worker_that_went_away_does_not_keep_the_others_from_control():
     gone = make_fake("sglang", scripted_engine())
     async with pooled(1) as under, AsyncExitStack() as its_server:
         await its_server.enter_async_context(serving(gone, notices_disconnects=False))
-        await under.pool.join("gone", fake_provider(gone, logprob_scale=LogprobScale.AFTER_TEMPERATURE))
+        await under.pool.workers.join("gone", fake_provider(gone, logprob_scale=LogprobScale.AFTER_TEMPERATURE))
         await its_server.aclose()
         with pytest.raises(EngineUnavailable, match="1 of 2 workers failed to pause: worker gone"):
             await under.pool.pause(PauseMode.ABORT)
@@ -201,7 +201,7 @@ async def test_a_worker_joins_and_serves():
     """It has nothing to do, so the next session is served there."""
     async with pooled(1) as under, newcomer() as (fake, worker):
         await under.ask("a")
-        await under.pool.join("new", worker)
+        await under.pool.workers.join("new", worker)
         await under.ask("b")
 
         assert len(fake.bodies) == 1
@@ -212,7 +212,7 @@ async def test_a_worker_of_another_model_does_not_join():
     """A session could not move there; the worker is left again."""
     async with pooled(1) as under, newcomer(logprob_scale=LogprobScale.RAW) as (_, worker):
         with pytest.raises(ScenarioError, match="logprob_scale is after_temperature and raw"):
-            await under.pool.join("new", worker)
+            await under.pool.workers.join("new", worker)
 
         assert [status.name for status in under.pool.workers] == ["0"]
 
@@ -221,7 +221,7 @@ async def test_a_worker_that_joins_a_paused_pool_is_paused():
     """Otherwise it would sample while the others are given new weights."""
     async with pooled(1) as under, newcomer() as (fake, worker):
         await under.pool.pause(PauseMode.ABORT)
-        await under.pool.join("new", worker)
+        await under.pool.workers.join("new", worker)
         assert fake.paths[-1] == "/pause_generation"
 
         await under.pool.resume()
@@ -234,7 +234,7 @@ async def test_a_worker_with_old_weights_serves_nobody_until_it_has_caught_up():
     async with pooled(1) as under, newcomer() as (fake, worker):
         under.pool.observe(counted)
         await under.pool.update_weights(Path("/weights/b"), "7")
-        await under.pool.join("new", worker)
+        await under.pool.workers.join("new", worker)
         await asyncio.gather(*(under.ask(f"session {i}") for i in range(4)))
         assert (len(fake.bodies), counted.serving) == (0, 1)
 
@@ -251,14 +251,14 @@ async def test_a_fenced_worker_gives_its_sessions_away_and_still_obeys():
         under.pool.observe(counted)
         await under.ask("a")
         home = under.served().index(1)
-        under.pool.fence(str(home), "its weights are lost")
+        under.pool.workers.fence(str(home), "its weights are lost")
         await under.ask("a")
         await under.pool.abort(None)
 
         assert under.served()[home] == 1
         assert under.fakes[home].paths[-1] == "/abort_request"
         assert counted.recomputed == [PROMPT.size - FAKE_CACHED_TOKENS]
-        under.pool.unfence(str(home))
+        under.pool.workers.unfence(str(home))
         assert counted.serving == 2
 
 
@@ -268,7 +268,7 @@ async def test_a_retired_worker_finishes_what_it_has_and_gets_nothing_more():
         running = asyncio.create_task(under.ask("a", LONG))
         await at_worker(under, 1)
         home = next(status.name for status in under.pool.workers if status.in_flight)
-        await under.pool.retire(home, "scaled down")
+        await under.pool.workers.retire(home, "scaled down")
         await under.ask("b")
 
         assert [status.name for status in under.pool.workers] == [str(1 - int(home))]
@@ -282,7 +282,7 @@ async def test_a_worker_that_is_left_at_once_loses_its_requests():
         running = asyncio.create_task(under.ask("a", LONG))
         await at_worker(under, 1)
         home = next(status.name for status in under.pool.workers if status.in_flight)
-        await under.pool.retire(home, "it does not answer", at_once=True)
+        await under.pool.workers.retire(home, "it does not answer", at_once=True)
 
         with pytest.raises(EngineConnectionLost):
             await running
@@ -331,7 +331,7 @@ async def test_who_gives_up_waiting_gives_up_the_place():
         result = await waiting[2]
 
         assert result.output_ids.size == 3
-        assert (under.pool.waiting, under.pool.workers[0].in_flight) == (0, 0)
+        assert (under.pool.waiting, [status.in_flight for status in under.pool.workers]) == (0, [0])
         assert [task.cancelled() for task in waiting[:2]] == [True, True]
 
 

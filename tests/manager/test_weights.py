@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from harness.engines.base import PauseMode, TokenProvider
-from harness.engines.pool import MISSED_UPDATE, EnginePool
+from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
+from harness.engines.workers import MISSED_UPDATE
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
 from harness.manager.weight_report import UpdateBudget, UpdateStep
 from harness.manager.weights import WeightUpdater

@@ -9,8 +9,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from harness.engines.pool import MISSED_UPDATE, EnginePool
+from harness.engines.pool import EnginePool
 from harness.engines.scripted import Step
+from harness.engines.workers import MISSED_UPDATE
 from harness.errors import ScenarioError
 from harness.manager.weight_report import UpdateBudget
 from harness.manager.weights import WeightUpdater

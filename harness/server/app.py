@@ -6,7 +6,6 @@ unknown routes included, is JSON.
 """
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -14,28 +13,20 @@ from http import HTTPStatus
 import structlog
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
-from harness.errors import (
-    BodyTooLarge,
-    GateClosed,
-    HarnessError,
-    MethodNotAllowed,
-    RouteNotFound,
-    StoreError,
-    Unauthorized,
-)
+from harness.errors import GateClosed, HarnessError, StoreError
 from harness.samples.codec import sample_to_json
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.live_weights import parse_expected, settle_weights
 from harness.server.registry import SessionRegistry
-from harness.server.responses import error_response, json_response
+from harness.server.requests import credential, read_body, require_admin
+from harness.server.responses import ErrorAnswers, json_response
 from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
@@ -64,6 +55,7 @@ class SessionServer:
         self._turns = turns
         self._store = turns.store
         self._metrics = turns.metrics
+        self._errors = ErrorAnswers(turns.metrics)
         self._last_sweep: SweepReport | None = None
 
     async def restore(self) -> int:
@@ -101,12 +93,7 @@ class SessionServer:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._render_metrics, methods=["GET"]),
             ],
-            exception_handlers={
-                HarnessError: self._on_error,
-                HTTPException: self._on_http_error,
-                ClientDisconnect: self._on_disconnect,
-                Exception: self._on_bug,
-            },
+            exception_handlers=self._errors.by_type(),
         )
         app.router.redirect_slashes = False  # agents get an answer they can parse, not a redirect
         return app
@@ -184,7 +171,7 @@ class SessionServer:
     async def _record(self, request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="application/json")
-        self._require_admin(request)
+        require_admin(request.headers, self.settings.admin_token)
         session_id = request.path_params["id"]
         session = self.sessions.find(session_id)
         if session is None:
@@ -226,7 +213,7 @@ class SessionServer:
         turn = StreamedTurn(
             serve=lambda: self._serve(call),
             events=lambda served: stream_body(served.body, wants_usage=streaming.wants_usage),
-            refusal=lambda error: self._on_error(request, error),
+            refusal=lambda error: self._errors.refusal(request, error),
             delivery=lambda served: self._delivery(request, call, served),
         )
         return StreamedAnswer(turn, call.client, comment_every_s=self.settings.comment_every_s)
@@ -335,64 +322,20 @@ class SessionServer:
 
     def _admin(self, handler: Handler) -> Handler:
         async def checked(request: Request) -> Response:
-            self._require_admin(request)
+            require_admin(request.headers, self.settings.admin_token)
             return await handler(request)
 
         return checked
 
-    def _require_admin(self, request: Request) -> None:
-        """Raises `Unauthorized` when an admin token is set and the request does not carry it."""
-        token = self.settings.admin_token
-        if token is not None and not secrets.compare_digest(_credential(request).encode(), token.encode()):
-            raise Unauthorized("expected the admin token as `Authorization: Bearer ...`")
-
     def _session_of(self, request: Request) -> Session:
         """The session of the path, or of the key when the path names none. Raises `SessionNotFound`."""
         session_id = request.path_params.get("id")
-        return self.sessions.by_key(_credential(request)) if session_id is None else self.sessions.get(session_id)
+        if session_id is None:
+            return self.sessions.by_key(credential(request.headers))
+        return self.sessions.get(session_id)
 
     async def _body(self, request: Request) -> bytes:
-        """The request body. Raises `BodyTooLarge` as soon as it is known to be."""
-        most = self.settings.max_body_bytes
-        declared = request.headers.get("content-length", "")
-        body = bytearray()
-        if not declared.isdecimal() or int(declared) <= most:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    break
-            else:
-                return bytes(body)
-        raise BodyTooLarge(f"the request body is larger than {most} bytes")
-
-    async def _on_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HarnessError)
-        self._metrics.error_answered(error.code)
-        log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
-        return error_response(error)
-
-    async def _on_http_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        what = f"{request.method} {request.url.path[:200]}"
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            return error_response(MethodNotAllowed(f"{what}: this route has other methods"))
-        return error_response(RouteNotFound(f"{what}: no such route"))
-
-    async def _on_disconnect(self, request: Request, error: Exception) -> Response:
-        """The client left while it was sending; nobody reads the answer."""
-        del request, error
-        return Response(status_code=HTTPStatus.BAD_REQUEST)
-
-    async def _on_bug(self, request: Request, error: Exception) -> Response:
-        log.error("request_failed", path=request.url.path, exc_info=error)
-        self._metrics.error_answered(HarnessError.code)
-        return error_response(HarnessError(f"internal error ({type(error).__name__}); the server's log has it"))
-
-
-def _credential(request: Request) -> str:
-    """The bearer token or API key a request carries, empty when it carries none."""
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+        return await read_body(request, self.settings.max_body_bytes)
 
 
 @contextmanager

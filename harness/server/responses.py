@@ -1,13 +1,24 @@
-"""Errors and values as HTTP answers."""
+"""Values and errors as HTTP answers.
 
+Every answer is JSON, also to an error that no route foresaw: `ErrorAnswers` is where all of them end that a route lets
+through, counted and in the log. What a model call's error means for its session is not decided here (`turns`).
+"""
+
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from harness.dialects.openai_chat import error_body
-from harness.errors import GateClosed, HarnessError, TurnRefused
+from harness.errors import GateClosed, HarnessError, MethodNotAllowed, RouteNotFound, TurnRefused
+from harness.telemetry.metrics import ServerMetrics
+
+log = structlog.get_logger()
 
 _encoder = msgspec.json.Encoder()
 
@@ -28,3 +39,41 @@ def error_response(error: HarnessError) -> Response:
     elif isinstance(error, TurnRefused) or not error.retryable:
         headers["x-should-retry"] = "false"
     return json_response(error_body(error), error.status, headers)
+
+
+class ErrorAnswers:
+    """The answers of one server to errors, by their type."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+
+    def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
+        """What answers which error, as Starlette wants to be told."""
+        return {
+            HarnessError: self.refusal,
+            HTTPException: self._no_such_route,
+            ClientDisconnect: self._nobody_reads,
+            Exception: self._bug,
+        }
+
+    async def refusal(self, request: Request, error: HarnessError) -> Response:
+        """The answer to an error of ours."""
+        self._metrics.error_answered(error.code)
+        log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
+        return error_response(error)
+
+    async def _no_such_route(self, request: Request, error: HTTPException) -> Response:
+        what = f"{request.method} {request.url.path[:200]}"
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return error_response(MethodNotAllowed(f"{what}: this route has other methods"))
+        return error_response(RouteNotFound(f"{what}: no such route"))
+
+    async def _nobody_reads(self, request: Request, error: ClientDisconnect) -> Response:
+        """The client left while it was sending."""
+        del request, error
+        return Response(status_code=HTTPStatus.BAD_REQUEST)
+
+    async def _bug(self, request: Request, error: Exception) -> Response:
+        log.error("request_failed", path=request.url.path, exc_info=error)
+        self._metrics.error_answered(HarnessError.code)
+        return error_response(HarnessError(f"internal error ({type(error).__name__}); the server's log has it"))

@@ -6,8 +6,9 @@ unknown routes included, is JSON.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 import structlog
@@ -196,12 +197,11 @@ class SessionServer:
         body = await self._body(request)
         session = self._session_of(request)
         client = ClientConnection(request.receive, request.headers)
-        with _refusals_counted(session):
-            call = self._turns.read_chat(session, body, client)
+        call = self._turns.read_chat(session, body, client)
         if call.chat.streaming is not None:
             return self._streamed(request, call, call.chat.streaming)
         async with client.watched():
-            served = await self._serve(call)
+            served = await self._turns.serve_chat(call)
             is_delivered = await client.is_still_there()
         if not is_delivered:
             return json_response(served.body)
@@ -211,23 +211,15 @@ class SessionServer:
 
     def _streamed(self, request: Request, call: ModelCall, streaming: Streaming) -> Response:
         turn = StreamedTurn(
-            serve=lambda: self._serve(call),
+            serve=lambda: self._turns.serve_chat(call),
             events=lambda served: stream_body(served.body, wants_usage=streaming.wants_usage),
             refusal=lambda error: self._errors.refusal(request, error),
             delivery=lambda served: self._delivery(request, call, served),
         )
         return StreamedAnswer(turn, call.client, comment_every_s=self.settings.comment_every_s)
 
-    async def _serve(self, call: ModelCall) -> ServedTurn:
-        with _refusals_counted(call.session):
-            return await self._turns.serve_chat(call)
-
     def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
-        def mark(delivered: bool) -> None:
-            call.session.mark_delivered(served.turn.index, delivered=delivered)
-            self._store.mark_delivered(call.session.session_id, served.turn.index, delivered=delivered)
-
-        return Delivery(request.scope, mark)
+        return Delivery(request.scope, partial(self._turns.mark_delivered, call, served))
 
     async def _models(self, request: Request) -> Response:
         del request
@@ -336,16 +328,6 @@ class SessionServer:
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self.settings.max_body_bytes)
-
-
-@contextmanager
-def _refusals_counted(session: Session) -> Iterator[None]:
-    """Remember in `session` the error with which the block ends a model call of its agent."""
-    try:
-        yield
-    except HarnessError as error:
-        session.refuse(error)
-        raise
 
 
 def _record_response(session: Session) -> Response:

@@ -9,6 +9,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -106,8 +107,9 @@ class TurnService:
     def read_chat(self, session: Session, body: bytes, client: ClientConnection) -> ModelCall:
         """The chat completion that `body` asks of `session`. Raises `MalformedRequest`."""
         began_at = self.clock()
-        chat = parse_request(body)
-        self._check_offered(chat)
+        with _refusals_counted(session):
+            chat = parse_request(body)
+            self._check_offered(chat)
         return ModelCall(session, chat, request_digest(body, client.idempotency_key), client, began_at)
 
     async def serve_chat(self, call: ModelCall) -> ServedTurn:
@@ -116,11 +118,17 @@ class TurnService:
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
         `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
         """
-        await self.gatekeeper.enter(Work.TURN, call.client)
-        served = await self._served(call)
-        self._require_servable(call.session, served.turn)
+        with _refusals_counted(call.session):
+            await self.gatekeeper.enter(Work.TURN, call.client)
+            served = await self._served(call)
+            self._require_servable(call.session, served.turn)
         self.metrics.turn_served(max(0.0, self.clock() - call.began_at - served.turn.seconds))
         return served
+
+    def mark_delivered(self, call: ModelCall, served: ServedTurn, delivered: bool) -> None:
+        """Note that the answer has been handed over completely, or that it turned out not to be; retries ask (I5)."""
+        call.session.mark_delivered(served.turn.index, delivered=delivered)
+        self.store.mark_delivered(call.session.session_id, served.turn.index, delivered=delivered)
 
     async def _served(self, call: ModelCall) -> ServedTurn:
         """A new turn for the call, or what an earlier one with the same body has come to (I5)."""
@@ -278,6 +286,21 @@ class TurnService:
             raise MalformedRequest(
                 f"top_logprobs: expected 0..{most}, got {chat.sampling.top_logprobs}", param="top_logprobs"
             )
+        if chat.sampling.json_schema is not None and not self.engine.capabilities.follows_json_schema:
+            raise MalformedRequest(
+                f"response_format: expected type 'text', {self.engine.capabilities.engine} follows no schema",
+                param="response_format",
+            )
+
+
+@contextmanager
+def _refusals_counted(session: Session) -> Iterator[None]:
+    """Remember in `session` the error with which the block ends a model call of its agent."""
+    try:
+        yield
+    except HarnessError as error:
+        session.refuse(error)
+        raise
 
 
 async def _connections_noticed() -> None:

@@ -7,7 +7,6 @@ unknown routes included, is JSON.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 
@@ -20,7 +19,6 @@ from starlette.routing import Route
 
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
-from harness.errors import GateClosed, HarnessError, StoreError
 from harness.samples.codec import sample_to_json
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
@@ -33,10 +31,8 @@ from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.server.wire import parse_session_config
 from harness.sessions.gate import GateState, Work
-from harness.sessions.lifecycle import Phase
 from harness.sessions.record import empty_record, session_record, session_summary
-from harness.sessions.session import Session, SessionConfig
-from harness.sessions.takeover import successor_config, turns_to_take_over
+from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport
 from harness.telemetry.metrics import CONTENT_TYPE
 from harness.types import Json
@@ -51,22 +47,12 @@ class SessionServer:
 
     def __init__(self, turns: TurnService) -> None:
         self.settings = turns.settings
-        self.sessions = SessionRegistry()
+        self.sessions = SessionRegistry(turns.store, turns.metrics)
         self.gatekeeper = turns.gatekeeper
         self._turns = turns
-        self._store = turns.store
         self._metrics = turns.metrics
         self._errors = ErrorAnswers(turns.metrics)
         self._last_sweep: SweepReport | None = None
-
-    async def restore(self) -> int:
-        """Take up the sessions a previous server left open (I9); returns how many."""
-        sessions = await self._store.load()
-        for session in sessions:
-            session.doubt_deliveries()
-        self.sessions.add(sessions)
-        self._metrics.sessions_open(len(self.sessions))
-        return len(sessions)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -107,8 +93,7 @@ class SessionServer:
         async with client.watched():
             await self.gatekeeper.enter(Work.CREATE, client)
             # With no wait in between, a drain meets the gate or the session.
-            session = await self._opened(config)
-        self._metrics.session_created()
+            session = await self.sessions.open(config)
         base = self.settings.public_url or str(request.base_url)
         return json_response(
             {
@@ -117,53 +102,6 @@ class SessionServer:
                 "api_key": session.api_key,
             }
         )
-
-    async def _opened(self, config: SessionConfig) -> Session:
-        return await (
-            self._keep_new(self.sessions.create(config)) if config.resumes is None else self._take_over(config)
-        )
-
-    async def _keep_new(self, session: Session) -> Session:
-        """Hold `session` first and store it second, so that a drain which comes between closes it like the others."""
-        self.sessions.add([session])
-        self._metrics.sessions_open(len(self.sessions))
-        try:
-            await self._store.create(session)
-        except StoreError:
-            self._forget(session)
-            raise
-        if session.phase is not Phase.OPEN:
-            await self._close(session)
-            raise GateClosed("the server was drained while the session was created; ask again later")
-        return session
-
-    async def _take_over(self, config: SessionConfig) -> Session:
-        """A new session with the turns of the one that it resumes, which is gone afterwards."""
-        previous = self.sessions.get(config.resumes or "")
-        session = self.sessions.create(successor_config(previous, config))
-        self._forget(previous)  # at once: only one session may take over from it
-        try:
-            await self._keep_new(session)
-            for turn in turns_to_take_over(previous.turns):
-                session.restore(turn)
-                await self._store.commit(session.session_id, turn)
-        except HarnessError:
-            self.sessions.add([previous])
-            with suppress(StoreError):
-                await self._close(session)
-            raise
-        await self._close(previous)
-        return session
-
-    async def _close(self, session: Session) -> None:
-        """End `session` for good; may be done again when the store failed."""
-        session.close()
-        await self._store.set_phase(session)
-        self._forget(session)
-
-    def _forget(self, session: Session) -> None:
-        self.sessions.remove(session)
-        self._metrics.sessions_open(len(self.sessions))
 
     async def _list(self, request: Request) -> Response:
         del request
@@ -188,7 +126,7 @@ class SessionServer:
     async def _delete(self, request: Request) -> Response:
         session = self.sessions.find(request.path_params["id"])
         if session is not None:
-            await self._close(session)
+            await self.sessions.close(session)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     # Turns
@@ -234,12 +172,9 @@ class SessionServer:
     async def _drain(self, request: Request) -> Response:
         del request
         changed = self.gatekeeper.turn_to(GateState.DRAINING)
-        sessions = list(self.sessions)
-        closed = [session for session in sessions if session.drain()]
-        # Those closed before as well: the store may have failed at the time.
-        await asyncio.gather(*(self._store.set_phase(session) for session in sessions))
-        log.info("gate_draining", changed=changed, sessions_closed=len(closed))
-        return json_response(self._gate_report() | {"changed": changed, "sessions_closed": len(closed)})
+        closed = await self.sessions.drain()
+        log.info("gate_draining", changed=changed, sessions_closed=closed)
+        return json_response(self._gate_report() | {"changed": changed, "sessions_closed": closed})
 
     async def _pause(self, request: Request) -> Response:
         del request
@@ -272,7 +207,7 @@ class SessionServer:
 
     async def _sweep(self, request: Request) -> Response:
         asked = parse_sweep(await self._body(request))
-        sweep = Sweep(self._turns.engine, self._store, self.sessions, asked)
+        sweep = Sweep(self._turns.engine, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
         report = await sweep.run()
         self._metrics.swept(report.tokens_settled, report.tokens_left)

@@ -81,7 +81,7 @@ async def serve_in_process(
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
         turns = TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, settings, check)
         server = SessionServer(turns)
-        restored = await server.restore()
+        restored = await server.sessions.restore()
         if isinstance(engine, EnginePool):
             engine.observe(turns.metrics)
         embedded = await stack.enter_async_context(_uvicorn(around(server.app()), listener))

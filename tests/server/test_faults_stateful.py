@@ -120,7 +120,7 @@ class Live:
         await self.engine.update_weights(path, str(version))
         turns = turn_service(self.engine, toy_template(), self.store, pause_timeout_s=60.0, engine_retry_s=0.0)
         self.server = SessionServer(turns)
-        await self.server.restore()
+        await self.server.sessions.restore()
         self.app = self.server.app()
 
     def run(self, awaitable: Any) -> Any:

@@ -123,7 +123,7 @@ class ServerMachine(RuleBasedStateMachine):
         engine = await stack.enter_async_context(ScriptedEngine(toy_tokenizer(), self.script))
         turns = turn_service(engine, toy_template(), self.store, pause_timeout_s=0.005, engine_retry_s=0.0)
         self.server = SessionServer(turns)
-        await self.server.restore()
+        await self.server.sessions.restore()
         transport = httpx.ASGITransport(app=self.server.app())
         self.http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://server"))
         self.gate = "open"

@@ -89,6 +89,10 @@ class SamplingParams:
     """Go on after the model's own end-of-turn ids."""
     top_logprobs: int = 0
     """Alternatives to report per output token."""
+    min_new_tokens: int = 0
+    """Output tokens before one of the model's own end-of-turn ids, or a stop id, may be sampled."""
+    json_schema: str | None = None
+    """JSON text of the schema that the output must follow; None leaves it free."""
     continues: int = 0
     """The last `continues` input ids were sampled for this same turn; what looks at an output starts there."""
 
@@ -108,6 +112,8 @@ class SamplingWishes:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    min_new_tokens: int | None = None
+    json_schema: str | None = None
 
     def stated(self) -> dict[str, Any]:
         """The parameters that were stated."""

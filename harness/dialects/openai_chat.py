@@ -102,8 +102,13 @@ class _NamedTool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+class _JsonSchema(msgspec.Struct):
+    schema: dict[str, Any]
+
+
 class _ResponseFormat(msgspec.Struct):
-    type: str = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _JsonSchema | None = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -126,6 +131,7 @@ class _WireRequest(msgspec.Struct):
     min_p: float | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    min_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
     response_format: _ResponseFormat | None = None
@@ -228,10 +234,6 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
         raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
     if wire.stream_options is not None and not wire.stream:
         raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
-    if wire.response_format is not None and wire.response_format.type != "text":
-        raise MalformedRequest(
-            f"response_format: expected type 'text', got {wire.response_format.type!r}", param="response_format"
-        )
     _check_ranges(wire)
     for tool in wire.tools or ():
         check_json(tool.function.parameters, "tools")
@@ -245,6 +247,7 @@ def _check_ranges(wire: _WireRequest) -> None:
         ("min_p", 0, 1),
         ("max_tokens", 1, 2**31 - 1),
         ("max_completion_tokens", 1, 2**31 - 1),
+        ("min_tokens", 0, wire.max_completion_tokens or wire.max_tokens or 2**31 - 1),
         ("top_logprobs", 0, 2**31 - 1),
         ("seed", -(2**63), 2**63 - 1),
     )
@@ -307,7 +310,29 @@ def _wishes(wire: _WireRequest) -> SamplingWishes:
         seed=wire.seed,
         stop=tuple(text for text in stop if text),
         top_logprobs=wire.top_logprobs if wire.logprobs else None,
+        min_new_tokens=wire.min_tokens,
+        json_schema=_json_schema(wire),
     )
+
+
+def _json_schema(wire: _WireRequest) -> str | None:
+    """The schema that the answer has to follow; None when it is free."""
+    wanted = wire.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wire.tools:
+        raise MalformedRequest(
+            f"response_format: expected no tools beside type {wanted.type!r}, whose answers call none",
+            param="response_format",
+        )
+    if wanted.type == "json_object":
+        return '{"type":"object"}'
+    if wanted.json_schema is None:
+        raise MalformedRequest(
+            "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
+        )
+    check_json(wanted.json_schema.schema, "response_format")
+    return msgspec.json.encode(wanted.json_schema.schema).decode()
 
 
 def _served_finish(turn: Turn) -> str:

@@ -38,9 +38,13 @@ class LogprobScale(StrEnum):
     """The distribution after the division by the temperature."""
 
 
-def is_on_prompt_scale(scale: LogprobScale, temperature: float) -> bool:
-    """Whether sampled logprobs on `scale` may stand beside prompt logprobs, which are raw on every engine."""
-    return scale is LogprobScale.RAW or temperature == 1.0
+def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
+    """Whether logprobs sampled by `params` may stand beside prompt logprobs, which are raw on every engine.
+
+    A grammar and a least length forbid tokens, and engines count only what they left (SGLang even in its raw logprobs).
+    """
+    is_masked = params.json_schema is not None or params.min_new_tokens > 0
+    return not is_masked and (scale is LogprobScale.RAW or params.temperature == 1.0)
 
 
 class PauseMode(StrEnum):
@@ -67,6 +71,8 @@ class Capabilities:
     logprob_scale: LogprobScale
     pause_modes: frozenset[PauseMode]
     max_top_logprobs: int
+    follows_json_schema: bool
+    """Can hold an output to a JSON schema."""
     can_update_weights: bool
     weights_digest: str
     """Digest of the weights at start, empty when the engine cannot tell."""
@@ -178,6 +184,10 @@ def check_request(capabilities: Capabilities, input_ids: TokenIds, params: Sampl
         raise EngineRejected(f"max_new_tokens must be at least 1, got {params.max_new_tokens}")
     if not 0 <= params.top_logprobs <= capabilities.max_top_logprobs:
         raise EngineRejected(f"top_logprobs must be 0..{capabilities.max_top_logprobs}, got {params.top_logprobs}")
+    if not 0 <= params.min_new_tokens <= params.max_new_tokens:
+        raise EngineRejected(f"min_new_tokens must be 0..{params.max_new_tokens}, got {params.min_new_tokens}")
+    if params.json_schema is not None and not capabilities.follows_json_schema:
+        raise EngineRejected(f"{capabilities.engine} cannot hold an output to a JSON schema")
     if not 0 <= params.continues <= input_ids.size:
         raise EngineRejected(f"continues must be 0..{input_ids.size}, the number of input ids, got {params.continues}")
     if start is not None and not 1 <= start <= input_ids.size:

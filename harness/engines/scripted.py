@@ -162,6 +162,7 @@ class ScriptedEngine:
             logprob_scale=LogprobScale.RAW,
             pause_modes=frozenset(PauseMode),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=True,
             can_update_weights=True,
             weights_digest="",
             repeat_guard=None if repeat_guard is None else repeat_guard.digest(),

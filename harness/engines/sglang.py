@@ -119,6 +119,7 @@ class SGLangTokenProvider:
             logprob_scale=self._scale,
             pause_modes=frozenset(PauseMode),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=True,
             can_update_weights=True,
             weights_digest="",
             repeat_guard=self._guard,

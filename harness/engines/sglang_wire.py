@@ -243,7 +243,8 @@ def _sampling(params: SamplingParams) -> Json:
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "min_new_tokens": 0,
+        "min_new_tokens": params.min_new_tokens,
+        "json_schema": params.json_schema,
         "skip_special_tokens": False,
     }
 

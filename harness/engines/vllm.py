@@ -110,6 +110,7 @@ class VLLMTokenProvider:
             logprob_scale=self._scale,
             pause_modes=frozenset(PauseMode) if self._control.has_dev_mode else frozenset(),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=True,
             can_update_weights=self._control.has_dev_mode,
             weights_digest="",
             repeat_guard=self._guard,

@@ -228,7 +228,8 @@ def _sampling(params: SamplingParams) -> Json:
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "min_tokens": 0,
+        "min_tokens": params.min_new_tokens,
+        "structured_outputs": None if params.json_schema is None else {"json": params.json_schema},
         "skip_special_tokens": False,
     }
 

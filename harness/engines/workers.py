@@ -188,6 +188,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         logprob_scale=first.logprob_scale,
         pause_modes=frozenset.intersection(*(each.pause_modes for each in all_capabilities)),
         max_top_logprobs=min(each.max_top_logprobs for each in all_capabilities),
+        follows_json_schema=all(each.follows_json_schema for each in all_capabilities),
         can_update_weights=all(each.can_update_weights for each in all_capabilities),
         weights_digest=first.weights_digest,
         repeat_guard=first.repeat_guard,

@@ -21,7 +21,7 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
-from harness.sessions.outcome import Admission
+from harness.sessions.outcome import Admission, used_params
 from harness.sessions.session import Session
 from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
 
@@ -70,6 +70,7 @@ class Generation:
 
     async def _next_segment(self) -> None:
         epoch = self.gatekeeper.gate.epoch
+        self.output = self.output.going_on(self.admission.params)
         params = self.output.next_params(self.admission.params)
         self.output = self.output.joined(await self._ask(params)).settled(self.admission.params, self.endings)
         if not self.output.is_complete and self.gatekeeper.gate.epoch == epoch:
@@ -98,7 +99,7 @@ class Generation:
 
     def is_comparable(self, turn: Turn) -> bool:
         """Whether the turn's logprobs are on the scale on which the engine scores its input."""
-        return is_on_prompt_scale(self.engine.capabilities.logprob_scale, turn.sampling["used"]["temperature"])
+        return is_on_prompt_scale(self.engine.capabilities.logprob_scale, used_params(turn))
 
     def _scoring_start(self) -> int | None:
         """From where the input waits for the version that is live: the request that is made anyway scores it (I7)."""
@@ -110,9 +111,8 @@ class Generation:
 
     def _own(self, version: int) -> int | None:
         """The same for what this turn has produced so far; what was scored under that version waits no more."""
-        scale, temperature = self.engine.capabilities.logprob_scale, self.admission.params.temperature
         is_scored = any(is_version(scoring.version, version) for scoring in self.output.scorings)
-        if is_scored or not is_on_prompt_scale(scale, temperature):
+        if is_scored or not is_on_prompt_scale(self.engine.capabilities.logprob_scale, self.admission.params):
             return None
         waiting = (span.start for span in self.output.version_spans if is_version(span.version, version - 1))
         first = min(waiting, default=None)

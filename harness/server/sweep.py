@@ -16,6 +16,7 @@ import structlog
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.samples.versions import is_version, policy_version
+from harness.sessions.outcome import used_params
 from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
@@ -103,7 +104,7 @@ class Sweep:
         return bool(changed)
 
     def _is_comparable(self, turn: Turn) -> bool:
-        return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.sampling["used"]["temperature"])
+        return is_on_prompt_scale(self._engine.capabilities.logprob_scale, used_params(turn))
 
     def _count(self) -> list[Session]:
         """The sessions with tokens that wait."""

@@ -286,6 +286,11 @@ class TurnService:
             raise MalformedRequest(
                 f"top_logprobs: expected 0..{most}, got {chat.sampling.top_logprobs}", param="top_logprobs"
             )
+        if chat.sampling.json_schema is not None and not self.engine.capabilities.follows_json_schema:
+            raise MalformedRequest(
+                f"response_format: expected type 'text', {self.engine.capabilities.engine} follows no schema",
+                param="response_format",
+            )
 
 
 @contextmanager

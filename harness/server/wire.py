@@ -26,6 +26,7 @@ class _Limits(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: _Count | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
@@ -62,16 +63,20 @@ def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) ->
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
     check_json(wire.metadata, "metadata")
-    sampling = msgspec.structs.asdict(wire.sampling)
     return SessionConfig(
         metadata=wire.metadata,
         limits=Limits(**msgspec.structs.asdict(wire.limits)),
-        sampling=SamplingWishes(max_new_tokens=sampling.pop("max_tokens"), **sampling),
+        sampling=_wishes(wire.sampling),
         after_incomplete=wire.after_incomplete,
         selection=wire.selection,
         matching=_offered(wire.matching, custom_matchings),
         resumes=wire.resumes,
     )
+
+
+def _wishes(wire: _Sampling) -> SamplingWishes:
+    wishes = msgspec.structs.asdict(wire)
+    return SamplingWishes(max_new_tokens=wishes.pop("max_tokens"), min_new_tokens=wishes.pop("min_tokens"), **wishes)
 
 
 def _offered(matching: tuple[str, ...], custom: Collection[str]) -> tuple[str, ...]:

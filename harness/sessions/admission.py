@@ -51,7 +51,8 @@ def plan_sampling(
     """
     budget = _token_budget(limits, place, context_length)
     wishes = asked.overridden_by(overrides)
-    stated = wishes.stated() | {"max_new_tokens": min(budget, wishes.max_new_tokens or budget)}
+    most = min(budget, wishes.max_new_tokens or budget)
+    stated = wishes.stated() | {"max_new_tokens": most, "min_new_tokens": min(most, wishes.min_new_tokens or 0)}
     if overrides.seed is not None:
         stated["seed"] = turn_seed(overrides.seed, place.key, place.ordinal)
     return SamplingParams(**stated)

@@ -113,13 +113,29 @@ class Output:
             return self._ended(params, endings)
         return self
 
+    def going_on(self, params: SamplingParams) -> Self:
+        """The output that the next request goes on from; none of it when the turn follows a grammar.
+
+        An engine would read a partial output as prompt, and follow the grammar from its beginning again.
+        """
+        if params.json_schema is None:
+            return self
+        lost = [Discarded(each.request_id, each.end - each.start, DropReason.RESTARTED) for each in self.segments]
+        dropped = (*self.discarded, *(each for each in lost if each.tokens))
+        return replace(self.nothing(), discarded=dropped, scorings=self.scorings)
+
     def next_params(self, params: SamplingParams) -> SamplingParams:
-        """The parameters of the next request: what is left of the budget, and a seed of its own."""
+        """The parameters of the next request: what is left of its bounds, and a seed of its own."""
         done = int(self.ids.size)
         if not done:
             return params
-        seed = None if params.seed is None else segment_seed(params.seed, done)
-        return replace(params, max_new_tokens=params.max_new_tokens - done, seed=seed, continues=done)
+        return replace(
+            params,
+            max_new_tokens=params.max_new_tokens - done,
+            min_new_tokens=max(0, params.min_new_tokens - done),
+            seed=None if params.seed is None else segment_seed(params.seed, done),
+            continues=done,
+        )
 
     def _ended(self, params: SamplingParams, endings: Endings) -> Self:
         match = first_stop_string(self.ids, params.stop, endings.decode)

@@ -27,6 +27,8 @@ class DropReason(StrEnum):
     """Partial output of a turn whose client left, and has not come back for it."""
     AFTER_STOP = "after_stop"
     """What an engine sampled behind a stop string that began in the request before."""
+    RESTARTED = "restarted"
+    """Partial output that no request can go on from: an engine follows a grammar from the first token on only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,22 @@ def test_limits_only_ever_shorten(asked, limits, budget):
     assert params.max_new_tokens == budget
 
 
+@pytest.mark.parametrize(
+    ("asked", "override", "used"), [(None, None, 0), (4, None, 4), (4, 6, 6), (4, 0, 0), (99, None, 20)]
+)
+def test_an_output_must_not_be_longer_than_it_may_be(asked, override, used):
+    """The least is bounded by the most, whoever stated either."""
+    params = plan_sampling(
+        SamplingWishes(min_new_tokens=asked, max_new_tokens=20),
+        SamplingWishes(min_new_tokens=override),
+        Limits(),
+        HERE,
+        100,
+    )
+
+    assert (params.min_new_tokens, params.max_new_tokens) == (used, 20)
+
+
 def test_a_session_has_as_many_turns_as_its_limit():
     """Turns in flight count: two requests at once cannot both be the last one."""
     session = new_session(limits=Limits(turns=2))

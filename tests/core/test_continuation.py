@@ -14,6 +14,7 @@ from harness.types import (
     Discarded,
     FinishReason,
     GenerationResult,
+    PromptLogprobs,
     SamplingParams,
     TopLogprobs,
     VersionSpan,
@@ -78,6 +79,31 @@ def test_the_next_request_gets_what_is_left_of_the_budget_and_a_seed_of_its_own(
     assert (params.max_new_tokens, params.continues) == (97, 3)
     assert params.seed == segment_seed(5, 3) != 5
     assert Output.nothing().next_params(PARAMS) is PARAMS
+
+
+@pytest.mark.parametrize(("asked", "left"), [(0, 0), (2, 0), (3, 0), (10, 7)])
+def test_the_next_request_may_end_when_the_turn_as_a_whole_is_long_enough(asked, left):
+    """An engine counts the tokens of its own request only."""
+    output = output_of(result(0, [10, 11, 12], FinishReason.ABORT))
+
+    assert output.next_params(replace(PARAMS, min_new_tokens=asked)).min_new_tokens == left
+
+
+def test_a_turn_that_follows_a_grammar_begins_again():
+    """Nothing of it is in the next request; what was sampled is in the ledger, what was scored stays."""
+    params = replace(PARAMS, json_schema="{}")
+    scored = PromptLogprobs(1, as_logprobs([-1.0]), "0")
+    output = output_of(result(0, [10, 11, 12], FinishReason.ABORT, prompt_logprobs=scored), params=params)
+    assert output.ids.size == 3, "a turn that is not gone on with keeps its partial output"
+
+    again = output.going_on(params)
+
+    assert (again.ids.size, again.segments, again.version_spans, again.finish) == (0, (), (), None)
+    assert again.discarded == (Discarded(f"{0:032x}", 3, DropReason.RESTARTED),)
+    assert again.scorings == (scored,)
+    assert again.next_params(params) == params
+    assert again.going_on(params).discarded == again.discarded
+    assert output.going_on(PARAMS) is output
 
 
 def test_a_request_that_produced_nothing_is_repeated_with_the_same_seed():

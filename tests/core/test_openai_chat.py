@@ -96,6 +96,26 @@ def test_a_real_clients_request_is_understood():
     assert chat.tools[0]["function"] == {"name": "add", "parameters": {"type": "object"}, "strict": False}
 
 
+FORMATS: dict[str, tuple[dict | None, str | None]] = {
+    "none": (None, None),
+    "text": ({"type": "text"}, None),
+    "any object": ({"type": "json_object"}, '{"type":"object"}'),
+    "a schema": (
+        {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "strict": True, "schema": {"type": "array", "title": "ü"}},
+        },
+        '{"type":"array","title":"ü"}',
+    ),
+}
+
+
+@pytest.mark.parametrize(("response_format", "schema"), FORMATS.values(), ids=FORMATS)
+def test_a_response_format_is_a_schema(response_format, schema):
+    """As JSON text, which is how engines take it."""
+    assert parse_request(body(HI, response_format=response_format)).sampling.json_schema == schema
+
+
 REPLIES = [
     ParsedOutput("plain"),
     ParsedOutput(""),
@@ -199,7 +219,22 @@ WRONG = {
         body(HI, tools=[{"function": {"name": "f"}}], tool_choice={"type": "function", "function": {"name": "g"}}),
         "tool_choice",
     ),
-    "response_format": (body(HI, response_format={"type": "json_object"}), "response_format"),
+    "min_tokens": (body(HI, min_tokens=-1), "min_tokens"),
+    "min_tokens above max_tokens": (body(HI, min_tokens=6, max_tokens=5), "min_tokens"),
+    "response_format unknown": (body(HI, response_format={"type": "regex"}), "response_format.type"),
+    "response_format without its schema": (body(HI, response_format={"type": "json_schema"}), "response_format"),
+    "a schema that is none": (
+        body(HI, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": []}}),
+        "response_format.json_schema.schema",
+    ),
+    "a schema with a number that does not fit": (
+        body(HI, response_format={"type": "json_schema", "json_schema": {"schema": {"maximum": 2**70}}}),
+        "response_format",
+    ),
+    "response_format beside tools": (
+        body(HI, tools=[{"function": {"name": "f"}}], response_format={"type": "json_object"}),
+        "response_format",
+    ),
     "top_logprobs": (body(HI, logprobs=True, top_logprobs=-1), "top_logprobs"),
 }
 
@@ -310,7 +345,7 @@ FIELDS = [
     "top_k",
     "min_p",
 ]
-FIELDS += ["max_tokens", "logprobs", "top_logprobs", "response_format", "unknown"]
+FIELDS += ["max_tokens", "min_tokens", "logprobs", "top_logprobs", "response_format", "unknown"]
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool", "system"])}, optional={
     "content": ANY | st.text(max_size=5), "tool_calls": ANY, "tool_call_id": ANY, "name": ANY, "reasoning_content": ANY,
 })  # fmt: skip

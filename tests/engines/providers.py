@@ -55,10 +55,12 @@ class Expectations:
     refuses_unfit_weights: bool = _row("a checkpoint that does not fit is refused")
     stops_despite_ignored_eos: bool = _row("stop ids count together with `ignore_eos`")
     streams_scored_prompts: bool = _row("a stream with prompt logprobs has many deltas")
+    keeps_ends_away: bool = _row("`min_tokens` keeps ends away")
+    follows_json_schema: bool = _row("an answer follows a JSON schema")
 
 
-SCRIPTED = Expectations(refuses_unfit_weights=False)
-LOCAL = Expectations()
+SCRIPTED = Expectations(refuses_unfit_weights=False, keeps_ends_away=False, follows_json_schema=False)
+LOCAL = Expectations(follows_json_schema=False)
 SGLANG = Expectations(honours_seed=False, stops_despite_ignored_eos=False)
 VLLM = Expectations(streams_scored_prompts=False)
 VLLM_COMPLETIONS = replace(VLLM, reports_spans=False)
@@ -158,11 +160,12 @@ async def _scripted() -> AsyncIterator[Bench]:
         yield _toy_bench(engine, SCRIPTED)
 
 
+_SAYS_ITS_SCRIPT = {"keeps_ends_away": False, "follows_json_schema": False}
 _FAKED = {
-    "sglang": replace(SGLANG, honours_seed=True),
-    "sglang-incremental": replace(SGLANG, honours_seed=True),
-    "vllm": VLLM,
-    "vllm-completions": VLLM_COMPLETIONS,
+    "sglang": replace(SGLANG, honours_seed=True, **_SAYS_ITS_SCRIPT),
+    "sglang-incremental": replace(SGLANG, honours_seed=True, **_SAYS_ITS_SCRIPT),
+    "vllm": replace(VLLM, **_SAYS_ITS_SCRIPT),
+    "vllm-completions": replace(VLLM_COMPLETIONS, **_SAYS_ITS_SCRIPT),
 }
 
 

@@ -6,6 +6,7 @@ interfere with, and a deadline only ends what hangs.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -34,6 +35,13 @@ from harness.types import (
 from tests.engines.providers import KINDS, Bench, Opening, documented_table
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+RIVERS = ["Rhine", "Danube"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"river": {"enum": RIVERS}},
+    "required": ["river"],
+    "additionalProperties": False,
+}
 ENGINES_PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 
 _DEADLINE_S = 300
@@ -289,6 +297,30 @@ async def test_a_stop_string_ends_the_output_and_its_tokens_stay(bench: Bench):
     assert text not in bench.tokenizer.decode(stopped.output_ids[:-1].tolist())
 
 
+async def test_an_output_may_not_end_before_it_is_long_enough(bench: Bench):
+    """What would end it is not sampled before; a script says what it says, and ends where it would."""
+    params = replace(GREEDY, ignore_eos=False)
+    end = (await generate(bench, params)).output_ids.tolist()[0]
+    later = (await generate(bench, replace(params, stop_token_ids=(end,), min_new_tokens=4))).output_ids.tolist()
+
+    assert (end not in later[:4]) is bench.expects.keeps_ends_away
+    assert (len(later) >= 4) is bench.expects.keeps_ends_away
+
+
+async def test_an_output_can_be_held_to_a_schema(bench: Bench):
+    """An engine that cannot says so before it samples; a script says what it says."""
+    params = replace(GREEDY, ignore_eos=False, max_new_tokens=64, json_schema=json.dumps(SCHEMA))
+    if not bench.provider.capabilities.follows_json_schema:
+        assert not bench.expects.follows_json_schema
+        with pytest.raises(EngineRejected, match="cannot hold an output to a JSON schema"):
+            await generate(bench, params)
+        return
+    result = await generate(bench, params)
+    said = bench.tokenizer.decode([each for each in result.output_ids.tolist() if each != result.matched_stop])
+
+    assert is_wanted(said) is bench.expects.follows_json_schema
+
+
 async def test_the_budget_ends_where_the_context_does(bench: Bench):
     """A prompt that nearly fills the context gets the tokens that fit."""
     context_length = bench.provider.capabilities.context_length
@@ -530,6 +562,15 @@ async def test_health_answers_whatever_the_engine_does(bench: Bench):
 def test_what_an_engine_cannot_do_is_documented():
     """The table of docs/engines.md is what this suite asserts."""
     assert "\n".join(documented_table()) in ENGINES_PAGE.read_text(encoding="utf-8")
+
+
+def is_wanted(said: str) -> bool:
+    """Whether `said` is what `SCHEMA` asks for."""
+    try:
+        value = json.loads(said)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and list(value) == ["river"] and value["river"] in RIVERS
 
 
 async def logprobs_of(bench: Bench, ids: TokenIds) -> np.ndarray:

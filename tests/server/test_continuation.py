@@ -1,6 +1,7 @@
 """Turns that an engine cut short: continued when that may be, ended when it may not, and never twice the same token."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fakes import EOS, toy_tokenizer, user
@@ -63,6 +64,60 @@ async def test_a_turn_may_be_paused_any_number_of_times():
 
     assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
     assert len(turn["segments"]) == 5
+
+
+OBJECT = {"type": "json_object"}
+
+
+async def test_a_turn_that_follows_a_schema_begins_again_after_a_pause():
+    """An engine would follow the grammar from its beginning; the partial output is in the ledger, and in no sample."""
+    whole = Step(text='{"b": 2}')
+    async with serving(Step(text='{"a": 1}', token_delay_s=0.05), whole) as client:
+        session = await client.create(sampling={"seed": 1})
+        request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.pause(PauseMode.ABORT)
+        await client.held(1)
+        await client.engine.resume()
+        await client.http.post("/sessions/resume")
+        answer = await request
+        record = await client.record(session)
+        [sample] = (await client.http.get(f"/sessions/{session.session_id}/samples")).json()["samples"]
+
+    [turn], ledger = record["turns"], record["ledger"]
+    assert answer.json()["choices"][0]["message"]["content"] == whole.text
+    assert turn["output_ids"] == [*ids(whole.text), EOS]
+    assert [(each["start"], each["finish_reason"]) for each in turn["segments"]] == [(0, "stop")]
+    assert ledger["trained"] == sum(sample["loss_mask"]) == len(ids(whole.text)) + 1
+    assert ledger["dropped"] == {"restarted": ledger["generated"] - ledger["trained"]}
+    assert ledger["dropped"]["restarted"] > 0
+
+
+async def test_a_drained_turn_that_follows_a_schema_keeps_its_partial():
+    """Nothing begins again: what was sampled is the aborted turn's."""
+    async with serving(Step(text='{"a": 1}', token_delay_s=0.05)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
+        await sampling(client)
+        await client.http.post("/sessions/drain")
+        await client.engine.abort(None)
+        answer = await request
+        [turn] = (await client.record(session))["turns"]
+
+    assert answer.status_code == 404
+    assert (turn["status"], turn["finish_reason"]) == ("aborted", "abort")
+    assert 0 < len(turn["output_ids"]) < len('{"a": 1}')
+
+
+async def test_a_schema_that_the_engine_cannot_follow_is_refused():
+    """By name, before anything is sampled."""
+    async with serving(Step(text="{}")) as client:
+        client.engine.capabilities = replace(client.engine.capabilities, follows_json_schema=False)
+        answer = await client.chat(await client.create(), HI, response_format=OBJECT)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert "scripted follows no schema" in answer.json()["error"]["message"]
 
 
 async def test_an_abort_that_nobody_asked_for_is_continued():

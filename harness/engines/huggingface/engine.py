@@ -192,7 +192,7 @@ class Engine:
 
 def _sampling_row(generation: Generation) -> SamplingRow:
     assert generation.request.params is not None
-    return SamplingRow(generation.request.params, generation.seed, generation.tokens.length)
+    return SamplingRow(generation.request.params, generation.seed, generation.tokens.length, generation.forbidden)
 
 
 def _report_delta(live: _Live, sampled: Sampled) -> None:

@@ -114,6 +114,14 @@ class Generation:
     def is_scoring_only(self) -> bool:
         return self.request.params is None
 
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Ids that may not be sampled next: those that would end an output that is too short to end."""
+        params = self.request.params
+        if params is None or len(self.sampled) >= params.min_new_tokens:
+            return ()
+        return (*params.stop_token_ids, *(() if params.ignore_eos else self._rules.eos_ids))
+
     def add_scores(self, logprobs: Logprobs, version: str) -> None:
         """Logprobs of the next input tokens; their logits are not wanted again."""
         if self.scores is not None and not self.scores.is_complete:

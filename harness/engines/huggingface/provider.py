@@ -89,6 +89,7 @@ class HuggingFaceTokenProvider:
             logprob_scale=LogprobScale.RAW,
             pause_modes=frozenset(PauseMode),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=False,
             can_update_weights=True,
             weights_digest=engine.facts.weights_digest,
             repeat_guard=self._repeat_guard.digest() if self._repeat_guard else None,

@@ -29,6 +29,8 @@ class SamplingRow(NamedTuple):
     seed: int
     position: int
     """Index of the sampled token in its sequence, prompt included."""
+    forbidden: tuple[int, ...] = ()
+    """Ids that must not be sampled here."""
 
 
 def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
@@ -55,6 +57,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
 
 def _choose(logits: Tensor, row: SamplingRow) -> int:
     """One token from one row: work of a few hundred microseconds that stays in the processor's cache."""
+    if row.forbidden:
+        logits = logits.index_fill(0, torch.tensor(row.forbidden), -torch.inf)
     if row.params.temperature == 0:
         return int(logits.argmax())
     scaled = (logits - logits.max()) / row.params.temperature

@@ -131,21 +131,18 @@ class EnginePool:
         prompt_logprobs_from: int | None = None,
     ) -> GenerationResult:
         """See `TokenProvider.generate`."""
-        before = self._placement.place_of(session_id)
 
-        async def ask(worker: WorkerLoad) -> GenerationResult:
-            result = await self.workers.provider_of(worker).generate(
+        async def ask(worker: TokenProvider) -> AsyncGenerator[GenerationResult]:
+            yield await worker.generate(
                 input_ids,
                 params,
                 request_id=request_id,
                 session_id=session_id,
                 prompt_logprobs_from=prompt_logprobs_from,
             )
-            self._settle(session_id, before, worker, result)
-            return result
 
         try:
-            return await self._placed(session_id, request_id, ask)
+            return await _only(self._served(ask, session_id, request_id))
         except AbortedWaiting:
             return _nothing_sampled(request_id, input_ids)
 
@@ -159,22 +156,44 @@ class EnginePool:
         prompt_logprobs_from: int | None = None,
     ) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`; the request moves to another worker only before its first delta."""
-        before = self._placement.place_of(session_id)
-        tried: set[str] = set()
-        while True:
-            try:
-                worker = await self._queue.worker_for(session_id, tried, request_id)
-            except AbortedWaiting:
-                yield _nothing_sampled(request_id, input_ids)
-                return
-            has_begun = False
-            pieces: Any = self.workers.provider_of(worker).stream(
+
+        def ask(worker: TokenProvider) -> AsyncIterator[GenerationDelta | GenerationResult]:
+            return worker.stream(
                 input_ids,
                 params,
                 request_id=request_id,
                 session_id=session_id,
                 prompt_logprobs_from=prompt_logprobs_from,
             )
+
+        try:
+            async with aclosing(self._served(ask, session_id, request_id)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except AbortedWaiting:
+            yield _nothing_sampled(request_id, input_ids)
+
+    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+        """See `TokenProvider.score`."""
+
+        async def ask(worker: TokenProvider) -> AsyncGenerator[PromptLogprobs]:
+            yield await worker.score(input_ids, start=start)
+
+        return await _only(self._served(ask))
+
+    async def _served(
+        self,
+        ask: Callable[[TokenProvider], AsyncIterator[_T]],
+        session_id: str | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[_T]:
+        """What a worker answers, piece by piece; another one is asked while one cannot be reached before its first."""
+        before = self._placement.place_of(session_id)
+        tried: set[str] = set()
+        has_begun = False
+        while True:
+            worker = await self._queue.worker_for(session_id, tried, request_id)
+            pieces: Any = ask(self.workers.provider_of(worker))
             try:
                 async with self._busy(worker, request_id), aclosing(pieces):
                     async for piece in pieces:
@@ -185,25 +204,6 @@ class EnginePool:
                 return
             except EngineUnavailable:
                 if has_begun or self._placement.is_exhausted(tried):
-                    raise
-
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
-        """See `TokenProvider.score`."""
-        return await self._placed(
-            None, None, lambda worker: self.workers.provider_of(worker).score(input_ids, start=start)
-        )
-
-    async def _placed(
-        self, session_id: str | None, request_id: str | None, ask: Callable[[WorkerLoad], Awaitable[_T]]
-    ) -> _T:
-        tried: set[str] = set()
-        while True:
-            worker = await self._queue.worker_for(session_id, tried, request_id)
-            try:
-                async with self._busy(worker, request_id):
-                    return await ask(worker)
-            except EngineUnavailable:
-                if self._placement.is_exhausted(tried):
                     raise
 
     def _standing(self) -> str:
@@ -314,6 +314,12 @@ class EnginePool:
         if failures:
             raise _collected(what, len(workers), failures)
         return [answer for answer in told if not isinstance(answer, BaseException)]
+
+
+async def _only(pieces: AsyncIterator[_T]) -> _T:
+    """The answer that comes in one piece."""
+    [piece] = [piece async for piece in pieces]
+    return piece
 
 
 def _nothing_sampled(request_id: str, input_ids: TokenIds) -> GenerationResult:

@@ -278,9 +278,11 @@ class EnginePool:
         await self._everywhere("resume", lambda worker: worker.resume())
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """See `TokenProvider.update_weights`; after a failure workers may serve different versions."""
-        await self._everywhere(f"update to version {version}", lambda worker: worker.update_weights(path, version))
-        self.workers.fence_stale(*self.workers.providers)
+        """See `TokenProvider.update_weights`; a worker that fails while another one succeeds is fenced."""
+        try:
+            await self._everywhere(f"update to version {version}", lambda worker: worker.update_weights(path, version))
+        finally:
+            self.workers.judge_weights()
 
     async def health(self) -> EngineHealth:
         """Ready while any worker is, paused when every ready one is; details come per worker."""

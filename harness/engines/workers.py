@@ -3,8 +3,8 @@
 A worker is entered (its self-test included) before it serves, and left when its last request has ended. `fence` keeps
 one from serving without letting it go: its sessions move, control still reaches it.
 
-All workers must serve the same vocabulary on the same logprob scale, and the same weights: a worker that joins with
-older weights than the others is fenced until it reports theirs, and so is one that is found behind later.
+All workers must serve the same vocabulary on the same logprob scale, and the same weights: a worker that has older ones
+than another, because it joined late or missed an update, is fenced until it reports the new ones.
 Which worker serves a request is decided in `placement`; workers are not found here, see `discovered`.
 """
 
@@ -104,7 +104,7 @@ class Workers:
             member = _Member(worker, self._placement.join(name), stack.pop_all())
             self._members[name] = self._entered[member.load] = member
         log.info("worker_joined", worker=name, weight_version=worker.weight_version)
-        self.fence_stale(name)
+        self.judge_weights()
         self._changed()
 
     async def _catch_up(self, worker: TokenProvider) -> None:
@@ -149,12 +149,6 @@ class Workers:
         """The worker serves again. Idempotent."""
         self._members[name].load.fence = ""
         self._changed()
-
-    def fence_stale(self, *names: str) -> None:
-        """Fence those of the workers that have older weights than another one."""
-        for name in names:
-            if self._is_stale(self._members[name]):
-                self.fence(name, MISSED_UPDATE)
 
     def judge_weights(self) -> None:
         """Fence who has older weights than another worker; who was fenced for that and has caught up serves again."""

@@ -12,12 +12,21 @@ import pytest
 
 from harness.engines.base import LogprobScale, PauseMode, TokenProvider
 from harness.engines.pool import EnginePool
-from harness.engines.scripted import Step
-from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable, ScenarioError
+from harness.engines.scripted import ScriptedEngine, Step
+from harness.engines.workers import MISSED_UPDATE
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineRejected,
+    EngineReplyInvalid,
+    EngineUnavailable,
+    ScenarioError,
+)
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
 from tests.engines.lies import Lie
 from tests.engines.providers import SLOWLY, fake_provider, make_fake, scripted_engine
+from tests.fakes import toy_tokenizer
 
 PROMPT = as_ids([40, 41, 42])
 PARAMS = SamplingParams(max_new_tokens=3)
@@ -242,6 +251,35 @@ async def test_a_worker_with_old_weights_serves_nobody_until_it_has_caught_up():
         await under.pool.probe()
         await asyncio.gather(*(under.ask(f"session {i + 4}") for i in range(4)))
         assert (len(fake.bodies) > 0, counted.serving) == (True, 2)
+
+
+class Reluctant(ScriptedEngine):
+    """Takes its time with new weights, and then refuses them."""
+
+    def __init__(self) -> None:
+        super().__init__(toy_tokenizer())
+        self.asked = asyncio.Event()
+        self.refuses = asyncio.Event()
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        self.asked.set()
+        await self.refuses.wait()
+        raise EngineRejected("the shapes differ")
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["refused", "cancelled"])
+async def test_a_worker_that_missed_an_update_serves_nobody_from_then_on(is_cancelled: bool):
+    """The others have the new weights; which ones a session gets must not depend on when somebody probes."""
+    worker = Reluctant()
+    async with EnginePool([scripted_engine(), worker]) as pool:
+        updating = asyncio.create_task(pool.update_weights(Path("/weights/b"), "1"))
+        await worker.asked.wait()
+        updating.cancel() if is_cancelled else worker.refuses.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else EngineRejected):
+            await updating
+
+        assert [status.fence for status in pool.workers] == ["", MISSED_UPDATE]
+        assert pool.weight_version == "1"
 
 
 async def test_a_fenced_worker_gives_its_sessions_away_and_still_obeys():

@@ -146,8 +146,9 @@ class Workers:
         self._changed()
 
     def unfence(self, name: str) -> None:
-        """The worker serves again. Idempotent."""
-        self._members[name].load.fence = ""
+        """The worker serves again, unless its weights are older than another's. Idempotent."""
+        member = self._members[name]
+        member.load.fence = MISSED_UPDATE if self._is_stale(member) else ""
         self._changed()
 
     def judge_weights(self) -> None:

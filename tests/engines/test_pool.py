@@ -282,6 +282,21 @@ async def test_a_worker_that_missed_an_update_serves_nobody_from_then_on(is_canc
         assert pool.weight_version == "1"
 
 
+async def test_a_worker_that_may_serve_again_does_not_do_so_with_old_weights():
+    """It was silent while the others were updated past the pool, and now it answers: nobody has to look a second time."""
+    workers = [scripted_engine(), scripted_engine()]
+    async with EnginePool(workers) as pool:
+        pool.workers.fence("1", "it does not answer")
+        await workers[0].update_weights(Path("/weights/b"), "1")
+        await pool.probe()
+        pool.workers.unfence("1")
+        assert [status.fence for status in pool.workers] == ["", MISSED_UPDATE]
+
+        await workers[1].update_weights(Path("/weights/b"), "1")
+        await pool.probe()
+        assert [status.fence for status in pool.workers] == ["", ""]
+
+
 async def test_a_fenced_worker_gives_its_sessions_away_and_still_obeys():
     """The move is counted, with what the other worker had to compute again."""
     counted = Counted()

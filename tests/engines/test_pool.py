@@ -283,7 +283,7 @@ async def test_a_worker_that_missed_an_update_serves_nobody_from_then_on(is_canc
 
 
 async def test_a_worker_that_may_serve_again_does_not_do_so_with_old_weights():
-    """It was silent while the others were updated past the pool, and now it answers: nobody has to look a second time."""
+    """It was silent while another one was updated past the pool; that it answers now is not enough."""
     workers = [scripted_engine(), scripted_engine()]
     async with EnginePool(workers) as pool:
         pool.workers.fence("1", "it does not answer")

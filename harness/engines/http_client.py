@@ -78,9 +78,9 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close every connection; idempotent."""
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        http, self._http = self._http, None  # first, so that nobody asks over connections that are being closed
+        if http is not None:
+            await http.close()
 
     async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
         """The decoded answer to a GET."""

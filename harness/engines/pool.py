@@ -192,7 +192,7 @@ class EnginePool:
         tried: set[str] = set()
         has_begun = False
         while True:
-            worker = await self._queue.worker_for(session_id, tried, request_id)
+            worker = await self._placed(session_id, tried, request_id)
             pieces: Any = ask(self.workers.provider_of(worker))
             try:
                 async with self._busy(worker, request_id), aclosing(pieces):
@@ -205,6 +205,13 @@ class EnginePool:
             except EngineUnavailable:
                 if has_begun or self._placement.is_exhausted(tried):
                     raise
+
+    async def _placed(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
+        try:
+            return await self._queue.worker_for(session_id, tried, request_id)
+        except BaseException:
+            await self.workers.let_idle_go()  # the place that was given back may have been the last at a retired worker
+            raise
 
     def _standing(self) -> str:
         found = "; ".join(f"{each.name}: {each.fence or f'{each.in_flight} in flight'}" for each in self.workers)

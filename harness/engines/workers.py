@@ -132,6 +132,11 @@ class Workers:
             del self._entered[load]
             await member.stack.aclose()
 
+    async def let_idle_go(self) -> None:
+        """Leave every retired worker whose last request has ended."""
+        for load in list(self._entered):
+            await self.let_go(load)
+
     async def leave_all(self) -> None:
         """Leave every worker, whatever it has in flight."""
         async with AsyncExitStack() as stack:

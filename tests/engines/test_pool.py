@@ -341,6 +341,26 @@ async def test_a_worker_that_is_left_at_once_loses_its_requests():
             await running
 
 
+async def test_a_retired_worker_is_left_when_the_last_to_be_placed_there_never_came():
+    """Its request was cancelled in the tick that gave it the worker."""
+    async with pooled(2) as under:
+        provider = under.pool.workers.providers["0"]
+        under.pool.workers.fence("0", "not yet")
+        under.pool.workers.fence("1", "not yet")
+        waiting = asyncio.create_task(under.ask())
+        while not under.pool.waiting:
+            await asyncio.sleep(0)
+
+        under.pool.workers.unfence("0")
+        waiting.cancel()
+        await under.pool.workers.retire("0", "scaled down")
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+        with pytest.raises(EngineUnavailable, match="is not connected"):
+            await provider.score(PROMPT, start=1)
+
+
 # Limits
 
 

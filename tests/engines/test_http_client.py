@@ -1,0 +1,25 @@
+"""The connections to one engine server."""
+
+import asyncio
+
+import pytest
+
+from harness.engines.http_client import EngineClient
+from harness.errors import EngineUnavailable
+from tests.engines.fake_server import serving
+from tests.engines.providers import make_fake, scripted_engine
+
+
+async def test_a_call_while_the_connections_are_closed_is_refused_by_its_type():
+    """Closing takes a moment; who asks meanwhile learns the same as who asks afterwards."""
+    fake = make_fake("sglang", scripted_engine())
+    async with serving(fake, notices_disconnects=False):
+        client = EngineClient(fake.url, "sglang")
+        client.open()
+        await client.get_text("/model_info", deadline_s=5)
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
+        with pytest.raises(EngineUnavailable, match="is not connected"):
+            await client.get_text("/model_info", deadline_s=5)
+        await closing
+        await client.close()

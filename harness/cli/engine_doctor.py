@@ -42,7 +42,8 @@ def doctor(
 
 
 def _print(diagnosis: "Diagnosis") -> None:
-    output.print_text(f"{diagnosis.engine} {diagnosis.version} at {diagnosis.url}")
+    spoken = "" if diagnosis.engine == diagnosis.protocol else f", use it as {diagnosis.protocol}={diagnosis.url}"
+    output.print_text(f"{diagnosis.engine} {diagnosis.version} at {diagnosis.url}{spoken}")
     for finding in diagnosis.findings:
         output.print_text(f"{finding.answer:<8} {finding.capability:<16} {finding.evidence}")
     if not diagnosis.is_usable:

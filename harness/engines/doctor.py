@@ -21,6 +21,7 @@ from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.self_test import TOLERANCE, measure_scale
 from harness.engines.served_model import ServedModel, served_model
 from harness.engines.sglang import SGLangTokenProvider
+from harness.engines.sglang_wire import ServerInfo
 from harness.engines.vllm import VLLMTokenProvider
 from harness.engines.vllm_control import MISSING
 from harness.errors import EngineError, EngineReplyInvalid, EngineUnavailable
@@ -73,6 +74,9 @@ class Diagnosis:
 
     url: str
     engine: str
+    """What samples."""
+    protocol: str
+    """`sglang` or `vllm`: what to write before the URL after `--engine`."""
     version: str
     findings: tuple[Finding, ...]
 
@@ -84,9 +88,8 @@ class Diagnosis:
     def to_json(self) -> Json:
         """The form of `--json`."""
         findings = [asdict(finding) for finding in self.findings]
-        return {"url": self.url, "engine": self.engine, "version": self.version, "is_usable": self.is_usable} | {
-            "findings": findings
-        }
+        server = {"url": self.url, "engine": self.engine, "protocol": self.protocol, "version": self.version}
+        return server | {"is_usable": self.is_usable, "findings": findings}
 
 
 async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str = "") -> Diagnosis:
@@ -111,13 +114,14 @@ async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str
             findings = await _Examination(client, server, provider, vocabulary, tokenizer).findings()
     finally:
         await client.close()
-    return Diagnosis(client.url, server.engine, server.version, findings)
+    return Diagnosis(client.url, server.engine, server.protocol, server.version, findings)
 
 
 class _Server(NamedTuple):
     """What a server says it is."""
 
     engine: str
+    protocol: str
     version: str
     provider: type[SGLangTokenProvider] | type[VLLMTokenProvider]
     model: ServedModel
@@ -166,9 +170,10 @@ async def _identify(client: EngineClient) -> _Server:
 
 
 async def _sglang(client: EngineClient, info: _SGLangInfo) -> _Server:
-    server = await client.get("/server_info", _Version, deadline_s=_ANSWER_S)
+    server = await client.get("/server_info", ServerInfo, deadline_s=_ANSWER_S)
     return _Server(
-        engine="sglang",
+        engine=server.engine,
+        protocol="sglang",
         version=server.version,
         provider=SGLangTokenProvider,
         model=await served_model(client),
@@ -184,6 +189,7 @@ async def _vllm(client: EngineClient, version: _Version) -> _Server:
     spans = await client.ask(Exchange("POST", _SPAN_ROUTE, _ANSWER_S, {}))
     return _Server(
         engine="vllm",
+        protocol="vllm",
         version=version.version,
         provider=VLLMTokenProvider,
         model=model,

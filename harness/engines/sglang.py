@@ -74,7 +74,7 @@ _PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
 
 
 class SGLangTokenProvider:
-    """Serves one SGLang worker.
+    """Serves one SGLang worker, or another engine that speaks its protocol and says so (`harness.engines.served`).
 
     Args:
         url: Base address of the worker itself; a router drops fields of the request.
@@ -102,6 +102,7 @@ class SGLangTokenProvider:
         self._generation_timeout_s = generation_timeout_s
         self._flight = InFlight(self._end_in_engine)
         self._model: ServedModel | None = None
+        self._server = ServerInfo(max_req_input_len=0)
         self._version = "default"
         self._wanted_guard = wanted_guard(repeat_guard, os.environ)
         self._guard: str | None = None
@@ -112,14 +113,14 @@ class SGLangTokenProvider:
         if self._model is None:
             raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
         return Capabilities(
-            engine="sglang",
+            engine=self._server.engine,
             model=self._model.id,
             vocab_size=self._vocab_size,
             context_length=self._model.max_model_len,
             logprob_scale=self._scale,
             pause_modes=frozenset(PauseMode),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
-            follows_json_schema=True,
+            follows_json_schema=self._server.has_grammars,
             can_update_weights=True,
             weights_digest="",
             repeat_guard=self._guard,
@@ -257,8 +258,9 @@ class SGLangTokenProvider:
 
     async def _find_model(self) -> ServedModel:
         model = await served_model(self._client)
-        info = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
-        return msgspec.structs.replace(model, max_model_len=min(model.max_model_len, info.max_req_input_len + 1))
+        self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
+        usable = min(model.max_model_len, self._server.max_req_input_len + 1)
+        return msgspec.structs.replace(model, max_model_len=usable)
 
     def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
         if params.ignore_eos and params.stop_token_ids:

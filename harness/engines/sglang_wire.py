@@ -69,6 +69,15 @@ class ServerInfo(msgspec.Struct):
 
     max_req_input_len: int
     """Longest input that is accepted; a few tokens less than the context."""
+    engine: str = "sglang"
+    """What samples behind the protocol; SGLang itself does not say."""
+    grammar_backend: str | None = None
+    version: str = "of unknown version"
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether an output can be held to a schema; as SGLang comes, it can."""
+        return self.grammar_backend != "none"
 
 
 class Load(msgspec.Struct):

@@ -19,6 +19,7 @@ from harness.engines.base import LogprobScale, TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.served import NativeServer, serve_in_process
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
 from harness.lanes import LaneEngine
@@ -61,6 +62,7 @@ class Expectations:
 
 SCRIPTED = Expectations(refuses_unfit_weights=False, keeps_ends_away=False, follows_json_schema=False)
 LOCAL = Expectations(follows_json_schema=False)
+LOCAL_SERVED = replace(LOCAL, stops_despite_ignored_eos=False)
 SGLANG = Expectations(honours_seed=False, stops_despite_ignored_eos=False)
 VLLM = Expectations(streams_scored_prompts=False)
 VLLM_COMPLETIONS = replace(VLLM, reports_spans=False)
@@ -68,6 +70,7 @@ VLLM_COMPLETIONS = replace(VLLM, reports_spans=False)
 DOCUMENTED = {
     "`scripted`": SCRIPTED,
     "`local`": LOCAL,
+    "`local` as a server": LOCAL_SERVED,
     "`sglang`": SGLANG,
     "`vllm`": VLLM,
     "`vllm` without `--enable-scale-out`": VLLM_COMPLETIONS,
@@ -216,6 +219,28 @@ async def _local(engine: HuggingFaceTokenProvider, *folders: Path) -> AsyncItera
 
 
 @asynccontextmanager
+async def _scripted_served() -> AsyncIterator[Bench]:
+    async with scripted_engine() as engine, served(engine, toy_tokenizer(), Path("/weights/a")) as provider:
+        yield _toy_bench(provider, replace(SCRIPTED, stops_despite_ignored_eos=False))
+
+
+@asynccontextmanager
+async def _local_served(engine: HuggingFaceTokenProvider, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
+    async with served(engine, Tokenizer.load(model_dir), model_dir) as provider:
+        yield _smollm2_bench(provider, LOCAL_SERVED, model_dir, *others)
+
+
+@asynccontextmanager
+async def served(engine: TokenProvider, tokenizer: Tokenizer, model_dir: Path) -> AsyncIterator[SGLangTokenProvider]:
+    """`engine` behind a socket, and the provider that finds it there."""
+    async with (
+        serve_in_process(NativeServer(engine, tokenizer, model_dir).app()) as url,
+        SGLangTokenProvider(url, vocab_size=tokenizer.vocab_size) as provider,
+    ):
+        yield provider
+
+
+@asynccontextmanager
 async def _sglang(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
     vocab_size = Tokenizer.load(model_dir).vocab_size
     async with SGLangTokenProvider(url, vocab_size=vocab_size, logprob_scale=LogprobScale.RAW) as provider:
@@ -229,13 +254,16 @@ async def _vllm(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench
         yield _smollm2_bench(provider, VLLM, model_dir, *others)
 
 
+_ON_WEIGHTS = (pytest.mark.model, pytest.mark.timeout(600))
 _FOLDERS = ("model_dir", "perturbed_dir", "unfit_dir")
 
 KINDS = (
     Kind("scripted", _scripted),
+    Kind("scripted-served", _scripted_served),
     *(_fake(kind) for kind in FAKE_KINDS),
     *(_pool(kind) for kind in ("sglang", "vllm")),
-    Kind("local", _local, ("small_context_engine", *_FOLDERS), (pytest.mark.model, pytest.mark.timeout(600))),
+    Kind("local", _local, ("small_context_engine", *_FOLDERS), _ON_WEIGHTS),
+    Kind("local-served", _local_served, ("small_context_engine", *_FOLDERS), _ON_WEIGHTS),
     Kind("sglang", _sglang, ("sglang_url", *_FOLDERS), tuple(on_real(LaneEngine.SGLANG))),
     Kind("vllm", _vllm, ("vllm_url", *_FOLDERS), tuple(on_real(LaneEngine.VLLM))),
 )

@@ -121,10 +121,14 @@ class Engine:
         """Sample with the checkpoint in `path` from now on; raises `EngineRejected`, nothing changed, if it cannot."""
         self._model.load_weights(path)
         self.version = version
-        self._scheduler.forget_kv()
-        self._model.apply(self._scheduler.take_kv_ops())
-        for live in self._live.values():
-            live.generation.restart_scores()
+        self._forget_kv()
+
+    def flush_cache(self) -> bool:
+        """Forget cached prefixes, and of paused requests what is computed; False, nothing changed, while some run."""
+        if self._live and not self.is_paused:
+            return False
+        self._forget_kv()
+        return True
 
     def fail_all(self, error: EngineError) -> None:
         """End every request with `error`."""
@@ -143,6 +147,12 @@ class Engine:
             for piece in pieces:
                 if (live := self._by_tokens.get(piece.sequence)) is not None:
                     self._end(live, error)
+
+    def _forget_kv(self) -> None:
+        self._scheduler.forget_kv()
+        self._model.apply(self._scheduler.take_kv_ops())
+        for live in self._live.values():
+            live.generation.restart_scores()
 
     def _use_logits(self, pieces: Iterable[Piece], logits: Tensor) -> None:
         """Score and sample with the wanted rows of `pieces`, which `logits` has in order."""

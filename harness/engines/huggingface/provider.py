@@ -177,6 +177,10 @@ class HuggingFaceTokenProvider:
         """See `TokenProvider.update_weights`."""
         await self._call(lambda engine: engine.update_weights(path, version))
 
+    async def flush_cache(self) -> bool:
+        """Forget every cached prefix; False, with nothing changed, while requests are live and not paused."""
+        return await self._call(lambda engine: engine.flush_cache())
+
     async def health(self) -> EngineHealth:
         """See `TokenProvider.health`."""
         engine = self._thread.engine

@@ -1,0 +1,169 @@
+"""What the bodies of SGLang's native routes ask for, in the words of this project. Pure.
+
+Unknown keys of a body are ignored and unknown sampling parameters refused, as SGLang 0.5.23 does. What SGLang knows and
+this server cannot do is refused too, never left out: a field that is declared as None, a penalty that is not neutral.
+"""
+
+from typing import Annotated, Literal, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from harness.engines.base import PauseMode
+from harness.errors import EngineRejected
+from harness.types import Json, SamplingParams, TokenIds, as_ids
+from server_patch.repeat_terminate.signals import is_probe, prefix_length
+
+_T = TypeVar("_T")
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+_ALL_TOKENS = -1
+_NO_LOGPROBS = -1
+_PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+
+
+class Sampling(msgspec.Struct, forbid_unknown_fields=True):
+    """`sampling_params`; what concerns text alone is accepted and has no effect."""
+
+    max_new_tokens: Count = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = _ALL_TOKENS
+    min_p: float = 0.0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False
+    sampling_seed: Seed | None = None
+    min_new_tokens: Count = 0
+    json_schema: str | None = None
+    custom_params: Json | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    n: int = 1
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+    def __post_init__(self) -> None:
+        neutral = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "n": 1}
+        for name, value in neutral.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name}: this server can only do {value}, got {getattr(self, name)}")
+        if self.top_k < _ALL_TOKENS:
+            raise ValueError(f"top_k: expected -1 (every token) or more, got {self.top_k}")
+
+
+class GenerateRequest(msgspec.Struct):
+    """`POST /generate`: one prompt in token ids."""
+
+    input_ids: list[TokenId]
+    rid: str = msgspec.field(default_factory=lambda: uuid4().hex)
+    sampling_params: Sampling = msgspec.field(default_factory=Sampling)
+    return_logprob: bool = False
+    logprob_start_len: int = _NO_LOGPROBS
+    top_logprobs_num: Count = 0
+    stream: bool = False
+    session_id: str | None = None
+    text: None = None
+    input_embeds: None = None
+    image_data: None = None
+    lora_path: None = None
+    session_params: None = None
+    custom_logit_processor: None = None
+    token_ids_logprob: None = None
+
+    def __post_init__(self) -> None:
+        size = len(self.input_ids)
+        if self.return_logprob and not _NO_LOGPROBS <= self.logprob_start_len < max(size, 1):
+            raise ValueError(f"logprob_start_len: expected -1..{size - 1}, got {self.logprob_start_len}")
+
+    @property
+    def ids(self) -> TokenIds:
+        """The prompt."""
+        return as_ids(self.input_ids)
+
+    @property
+    def samples_nothing(self) -> bool:
+        """Only the prompt is read."""
+        return self.sampling_params.max_new_tokens == 0
+
+    @property
+    def probes_guard(self) -> bool:
+        """Asks which repeat guard runs here, not for an output."""
+        return is_probe(self.sampling_params.custom_params)
+
+    @property
+    def scores_from(self) -> int | None:
+        """Index of the first prompt token whose logprob is wanted; SGLang counts from the token before it."""
+        if not self.return_logprob or self.logprob_start_len == _NO_LOGPROBS:
+            return None
+        return self.logprob_start_len + 1
+
+    @property
+    def params(self) -> SamplingParams:
+        """How to sample."""
+        asked = self.sampling_params
+        return SamplingParams(
+            max_new_tokens=asked.max_new_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=max(asked.top_k, 0),
+            min_p=asked.min_p,
+            seed=asked.sampling_seed,
+            stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
+            stop_token_ids=tuple(asked.stop_token_ids or ()),
+            ignore_eos=asked.ignore_eos,
+            top_logprobs=self.top_logprobs_num if self.return_logprob else 0,
+            min_new_tokens=asked.min_new_tokens,
+            json_schema=asked.json_schema,
+            continues=prefix_length(asked.custom_params, len(self.input_ids)),
+        )
+
+
+class AbortRequest(msgspec.Struct):
+    """`POST /abort_request`."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class PauseRequest(msgspec.Struct):
+    """`POST /pause_generation`. KV outlives no change of weights here, so `in_place` and `retract` are one."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+    @property
+    def pause_mode(self) -> PauseMode:
+        """What becomes of generations in flight."""
+        return _PAUSES[self.mode]
+
+
+class ContinueRequest(msgspec.Struct):
+    """`POST /continue_generation`."""
+
+
+class UpdateRequest(msgspec.Struct):
+    """`POST /update_weights_from_disk`; the cache is flushed whether it is asked for or not."""
+
+    model_path: str
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+
+
+class TokenizeRequest(msgspec.Struct):
+    """`POST /tokenize`."""
+
+    prompt: str
+    add_special_tokens: Literal[False] = False
+
+
+def decoded(content: bytes, kind: type[_T]) -> _T:
+    """The body `content` as a `kind`. Raises `EngineRejected`, which says what was expected where, and what came."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise EngineRejected(f"invalid request body: {error}") from error

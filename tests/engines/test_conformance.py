@@ -36,12 +36,6 @@ from tests.engines.providers import KINDS, Bench, Opening, documented_table
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 RIVERS = ["Rhine", "Danube"]
-SCHEMA = {
-    "type": "object",
-    "properties": {"river": {"enum": RIVERS}},
-    "required": ["river"],
-    "additionalProperties": False,
-}
 ENGINES_PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 
 _DEADLINE_S = 300
@@ -309,7 +303,7 @@ async def test_an_output_may_not_end_before_it_is_long_enough(bench: Bench):
 
 async def test_an_output_can_be_held_to_a_schema(bench: Bench):
     """An engine that cannot says so before it samples; a script says what it says."""
-    params = replace(GREEDY, ignore_eos=False, max_new_tokens=64, json_schema=json.dumps(SCHEMA))
+    params = replace(GREEDY, ignore_eos=False, max_new_tokens=64, json_schema=json.dumps({"enum": RIVERS}))
     if not bench.provider.capabilities.follows_json_schema:
         assert not bench.expects.follows_json_schema
         with pytest.raises(EngineRejected, match="cannot hold an output to a JSON schema"):
@@ -565,12 +559,8 @@ def test_what_an_engine_cannot_do_is_documented():
 
 
 def is_wanted(said: str) -> bool:
-    """Whether `said` is what `SCHEMA` asks for."""
-    try:
-        value = json.loads(said)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and list(value) == ["river"] and value["river"] in RIVERS
+    """Whether `said` is one of `RIVERS` in JSON."""
+    return said in [json.dumps(river) for river in RIVERS]
 
 
 async def logprobs_of(bench: Bench, ids: TokenIds) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 A session is held from before its opening first waits until it is closed: a drain takes every session there is, and so
 misses none that the gate has let through. What a step returns is durable (I9). A close or a drain that the store could
-not keep raises `StoreError`, is in force all the same, and may be asked again.
+not keep raises `StoreError`, is in force all the same, and may be asked again; an opening that failed leaves the
+session that it would have taken over as it was.
 
 Which steps are legal is decided in `sessions.lifecycle`, what a session takes over from another in `sessions.takeover`,
 who may open one and when at the gate. A turn is the business of `turns`.
@@ -12,9 +13,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
-from harness.errors import GateClosed, HarnessError, SessionNotFound, StoreError
+from harness.errors import GateClosed, SessionNotFound, StoreError
 from harness.sessions.session import Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import SessionStore
@@ -105,18 +105,17 @@ class SessionRegistry:
         """The new session that takes over from the one that `config` names."""
         previous = self.get(config.resumes or "")
         session = _new(successor_config(previous, config))
+        for turn in turns_to_take_over(previous.turns):
+            session.restore(turn)
         self._forget(previous)  # at once: only one session may take over from it
+        self._hold(session)
         try:
-            await self._opened(session)
-            for turn in turns_to_take_over(previous.turns):
-                session.restore(turn)
-                await self._store.commit(session.session_id, turn)
-        except HarnessError:
+            await self._store.take_over(session, previous)
+        except StoreError:
+            self._forget(session)
             self._hold(previous)
-            with suppress(StoreError):
-                await self.close(session)
             raise
-        await self.close(previous)
+        previous.close()
         return session
 
     def _hold(self, session: Session) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.errors import MalformedRequest
+from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
 from harness.types import DISCONNECT, Turn, TurnStatus
 
@@ -18,8 +19,10 @@ def successor_config(previous: Session, config: SessionConfig) -> SessionConfig:
 
     Raises `MalformedRequest` when `previous` cannot be taken over.
     """
-    if previous.is_open:
-        raise MalformedRequest("resumes: expected a session that was drained, this one is open", param="resumes")
+    if previous.phase is not Phase.CLOSING:
+        raise MalformedRequest(
+            f"resumes: expected a session that was drained, this one is {previous.phase}", param="resumes"
+        )
     if previous.turns_in_flight:
         raise MalformedRequest(
             f"resumes: {len(previous.turns_in_flight)} turns of that session are still in flight; ask again when they"

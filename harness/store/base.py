@@ -1,7 +1,8 @@
 """The seam between the server and what makes sessions durable.
 
-Promise (I9): when `create`, `commit`, `keep_scores` or `set_phase` returns, what it wrote survives `kill -9` of this
-process. `mark_delivered` is a note and may be lost. The store keeps what it is given; it decides nothing.
+Promise (I9): when `create`, `take_over`, `commit`, `keep_scores` or `set_phase` returns, what it wrote survives
+`kill -9` of this process. `mark_delivered` is a note and may be lost. The store keeps what it is given; it decides
+nothing.
 """
 
 from types import TracebackType
@@ -22,6 +23,9 @@ class SessionStore(Protocol):
 
     async def create(self, session: Session) -> None:
         """Keep a session that has no turns yet."""
+
+    async def take_over(self, session: Session, previous: Session) -> None:
+        """Keep a session that has the turns of `previous`, and `previous` as closed: both or neither."""
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""

@@ -21,6 +21,9 @@ class MemoryStore:
     async def create(self, session: Session) -> None:
         """Nothing to do: the server holds the session."""
 
+    async def take_over(self, session: Session, previous: Session) -> None:
+        """Nothing to do: the server holds the one and not the other."""
+
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Nothing to do."""
 

@@ -68,6 +68,8 @@ SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER
 SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"
 
 Row = tuple[Any, ...]
+Statement = tuple[str, Row]
+"""SQL and its parameters."""
 
 
 def session_row(session: Session) -> Row:

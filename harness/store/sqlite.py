@@ -12,9 +12,10 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,7 @@ from typing import Self
 import msgspec
 
 from harness.errors import StoreError, StoreFull
+from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session
 from harness.store import rows
 from harness.store.claim import claim
@@ -33,10 +35,9 @@ _BUSY_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A statement for the writer thread; `done` is None when nobody waits for it."""
+    """Statements for the writer thread, all or none; `done` is None when nobody waits for them."""
 
-    statement: str
-    parameters: rows.Row
+    statements: Sequence[rows.Statement]
     done: asyncio.Future[None] | None
 
 
@@ -67,31 +68,39 @@ class SQLiteStore:
 
     async def create(self, session: Session) -> None:
         """Keep a session that has no turns yet."""
-        await self._write(rows.INSERT_SESSION, rows.session_row(session))
+        await self._write((rows.INSERT_SESSION, rows.session_row(session)))
+
+    async def take_over(self, session: Session, previous: Session) -> None:
+        """Keep a session that has the turns of `previous`, and `previous` as closed: both or neither."""
+        await self._write(
+            (rows.INSERT_SESSION, rows.session_row(session)),
+            *((rows.INSERT_TURN, rows.turn_row(session.session_id, turn)) for turn in session.turns),
+            (rows.UPDATE_PHASE, (str(Phase.CLOSED), previous.session_id)),
+        )
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
-        await self._write(rows.INSERT_TURN, rows.turn_row(session_id, turn))
+        await self._write((rows.INSERT_TURN, rows.turn_row(session_id, turn)))
 
     async def keep_scores(self, session_id: str, turn: Turn) -> None:
         """Keep the proximal columns of a turn that is kept already; nothing else of it is touched."""
-        await self._write(rows.UPDATE_SCORES, rows.scores_row(session_id, turn))
+        await self._write((rows.UPDATE_SCORES, rows.scores_row(session_id, turn)))
 
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""
-        await self._write(rows.UPDATE_PHASE, (str(session.phase), session.session_id))
+        await self._write((rows.UPDATE_PHASE, (str(session.phase), session.session_id)))
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
-        self._writes.put(_Write(rows.UPDATE_DELIVERED, (int(delivered), session_id, index), None))
+        self._writes.put(_Write([(rows.UPDATE_DELIVERED, (int(delivered), session_id, index))], None))
 
     async def load(self) -> list[Session]:
         """The sessions that are not closed, with their turns."""
         return await asyncio.to_thread(read_sessions, self._path, rows.SELECT_UNCLOSED_SESSIONS)
 
-    async def _write(self, statement: str, parameters: rows.Row) -> None:
+    async def _write(self, *statements: rows.Statement) -> None:
         done = self._loop.create_future()
-        self._writes.put(_Write(statement, parameters, done))
+        self._writes.put(_Write(statements, done))
         await done
 
     def _write_groups(self) -> None:
@@ -116,8 +125,8 @@ class SQLiteStore:
     def _commit(self, group: list[_Write]) -> StoreError | None:
         try:
             with self._connection:
-                for write in group:
-                    self._connection.execute(write.statement, write.parameters)
+                for statement, parameters in chain.from_iterable(write.statements for write in group):
+                    self._connection.execute(statement, parameters)
         except (sqlite3.Error, ValueError, OverflowError) as error:  # the latter two: a value that SQLite cannot hold
             return _store_error(self._path, error)
         return None

@@ -111,6 +111,32 @@ async def test_closed_sessions_are_kept_and_not_taken_up(tmp_path):
     assert [session.phase for session in read_sessions(tmp_path / "s.db")] == list(Phase)
 
 
+async def test_a_session_that_takes_over_is_kept_with_its_turns_and_the_other_as_closed(tmp_path):
+    """One step of the disk: there is no moment with the turns in two sessions, or in none."""
+    previous, session = grown(1), numbered(2, RICH)
+    for turn in previous.turns:
+        session.restore(turn)
+    await keep(tmp_path / "s.db", previous)
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.take_over(session, previous)
+        left, taken = read_sessions(tmp_path / "s.db")
+
+    assert (left.phase, everything(taken)) == (Phase.CLOSED, everything(session))
+
+
+async def test_a_takeover_that_fails_changes_nothing(tmp_path):
+    """Not even what it had written before the row that failed."""
+    previous, session = grown(1), numbered(2, RICH)
+    session.restore(replace(previous.turns[0], seconds=10**400))
+    await keep(tmp_path / "s.db", previous)
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        with pytest.raises(StoreError):
+            await store.take_over(session, previous)
+        [read] = read_sessions(tmp_path / "s.db")
+
+    assert everything(read) == everything(previous)
+
+
 async def test_delivery_is_noted(tmp_path):
     """The note reaches the file when the store is left."""
     session = numbered(1)

@@ -7,7 +7,8 @@ Every cycle starts rollouts with agents of every temper (they obey a 404, ignore
 tool call for ever, or are programs that ignore SIGTERM), lets all of them work for a moment, aborts, and checks every
 session it gets back: nothing after an incomplete turn is in a sample, the ledger balances, the gate is open, the engine
 idle. Tasks, processes, file descriptors and sessions are counted before the first cycle and after the last, each time
-while nothing but the server lives. Exit code 1 when anything is wrong; the random moments are those of `--seed`.
+while nothing but the server lives. Exit code 1 when anything of that is wrong; who only used up the time of its step is
+`reported`. The random moments are those of `--seed`.
 """
 
 import argparse
@@ -32,7 +33,7 @@ import structlog
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
-from harness.lanes import LaneEngine, LaneSpec, open_lane
+from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from harness.manager.abort import abort_rollout
 from harness.manager.abort_values import AbortBudget, AbortReport
 from harness.manager.engine_control import EngineInProcess, EngineWorker
@@ -93,6 +94,8 @@ class Figures:
     tokens: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     abort_s: list[float] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
+    """What aborts said of engines and agents that did not do their part in the time that they were given."""
     wrong: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -165,6 +168,7 @@ class Cycles:
         )
         self.figures.cycles += 1
         self.figures.abort_s.append(report.total_s)
+        self.figures.reported += [f"cycle {self.figures.cycles}: {line}" for line in report.problems]
         self.figures.wrong += [f"cycle {self.figures.cycles}: {line}" for line in await self._faults(report)]
 
     async def _all_live(self, pending: list[asyncio.Task[Rollout]]) -> None:
@@ -182,7 +186,7 @@ class Cycles:
             yield AgentTask(agent, "go", self.served.directory / str(number), "m", deadline_s=300, session=session)
 
     async def _faults(self, report: AbortReport) -> Iterator[str]:
-        faults = list(report.problems)
+        faults: list[str] = []
         for rollout in report.rollouts:
             self._count(rollout)
             faults += [f"session {rollout.session_id}: {fault}" for fault in session_faults(rollout)]
@@ -312,7 +316,7 @@ async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
 @asynccontextmanager
 async def _address(engine: str, model: Path) -> AsyncIterator[str]:
     """Where `engine` is; a server that is only named is started."""
-    if engine in list(LaneEngine):
+    if engine in INSTALLED:
         async with open_lane(LaneSpec(LaneEngine(engine), model)) as lane:
             yield f"{engine}={lane.url}"
     else:

@@ -13,7 +13,6 @@ Sessions never go through the gateway: their worker is chosen by the pool and as
 """
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from harness.engines.repeat_guard import wanted_guard
 from harness.errors import LaneError, ScenarioError, Unauthorized
 from harness.server.gateway_program import GatewayProgram
 from harness.server.registry import API_KEY_PREFIX
+from harness.server.requests import credential, require_admin
 from harness.server.responses import error_response
 from harness.server.serving import RunningServer, serve_forever
 from harness.server.settings import ServerSettings
@@ -93,10 +93,17 @@ class RoutedApp:
             await self._router(scope, receive, send)
         elif _is_of_sessions(scope):
             await self._sessions(scope, receive, send)
-        elif self._admin_token and not secrets.compare_digest(_credential(scope).encode(), self._admin_token.encode()):
-            refusal = error_response(Unauthorized("expected the admin token as `Authorization: Bearer ...`"))
-            await refusal(scope, receive, send)
-        elif scope["path"] in _OWN:
+        else:
+            await self._operate(scope, receive, send)
+
+    async def _operate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is not a session's."""
+        try:
+            require_admin(Headers(scope=scope), self._admin_token)
+        except Unauthorized as error:
+            await error_response(error)(scope, receive, send)
+            return
+        if scope["path"] in _OWN:
             own = _OWN[scope["path"]]
             await self._sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
         else:
@@ -218,10 +225,4 @@ def _is_of_sessions(scope: Scope) -> bool:
     path: str = scope["path"]
     if path == "/sessions" or path.startswith("/sessions/"):
         return True
-    return path.startswith("/v1/") and _credential(scope).startswith(API_KEY_PREFIX)
-
-
-def _credential(scope: Scope) -> str:
-    headers = Headers(scope=scope)
-    kind, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return path.startswith("/v1/") and credential(Headers(scope=scope)).startswith(API_KEY_PREFIX)

@@ -21,7 +21,7 @@ from uuid import uuid4
 from harness.engines.base import TokenProvider
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
-from harness.lanes import Dtype, LaneEngine, LaneSpec, open_lane
+from harness.lanes import INSTALLED, Dtype, LaneEngine, LaneSpec, open_lane
 from harness.lanes.overlay import write_overlay
 from harness.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ class Cost:
 async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine", type=LaneEngine)
+    parser.add_argument("engine", type=LaneEngine, choices=INSTALLED)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", type=Dtype, default=Dtype.FLOAT32)
     parser.add_argument("--batches", default="1,32,256")

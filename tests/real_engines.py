@@ -2,22 +2,23 @@
 
 They serve SmolLM2-135M-Instruct in float32, where the engines agree to five digits. Every test that asks for one of the
 fixtures `sglang_url` and `vllm_url` is put into one xdist group, so that one worker owns both servers and only one of
-them computes at a time: two at once on two cores are many times slower than one after the other. The servers end with
-that worker, however the worker ends. `HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` name servers that run already
-(`harness engine up`), which saves their start; they have to be on this machine, with the arguments and the environment
-below. The repeat guard is on in both, with limits that only its own tests reach: nobody else may notice it.
+them computes at a time: two at once on two cores are many times slower than one after the other. The servers end when
+the worker comes to tests of no such group, for each holds gigabytes; and with the worker, however it ends.
+`HARNESS_SGLANG_URL` and `HARNESS_VLLM_URL` name servers that run already (`harness engine up`), which saves their
+start; they have to be on this machine, with the arguments and the environment below. The repeat guard is on in both,
+with limits that only its own tests reach: nobody else may notice it.
 """
 
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from harness.lanes import LaneEngine, LaneSpec, open_lane
+from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from tests.guard.looping import SERVED_CONFIG
 
 CONTEXT_TOKENS = 4096
@@ -39,43 +40,78 @@ _ENVIRONMENT = {
     LaneEngine.SGLANG: {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "1", **SERVED_CONFIG.to_environ()},
     LaneEngine.VLLM: {"VLLM_CPU_KVCACHE_SPACE": "1", **SERVED_CONFIG.to_environ()},
 }
+_GROUP = "real-engines"
 _TEST_S = 1200  # the first test of an engine installs and starts it
 
 
 def on_real(engine: LaneEngine) -> list[pytest.MarkDecorator]:
     """Marks of what needs the server of `engine`; `-m sglang` and `-m vllm` select by them."""
-    return [getattr(pytest.mark, engine.value), pytest.mark.xdist_group("real-engines"), pytest.mark.timeout(_TEST_S)]
+    return [getattr(pytest.mark, engine.value), pytest.mark.xdist_group(_GROUP), pytest.mark.timeout(_TEST_S)]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that use a server, before xdist looks at their groups."""
     for item in items:
-        for engine in LaneEngine:
+        for engine in INSTALLED:
             if f"{engine}_url" in getattr(item, "fixturenames", ()):
                 for mark in on_real(engine):
                     item.add_marker(mark)
 
 
-def _url(engine: LaneEngine, model_dir: Path) -> Iterator[str]:
-    if url := os.environ.get(f"HARNESS_{engine.upper()}_URL"):
-        yield url
-        return
-    spec = LaneSpec(engine, model_dir, env=_ENVIRONMENT[engine], arguments=_ARGUMENTS[engine])
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(open_lane(spec)) as lane:
-        yield lane.url
+class Servers:
+    """The servers of this worker that run."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._urls: dict[LaneEngine, str] = {}
+
+    def url(self, engine: LaneEngine, model_dir: Path) -> str:
+        """Address of the server of `engine`, which is started when it does not run."""
+        if url := os.environ.get(f"HARNESS_{engine.upper()}_URL"):
+            return url
+        if engine not in self._urls:
+            spec = LaneSpec(engine, model_dir, env=_ENVIRONMENT[engine], arguments=_ARGUMENTS[engine])
+            portal = self._stack.enter_context(start_blocking_portal())
+            self._urls[engine] = self._stack.enter_context(portal.wrap_async_context_manager(open_lane(spec))).url
+        return self._urls[engine]
+
+    def end(self) -> None:
+        """End those that run."""
+        self._urls.clear()
+        self._stack.close()
 
 
-@pytest.fixture(scope="session", name="sglang_url")
-def _sglang_url(model_dir: Path) -> Iterator[str]:
+_SERVERS = pytest.StashKey[Servers]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing runs yet; what runs when pytest ends is ended."""
+    config.stash[_SERVERS] = servers = Servers()
+    config.add_cleanup(servers.end)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the servers after the last test that uses them; without xdist, tests of all kinds come in any order."""
+    if hasattr(item.config, "workerinput") and _uses_a_server(item) and not _uses_a_server(nextitem):
+        item.config.stash[_SERVERS].end()
+
+
+def _uses_a_server(item: pytest.Item | None) -> bool:
+    return item is not None and any(mark.args == (_GROUP,) for mark in item.iter_markers("xdist_group"))
+
+
+@pytest.fixture(name="sglang_url")
+def _sglang_url(model_dir: Path, pytestconfig: pytest.Config) -> str:
     """Address of the SGLang server."""
-    yield from _url(LaneEngine.SGLANG, model_dir)
+    return pytestconfig.stash[_SERVERS].url(LaneEngine.SGLANG, model_dir)
 
 
-@pytest.fixture(scope="session", name="vllm_url")
-def _vllm_url(model_dir: Path) -> Iterator[str]:
+@pytest.fixture(name="vllm_url")
+def _vllm_url(model_dir: Path, pytestconfig: pytest.Config) -> str:
     """Address of the vLLM server."""
-    yield from _url(LaneEngine.VLLM, model_dir)
+    return pytestconfig.stash[_SERVERS].url(LaneEngine.VLLM, model_dir)
 
 
 @pytest.fixture(scope="session", name="perturbed_dir")

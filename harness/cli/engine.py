@@ -1,4 +1,4 @@
-"""`harness engine`: real inference servers on this machine, started and ended by name."""
+"""`harness engine`: inference servers on this machine, started and ended by name."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from harness.cli import engine_doctor, options, output
 if TYPE_CHECKING:
     from harness.lanes import Dtype, Lane, LaneEngine
 
-app = typer.Typer(help="Start, end and examine real SGLang and vLLM servers.", no_args_is_help=True)
+app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.", no_args_is_help=True)
 
 app.command("doctor")(engine_doctor.doctor)
 
-_Engine = Annotated[str, typer.Argument(help="`sglang` or `vllm`.", show_default=False)]
+_Engine = Annotated[str, typer.Argument(help="`sglang`, `vllm` or `local`.", show_default=False)]
 _Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- ARGUMENTS]", help="Handed to the server as they are.", show_default=False),
@@ -49,6 +49,7 @@ def up(
 ) -> None:
     """Start a server, install the engine first where it is missing, and print the address once it generates.
 
+    `local` is the HuggingFace engine of the harness, in this environment; clients call it sglang=URL.
     Examples: `harness engine up sglang`, `harness engine up vllm --port 8100 -- --max-model-len 4096`
     """
     import asyncio
@@ -122,10 +123,6 @@ def _chosen(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequ
 def _engine(name: str) -> "LaneEngine":
     from harness.lanes import LaneEngine
 
-    if name == "local":
-        raise typer.BadParameter(
-            "the local engine has no server of its own: it runs inside `harness run` and `harness serve --engine local`"
-        )
     if name not in list(LaneEngine):
         raise typer.BadParameter(f"no engine {name!r}; expected one of {', '.join(LaneEngine)}")
     return LaneEngine(name)

@@ -1,8 +1,8 @@
 """The command line and the environment of a lane's server, from its spec alone.
 
-Both servers run with everything switched on that a session harness uses: token endpoints, abort, pause and weight
-updates, priorities, original logprobs. A graph compiler and CUDA graphs stay off; on a small model they cost more time
-than they save. Flags are those of SGLang 0.5.23 and vLLM 0.32.0.
+SGLang and vLLM run with everything switched on that a session harness uses: token endpoints, abort, pause and weight
+updates, priorities, original logprobs; the local engine has nothing to switch. A graph compiler and CUDA graphs stay
+off; on a small model they cost more time than they save. Flags are those of SGLang 0.5.23 and vLLM 0.32.0.
 """
 
 import json
@@ -52,6 +52,8 @@ def server_command(
             arguments, own = _sglang_arguments(spec, port), _SGLANG_ENVIRONMENT
         case LaneEngine.VLLM:
             arguments, own = _vllm_arguments(spec, port), _VLLM_ENVIRONMENT
+        case LaneEngine.LOCAL:
+            arguments, own = _local_arguments(spec, port), {}
         case _:
             assert_never(spec.engine)
     stated = {name for name in parent if name.startswith(_GUARD) and any(key.startswith(_GUARD) for key in spec.env)}
@@ -125,7 +127,16 @@ def _vllm_arguments(spec: LaneSpec, port: int) -> list[str]:
     ]
 
 
+def _local_arguments(spec: LaneSpec, port: int) -> list[str]:
+    return [
+        "harness.engines.served",
+        *("--model-path", str(spec.model_dir.absolute()), "--served-model-name", served_name(spec)),
+        *("--host", LOOPBACK, "--port", str(port)),
+        *("--dtype", spec.dtype, "--max-running-requests", str(_MAX_RUNNING), "--kv-cache-gib", str(_KV_GIB)),
+    ]
+
+
 def context_tokens(model_dir: Path) -> int:
-    """How long a context a lane serves with the model in `model_dir`."""
+    """How long a context SGLang and vLLM serve here with the model in `model_dir`."""
     config = json.loads((model_dir / "config.json").read_bytes())
     return min(CONTEXT_TOKENS, int(config.get("max_position_embeddings", CONTEXT_TOKENS)))

@@ -2,7 +2,7 @@
 
 Its folder carries the digest of all that determines it, so a change of the requirement files makes a new one and leaves
 running servers alone. It is built beside its place under a lock and renamed when complete: one that exists is whole.
-Nothing of this project is installed in it; see `overlay.py`.
+Nothing of this project is installed in it; see `overlay.py`. The local engine runs in the environment of the harness.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from harness.errors import LaneError
@@ -29,6 +30,7 @@ _FORMAT = "1"
 _NEEDED_BYTES = 5 << 30
 _INSTALL_S = 1800.0
 _POLL_S = 0.2
+_LOCAL_NEEDS = ("torch", "transformers")
 _SIGNS_OF_A_GPU = ("/proc/driver/nvidia/version", "/dev/nvidiactl")  # containers may see only one of them
 
 
@@ -140,6 +142,17 @@ def _acquire(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def own_python() -> Path:
+    """The interpreter of this process. Raises `LaneError` when it lacks what the local engine needs."""
+    missing = [name for name in _LOCAL_NEEDS if find_spec(name) is None]
+    if missing:
+        raise LaneError(
+            f"the local engine needs {' and '.join(missing)}, which {sys.executable} does not have:"
+            " `pip install 'session-harness[local]'`"
+        )
+    return Path(sys.executable)
 
 
 def require_no_gpu(engine: LaneEngine) -> None:

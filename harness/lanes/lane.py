@@ -13,11 +13,18 @@ from pathlib import Path
 
 from harness.errors import LaneError
 from harness.lanes.commands import LOOPBACK, served_name, server_command
-from harness.lanes.environment import Requirements, Say, installed_python, lanes_directory, require_no_gpu
-from harness.lanes.overlay import write_overlay
+from harness.lanes.environment import (
+    Requirements,
+    Say,
+    installed_python,
+    lanes_directory,
+    own_python,
+    require_no_gpu,
+)
+from harness.lanes.overlay import own_import_path, write_overlay
 from harness.lanes.process import ProcessName, end_group, members, spawn_held
 from harness.lanes.readiness import until_it_generates
-from harness.lanes.spec import LaneSpec
+from harness.lanes.spec import LaneEngine, LaneSpec
 from harness.lanes.state import Lane, new_folder, saved_lanes
 from harness.manager.watchdog import Watchdog
 from harness.models.cache import locked
@@ -82,6 +89,8 @@ def down(lane: Lane) -> bool:
 
 
 async def _installed(spec: LaneSpec, say: Say) -> Path:
+    if spec.engine is LaneEngine.LOCAL:
+        return own_python()
     require_no_gpu(spec.engine)
     return await installed_python(Requirements.of(spec.engine), say)
 
@@ -97,7 +106,8 @@ def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
 
 def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
     folder = new_folder(_directory(), name)
-    import_path = write_overlay(spec.engine, folder / "overlay")
+    is_ours = spec.engine is LaneEngine.LOCAL
+    import_path = own_import_path(os.environ) if is_ours else write_overlay(spec.engine, folder / "overlay")
     command = server_command(spec, port, python, import_path, os.environ)
     held = spawn_held(command.arguments, command.environment, folder / "server.log")
     try:

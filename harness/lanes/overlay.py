@@ -4,9 +4,12 @@ A folder for `PYTHONPATH`, made anew for every lane: a link to the package as it
 distribution metadata, by which SGLang and vLLM find plugins. So environments stay as they were installed and can be
 shared, a lane always runs the code of the harness that started it, and no other package of ours gets into it.
 
+The local engine's server is a program of the harness: it sees what this process sees.
+
 `force_tokens` is declared here and not in the distribution: a server that anybody else uses must not have it.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from importlib import metadata
@@ -34,6 +37,12 @@ def write_overlay(engine: LaneEngine, folder: Path) -> list[Path]:
     _write_metadata(folder / f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info")
     stand_ins = [server_patch() / "sglang_cpu" / "path"] if engine is LaneEngine.SGLANG else []
     return [*stand_ins, folder]
+
+
+def own_import_path(parent: Mapping[str, str]) -> list[Path]:
+    """The import path of a server that is the harness itself: the code that runs here, and what `parent` has."""
+    inherited = parent.get("PYTHONPATH", "").split(os.pathsep)
+    return [server_patch().parent, *(Path(folder).absolute() for folder in inherited if folder)]
 
 
 def server_patch() -> Path:

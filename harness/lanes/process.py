@@ -39,7 +39,7 @@ class ProcessName:
             stat = _stat(self.pid)
         except ProcessLookupError:
             return False
-        return (stat.started, _boot()) == (self.started, self.boot) and stat.state != "Z"
+        return (stat.started, _boot()) == (self.started, self.boot) and not stat.has_ended
 
     def is_in(self, group: int) -> bool:
         """Whether this very process runs and belongs to `group`."""
@@ -87,7 +87,7 @@ def members(group: int) -> list[ProcessName]:
         if entry.name.isdigit():
             with suppress(ProcessLookupError):
                 stat = _stat(int(entry.name))
-                if stat.group == group and stat.state != "Z":
+                if stat.group == group and not stat.has_ended:
                     found.append(ProcessName(int(entry.name), stat.started, _boot()))
     return found
 
@@ -117,7 +117,13 @@ def _is_empty_within(group: int, seconds: float) -> bool:
 class _Stat:
     state: str
     group: int
+    threads: int
     started: int
+
+    @property
+    def has_ended(self) -> bool:
+        """It only waits to be waited for. While other threads of it are on their way out it still holds its port."""
+        return self.state == "Z" and self.threads <= 1
 
 
 def _stat(pid: int) -> _Stat:
@@ -127,7 +133,7 @@ def _stat(pid: int) -> _Stat:
     except FileNotFoundError:
         raise ProcessLookupError(pid) from None
     fields = content.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
-    return _Stat(state=fields[0], group=int(fields[2]), started=int(fields[19]))
+    return _Stat(state=fields[0], group=int(fields[2]), threads=int(fields[17]), started=int(fields[19]))
 
 
 def _boot() -> str:

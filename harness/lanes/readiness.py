@@ -52,9 +52,9 @@ async def _ask(http: httpx.AsyncClient, lane: Lane) -> str:
 
 
 def _one_token(lane: Lane) -> _Ask:
-    if lane.engine == LaneEngine.SGLANG:
-        return _Ask("/generate", {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}})
-    return _Ask("/v1/completions", {"model": lane.model, "prompt": _PROMPT, "max_tokens": 1})
+    if lane.engine == LaneEngine.VLLM:
+        return _Ask("/v1/completions", {"model": lane.model, "prompt": _PROMPT, "max_tokens": 1})
+    return _Ask("/generate", {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}})
 
 
 def log_tail(log: Path) -> str:

@@ -14,6 +14,17 @@ class LaneEngine(StrEnum):
 
     SGLANG = "sglang"
     VLLM = "vllm"
+    LOCAL = "local"
+    """The HuggingFace engine of the harness, in the environment of the harness, over SGLang's native wire."""
+
+    @property
+    def protocol(self) -> str:
+        """What stands before its address after `--engine`."""
+        return LaneEngine.SGLANG.value if self is LaneEngine.LOCAL else self.value
+
+
+INSTALLED = (LaneEngine.SGLANG, LaneEngine.VLLM)
+"""The engines of others: each is installed in an environment of its own."""
 
 
 class Dtype(StrEnum):

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from harness.lanes.process import ProcessName
+from harness.lanes.spec import LaneEngine
 
 _STATE = "state.json"
 _LOG = "server.log"
@@ -52,7 +53,7 @@ class Lane:
     @property
     def provider(self) -> str:
         """What to write after `--engine` to use it."""
-        return f"{self.engine}={self.url}"
+        return f"{LaneEngine(self.engine).protocol}={self.url}"
 
     def is_running(self) -> bool:
         """Whether its first process runs."""

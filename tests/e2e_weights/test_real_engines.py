@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.engines.connect import open_engine
-from harness.lanes import LaneEngine
+from harness.lanes import INSTALLED, LaneEngine
 from harness.models.perturb import perturbed_checkpoint
 from harness.server.serving import serve_in_process
 from harness.store.memory import MemoryStore
@@ -52,7 +52,7 @@ class RemoteAgents(Agents):
         await asyncio.wait(asking, timeout=DECODING_S, return_when=asyncio.ALL_COMPLETED)
 
 
-@pytest.fixture(name="agents", params=[pytest.param(engine, marks=on_real(engine)) for engine in LaneEngine])
+@pytest.fixture(name="agents", params=[pytest.param(engine, marks=on_real(engine)) for engine in INSTALLED])
 async def _agents(
     request: pytest.FixtureRequest, model_dir: Path, checkpoints: dict[int, Path]
 ) -> AsyncIterator[RemoteAgents]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lanes import LaneEngine, LaneSpec
+from harness.lanes import INSTALLED, LaneSpec
 from harness.lanes.environment import Requirements
 
 FAKE = Path(__file__).with_name("fake_python.py")
@@ -23,7 +23,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache, where both engines are installed and serve."""
     monkeypatch.setenv("FAKE_ENGINE", "serve")
-    for engine in LaneEngine:
+    for engine in INSTALLED:
         python = Requirements.of(engine).directory / "bin" / "python"
         python.parent.mkdir(parents=True)
         # A shell in between: a `#!` line cannot name an interpreter whose path has a space in it.
@@ -41,7 +41,7 @@ def _weights(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(name="spec", params=list(LaneEngine))
+@pytest.fixture(name="spec", params=INSTALLED)
 def _spec(request: pytest.FixtureRequest, installed: Path, weights: Path) -> LaneSpec:
     """A lane of each engine."""
     return LaneSpec(request.param, weights)

@@ -66,8 +66,7 @@ def test_down_needs_to_know_which(installed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("up", "local"), "runs inside `harness run` and `harness serve --engine local`"),
-        (("up", "tgi"), "expected one of sglang, vllm"),
+        (("up", "tgi"), "expected one of sglang, vllm, local"),
         (("up", "vllm", "--dtype", "int4"), "expected one of float32, bfloat16"),
         (("up", "vllm", "--env", "X"), "expected NAME=VALUE, got 'X'"),
     ],

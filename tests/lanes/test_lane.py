@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from harness.errors import LaneError
-from harness.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.lanes import INSTALLED, LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.lanes.process import members
 
 
@@ -106,7 +106,7 @@ async def test_a_port_that_is_taken_is_refused_before_anything_starts(spec: Lane
         taken = replace(spec, port=int(lane.url.rpartition(":")[2]))
         with pytest.raises(LaneError, match="runs already"):
             await start_lane(taken)
-        other = next(engine for engine in LaneEngine if engine != spec.engine)
+        other = next(engine for engine in INSTALLED if engine != spec.engine)
         with pytest.raises(LaneError, match="cannot be used"):
             await start_lane(replace(taken, engine=other))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lanes import LaneEngine
+from harness.lanes import INSTALLED, LaneEngine
 from harness.lanes.overlay import write_overlay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def seen(import_path: list[Path]) -> list[tuple[str, str, str]]:
     return [tuple(point) for point in json.loads(answer.stdout)]
 
 
-@pytest.mark.parametrize("engine", list(LaneEngine))
+@pytest.mark.parametrize("engine", INSTALLED)
 def test_a_server_finds_what_is_declared_and_the_test_support(engine: LaneEngine, tmp_path: Path) -> None:
     """The guard's plugins as the distribution declares them, `ForceTokens` besides."""
     points = seen(write_overlay(engine, tmp_path / "overlay"))
@@ -55,7 +55,7 @@ def test_an_installed_distribution_does_not_force_tokens() -> None:
 
 def test_the_stand_ins_are_on_the_path_of_sglang_only(tmp_path: Path) -> None:
     """The CPU build of vLLM needs none."""
-    paths = {engine: write_overlay(engine, tmp_path / engine) for engine in LaneEngine}
+    paths = {engine: write_overlay(engine, tmp_path / engine) for engine in INSTALLED}
 
     assert [path.name for path in paths[LaneEngine.SGLANG]] == ["path", "sglang"]
     assert [path.name for path in paths[LaneEngine.VLLM]] == ["vllm"]

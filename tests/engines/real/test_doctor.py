@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.engines.doctor import Answer
-from harness.lanes import LaneEngine
+from harness.lanes import INSTALLED
 from tests.real_engines import on_real
 
 EXAMINED = {
@@ -35,7 +35,7 @@ async def doctor(*arguments: str) -> tuple[int | None, Any]:
     return process.returncode, json.loads(output)
 
 
-@pytest.fixture(name="url", params=[pytest.param(each, marks=on_real(each)) for each in LaneEngine])
+@pytest.fixture(name="url", params=[pytest.param(each, marks=on_real(each)) for each in INSTALLED])
 def _url(request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url

@@ -17,7 +17,7 @@ from harness.engines.base import LogprobScale
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
 from harness.errors import ScenarioError
-from harness.lanes import LaneEngine
+from harness.lanes import INSTALLED, LaneEngine
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import OBJECT_KEY_TEXT, RepeatTerminateConfig
@@ -40,7 +40,7 @@ LATE = SERVED_STOP_AFTER - 16
 _PROVIDERS = {LaneEngine.SGLANG: SGLangTokenProvider, LaneEngine.VLLM: VLLMTokenProvider}
 
 
-@pytest.fixture(name="engine", params=[pytest.param(each, marks=on_real(each)) for each in LaneEngine])
+@pytest.fixture(name="engine", params=[pytest.param(each, marks=on_real(each)) for each in INSTALLED])
 def _engine(request: pytest.FixtureRequest) -> LaneEngine:
     return request.param
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import server_patch.repeat_terminate
-from harness.lanes import LaneEngine, LaneSpec
+from harness.lanes import INSTALLED, LaneEngine, LaneSpec
 from harness.lanes.commands import server_command
 from harness.lanes.environment import Requirements, installed_python
 from harness.lanes.overlay import write_overlay
@@ -46,7 +46,7 @@ TARGET_NAME = {LaneEngine.SGLANG: "Req.update_finish_state", LaneEngine.VLLM: "c
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(name="engine", params=[pytest.param(each, marks=on_real(each)) for each in LaneEngine])
+@pytest.fixture(name="engine", params=[pytest.param(each, marks=on_real(each)) for each in INSTALLED])
 def _engine(request: pytest.FixtureRequest) -> LaneEngine:
     return request.param
 

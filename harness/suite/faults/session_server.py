@@ -5,11 +5,8 @@ its store had been given is on the disk, as it would be had the process been kil
 """
 
 import asyncio
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
 from harness.engines.base import TokenProvider
@@ -17,13 +14,14 @@ from harness.server.serving import RunningServer, serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.suite.faults.agent_seam import AgentSeam
+from harness.suite.faults.restartable import Restartable
 from harness.tokens.chat_tokenizer import ChatTokenizer
 
 _HANG_UP_S = 0.005  # the loop takes some rounds to lose a connection; until then an answer would find it
 
 
-class KillableServer:
-    """A context manager; `engine` is entered by somebody else and `database` holds the sessions."""
+class KillableServer(Restartable):
+    """`engine` is entered by somebody else; `database` holds the sessions."""
 
     def __init__(
         self,
@@ -33,24 +31,15 @@ class KillableServer:
         settings: ServerSettings,
         seam: AgentSeam,
     ) -> None:
+        super().__init__()
         self._engine = engine
         self._chat_tokenizer = chat_tokenizer
         self._database = database
         self._settings = settings
         self._seam = seam
-        self._stack = AsyncExitStack()
         self._running: RunningServer | None = None
         self.url = ""
         """Valid once it has been entered, whatever happens to it."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
 
     @property
     def open_sessions(self) -> dict[str, int]:
@@ -60,11 +49,11 @@ class KillableServer:
         return {each.session_id: each.config.metadata.get("rollout", -1) for each in self._running.server.sessions}
 
     async def start(self) -> None:
-        """Serve; after a kill, at the same address."""
+        """Serve; see `Restartable.start`."""
         serving = serve_in_process(
             self._engine, self._chat_tokenizer, open_store(self._database), self._settings, around=self._seam.around
         )
-        self._running = await self._stack.enter_async_context(serving)
+        self._running = await self._holds.enter_async_context(serving)
         self.url = self._running.url
         self._settings = replace(self._settings, port=urlsplit(self.url).port or 0)
 
@@ -76,5 +65,4 @@ class KillableServer:
         running.hang_up()
         await asyncio.sleep(_HANG_UP_S)
         self._seam.drop()
-        stack, self._stack = self._stack, AsyncExitStack()
-        await stack.aclose()
+        await self._give_back()

@@ -112,7 +112,7 @@ class _Errand:
         headers = {"connection": "close"} | ({"content-type": "application/json"} if body else {})
         async with self.http.request(method, self.url + target, data=body or None, headers=headers) as answer:
             self.status = answer.status
-            self.body = _decoded(await answer.content.read(_BODY_BYTES))
+            self.body = _decoded(await _beginning(answer.content))
 
 
 async def _tell(http: aiohttp.ClientSession, worker: Worker, order: Order, deadline_s: float) -> Outcome:
@@ -130,6 +130,14 @@ async def _tell(http: aiohttp.ClientSession, worker: Worker, order: Order, deadl
         error = str(refused)
     seconds = round(monotonic() - began, 4)
     return Outcome(worker.url, str(worker.engine or ""), not error, errand.status, errand.body, seconds, error)
+
+
+async def _beginning(content: aiohttp.StreamReader) -> bytes:
+    """All of a body, however many pieces it comes in; the first `_BODY_BYTES` of a longer one."""
+    try:
+        return await content.readexactly(_BODY_BYTES)
+    except asyncio.IncompleteReadError as ended:
+        return ended.partial
 
 
 def _says_no(body: Any) -> bool:

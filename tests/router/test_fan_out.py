@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest_asyncio
+from starlette.types import Receive, Scope, Send
 
 from harness.engines.scripted import Step
 from harness.types import SamplingParams, as_ids
@@ -16,7 +17,7 @@ from server_patch.router.fan_out import Outcome, fan_out, report, status_of
 from server_patch.router.verbs import VERBS, Engine, Order
 from server_patch.router.workers import Worker, engine_of
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer
-from tests.router.serving import fake_workers
+from tests.router.serving import fake_workers, serving_app
 
 PAUSE = Order("/pause_generation", "POST", "", b'{"mode": "abort"}')
 CONTINUE = Order("/continue_generation", "POST", "", b"{}")
@@ -113,6 +114,21 @@ async def test_a_refused_update_is_a_failure_of_that_worker(http):
         assert "/resume" not in fakes[1].paths
         assert [fake.engine.weight_version for fake in fakes] == ["0", "0"]
         await fan_out(http, workers_of(fakes), CONTINUE)
+
+
+async def test_a_refusal_that_comes_in_pieces_is_one(http):
+    """200 and `success: false`, of which the first bytes arrive alone."""
+
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"success": fal', "more_body": True})
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.body", "body": b'se, "message": "no"}'})
+
+    async with serving_app(refusing) as url:
+        [outcome] = await fan_out(http, [Worker(url, Engine.SGLANG)], PAUSE)
+
+    assert (outcome.succeeded, outcome.body) == (False, {"success": False, "message": "no"})
 
 
 async def test_a_paused_vllm_worker_stays_paused_over_an_update(http):

@@ -64,6 +64,7 @@ class RepeatDetector:
 
     @property
     def triggered(self) -> bool:
+        """A rule has triggered; for good."""
         return self.rule is not None
 
     def push(self, token: int) -> bool:

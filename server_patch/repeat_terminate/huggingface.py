@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_NOWHERE = -1
+
+
 class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
     """Ends the rows that repeat themselves.
 
@@ -47,6 +50,7 @@ class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
         self._object_key_ids = object_key_ids
         self._continues = continues
         self._detector: BatchedRepeatDetector | None = None
+        self._forced: Tensor | None = None
         self._length = 0
 
     @property
@@ -59,14 +63,23 @@ class RepeatTerminateProcessor(LogitsProcessor):  # type: ignore[misc]
         """Per row, 1 when it was ended by the guard, else 0; empty before the first step."""
         return [int(rule is not None) for rule in self.rules]
 
+    @property
+    def forced_columns(self) -> list[int | None]:
+        """Per row, the column of its forced token in what `generate` returns, None without one; empty at first."""
+        columns = [] if self._forced is None else self._forced.tolist()
+        return [None if column == _NOWHERE else column for column in columns]
+
     def __call__(self, input_ids: "Tensor", scores: "Tensor") -> "Tensor":
         """The scores of the next tokens; `input_ids` int64 [rows, length], `scores` [rows, vocabulary]."""
         if not self._config.enabled:
             return scores
-        detector = self._advanced(input_ids)
+        triggered = self._advanced(input_ids).triggered
+        if self._forced is None:
+            self._forced = input_ids.new_full(input_ids.shape[:1], _NOWHERE)
+        self._forced.masked_fill_(triggered & (self._forced == _NOWHERE), input_ids.shape[1])
         forced = scores.new_full(scores.shape[1:], float("-inf"))
         forced[self._eos_ids[0]] = 0.0
-        return scores.where(~detector.triggered[:, None], forced)
+        return scores.where(~triggered[:, None], forced)
 
     def _advanced(self, input_ids: "Tensor") -> BatchedRepeatDetector:
         """The detector, after the tokens that have come since the last step."""

@@ -62,6 +62,7 @@ def test_only_the_offending_row_is_ended(model: LlamaForCausalLM) -> None:
     assert without[0] == LOOP[:TOKENS]
     assert guarded[1:] == without[1:]
     assert (guard.triggered, guard.rules) == ([1, 0, 0], [Rule.NGRAM, None, None])
+    assert guard.forced_columns == [PROMPTS.shape[1] + index + 1, None, None]
 
 
 def test_padding_after_an_end_of_its_own_is_no_repetition(model: LlamaForCausalLM) -> None:
@@ -92,7 +93,7 @@ def test_a_configuration_that_is_not_enabled_does_nothing(model: LlamaForCausalL
     guard = RepeatTerminateProcessor(RepeatTerminateConfig(ngram_size=4, min_new_tokens=8), eos_token_id=EOS)
 
     assert generate(model, LOOP, guard) == generate(model, LOOP)
-    assert guard.triggered == []
+    assert (guard.triggered, guard.forced_columns) == ([], [])
 
 
 def test_a_second_generate_is_refused(model: LlamaForCausalLM) -> None:

@@ -101,6 +101,10 @@ class Generation:
         """Whether the turn's logprobs are on the scale on which the engine scores its input."""
         return is_on_prompt_scale(self.engine.capabilities.logprob_scale, used_params(turn))
 
+    @property
+    def _is_own_output_comparable(self) -> bool:
+        return is_on_prompt_scale(self.engine.capabilities.logprob_scale, self.admission.params)
+
     def _scoring_start(self) -> int | None:
         """From where the input waits for the version that is live: the request that is made anyway scores it (I7)."""
         if not self.settings.score_inputs:
@@ -112,7 +116,7 @@ class Generation:
     def _own(self, version: int) -> int | None:
         """The same for what this turn has produced so far; what was scored under that version waits no more."""
         is_scored = any(is_version(scoring.version, version) for scoring in self.output.scorings)
-        if is_scored or not is_on_prompt_scale(self.engine.capabilities.logprob_scale, self.admission.params):
+        if is_scored or not self._is_own_output_comparable:
             return None
         waiting = (span.start for span in self.output.version_spans if is_version(span.version, version - 1))
         first = min(waiting, default=None)
@@ -129,7 +133,15 @@ class Generation:
                 session_id=self.session.session_id,
                 prompt_logprobs_from=self._scoring_start(),
             )
-        return _scored_by(version, result)
+        return self._scored_to(_scored_by(version, result))
+
+    def _scored_to(self, result: GenerationResult) -> GenerationResult:
+        """`result`, its scoring ended where this turn's own output begins when that is on another scale."""
+        scoring = result.prompt_logprobs
+        if scoring is None or self._is_own_output_comparable:
+            return result
+        of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
+        return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
 
     def _input_ids(self) -> TokenIds:
         """Prompt and partial output."""

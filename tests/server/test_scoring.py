@@ -78,6 +78,27 @@ async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
         await check(client, session, met={0: 1, 1: 2})
 
 
+async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
+    """A least length masks the second turn's logprobs: its resume scores the turn before it, not what it sampled."""
+    async with serving(*says("one"), SLOW) as client:
+        session = await client.create()
+        messages = [*HI, await client.say(session, HI), user("go on")]
+        request = asyncio.create_task(client.chat(session, messages, min_tokens=1))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.pause(PauseMode.ABORT)
+        await client.held(1)
+        await update(client, "1")
+        await client.engine.resume()
+        await client.http.post("/sessions/resume")
+        assert (await request).status_code == 200
+
+        first, second = client.server.sessions.get(session.session_id).turns
+        assert set(first.proximal_versions.tolist()) == {1}
+        assert [span.version for span in second.version_spans] == ["0", "1"]
+        assert second.proximal_versions is None
+
+
 async def test_a_jump_of_two_versions_settles_nothing():
     """Version 1 never existed here: the tokens of version 0 keep their behaviour values."""
     async with serving(*says("one", "two")) as client:

@@ -80,6 +80,12 @@ class DiscoveredPool(EnginePool):
         self._silences: Counter[str] = Counter()
         self._stack = AsyncExitStack()
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why listed workers could not be entered, by name; they are tried again."""
+        listed = {worker.name for worker in self._listed()}
+        return {name: refusal.reason for name, refusal in self._refusals.items() if name in listed}
+
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.workers.leave_all)

@@ -131,8 +131,8 @@ async def open_routed(
     """The gateway of `settings` and the list of its workers, for the time of the block; the caller enters the pool.
 
     `program` is the gateway to start, if one is. `is_guarded` promises that the caller lets nobody in before the
-    workers have proven that they run the repeat guard, as `serve_in_process` does. Raises `LaneError` when there is no
-    gateway in time.
+    workers of the pool have proven that they run the repeat guard, as `serve_in_process` does. Raises `LaneError` when
+    there is no gateway in time.
     """
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(open_http())
@@ -143,7 +143,7 @@ async def open_routed(
             also=settings.worker_urls,
             heard=lambda order: _heed(pool, order),
             describe=lambda: _described(pool),
-            is_guarded=is_guarded,
+            is_guarded=lambda: is_guarded and _are_all_entered(front, pool),
         )
         await stack.enter_async_context(front.following(settings.interval_s))
         pool = DiscoveredPool(
@@ -208,6 +208,11 @@ def _found(front: RouterFront, vocab_size: int) -> list[FoundWorker]:
     ]
 
 
+def _are_all_entered(front: RouterFront, pool: DiscoveredPool) -> bool:
+    """Whoever the gateway may send a request to has been entered: its guard is that of the others."""
+    return {worker.url for worker in front.workers.current} <= {status.name for status in pool.workers}
+
+
 def _heed(pool: DiscoveredPool, order: Order) -> None:
     """A pause that came by the router's own verb: workers that join meanwhile must not serve."""
     if order.verb == "/continue_generation":
@@ -218,7 +223,8 @@ def _heed(pool: DiscoveredPool, order: Order) -> None:
 
 
 def _described(pool: DiscoveredPool) -> dict[str, Any]:
-    return {"sessions": {"workers": [status._asdict() for status in pool.workers], "waiting": pool.waiting}}
+    workers = [status._asdict() for status in pool.workers]
+    return {"sessions": {"workers": workers, "refused": pool.refused, "waiting": pool.waiting}}
 
 
 def _is_of_sessions(scope: Scope) -> bool:

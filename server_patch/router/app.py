@@ -57,7 +57,8 @@ class RouterFront:
         also: URLs of workers that the gateway was started with.
         heard: Called with each control verb before it is fanned out.
         describe: More for `GET /router`.
-        is_guarded: The engines have proven that they run the repeat guard; answers then say what it did.
+        is_guarded: Asked at each answer: have all workers proven that they run the repeat guard? Answers then say
+            what it did.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class RouterFront:
         also: Sequence[str] = (),
         heard: Callable[[Order], None] | None = None,
         describe: Callable[[], dict[str, Any]] = dict,
-        is_guarded: bool = False,
+        is_guarded: Callable[[], bool] = bool,
     ) -> None:
         self.workers = WorkerList(http, gateway.url, also)
         self._http = http
         self._gateway = gateway
-        self._pass = Passthrough(http, gateway.url, amend=amendment if is_guarded else _untouched)
+        self._pass = Passthrough(http, gateway.url, amend=lambda scope: amendment(scope) if is_guarded() else None)
         self._heard = heard
         self._describe = describe
 
@@ -116,10 +117,6 @@ class RouterFront:
             "restrictions": list(self._gateway.restrictions),
         }
         return {"gateway": gateway, "workers": [asdict(each) for each in self.workers.current], **self._describe()}
-
-
-def _untouched(_scope: Scope) -> None:
-    """No answer is amended."""
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:

@@ -1,13 +1,20 @@
-"""Sessions and the router at one URL: which path is whose, and what needs the admin token."""
+"""Sessions and the router at one URL: which path is whose, what needs the admin token, what is said of workers."""
+
+import asyncio
+from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.errors import ScenarioError
 from harness.server.gateway_program import gateway_program
 from harness.server.registry import API_KEY_PREFIX
-from harness.server.routed import RoutedApp, RouterSettings
+from harness.server.routed import RoutedApp, RouterSettings, open_routed
+from tests.engines.lies import Lie
+from tests.engines.providers import toy_tokenizer
+from tests.router.serving import PATIENCE_S, fake_workers, serving_app
 
 KEY = {"authorization": f"Bearer {API_KEY_PREFIX}abc"}
 TOKEN = {"authorization": "Bearer secret"}
@@ -81,3 +88,39 @@ def test_a_gateway_that_nobody_knows_is_refused() -> None:
     """With the names of those that are known."""
     with pytest.raises(ScenarioError, match="no gateway 'nginx'; expected one of smg, sglang-router"):
         gateway_program("nginx", print)
+
+
+@dataclass
+class FakeGateway:
+    """Lists workers and answers chats as a guarded SGLang does, whoever of them is asked."""
+
+    listed: list[str] = field(default_factory=list)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        workers = {"workers": [{"url": url} for url in self.listed]}
+        answer = workers if scope["path"] == "/workers" else {"choices": [{"finish_reason": "stop"}]}
+        await JSONResponse(answer)(scope, receive, send)
+
+
+async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> None:
+    """The gateway may send a request to it, and a 0 in its answer would be a guess; why it was refused is said."""
+    gateway = FakeGateway()
+    async with fake_workers("sglang", "sglang") as [proven, refused], serving_app(gateway) as upstream:
+        gateway.listed, refused.lie = [proven.url], Lie.STATUS_503
+        settings = RouterSettings(router_url=upstream, interval_s=0.05)
+        opening = open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, is_guarded=True)
+        async with (
+            opening as routed,
+            routed.pool,
+            serving_app(routed.around(saying("sessions"))) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            signalled = (await http.post("/v1/chat/completions", json={})).json()
+            gateway.listed.append(refused.url)
+            async with asyncio.timeout(PATIENCE_S):
+                while not (reasons := (await http.get("/router")).json()["sessions"]["refused"]):
+                    await asyncio.sleep(0.01)
+            silent = (await http.post("/v1/chat/completions", json={})).json()
+
+    assert (signalled.keys(), silent.keys()) == ({"choices", "harness"}, {"choices"})
+    assert "503" in reasons[refused.url]

@@ -11,7 +11,7 @@ import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from harness.errors import SessionServerError
-from harness.manager.session_client import SessionClient
+from harness.manager.session_client import SessionClient, decoded
 
 _ATTEMPTS = 3
 _PAUSES = wait_exponential(multiplier=0.1, max=1.0)
@@ -89,15 +89,8 @@ class GateClient:
         # One attempt may not use up the time of the others: a server that hangs is asked again.
         timeout_s = deadline_s / _ATTEMPTS
         content: bytes = await attempts(self._client.attempt, method, f"/sessions/{verb}", timeout_s=timeout_s)
-        return _decode(verb, content)
+        return decoded(content, GateReport)
 
 
 def _may_repeat(error: BaseException) -> bool:
     return isinstance(error, SessionServerError) and (error.retryable or error.status >= 500)
-
-
-def _decode(verb: str, content: bytes) -> GateReport:
-    try:
-        return msgspec.json.decode(content, type=GateReport)
-    except msgspec.DecodeError as error:
-        raise SessionServerError(f"unexpected answer to {verb}: {error}", code="invalid_answer") from error

@@ -27,6 +27,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SessionHandle(msgspec.Struct, frozen=True):
@@ -68,17 +69,17 @@ class SessionClient:
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
         """A session made from `body`, waiting for the gate when it is shut, until one of `give_up` is done."""
         content = await self._call("POST", "/sessions", deadline_s=self._deadlines.create_s, body=body, give_up=give_up)
-        return _decode(content, SessionHandle)
+        return decoded(content, SessionHandle)
 
     async def read(self, session_id: str) -> Json:
         """The session's record; empty records when the server does not know it."""
         path = f"/sessions/{session_id}"
-        return _decode(await self._call("GET", path, deadline_s=self._deadlines.read_s), dict[str, Any])
+        return decoded(await self._call("GET", path, deadline_s=self._deadlines.read_s), dict[str, Any])
 
     async def samples(self, session_id: str) -> list[Json]:
         """The session's samples as JSON objects."""
         path = f"/sessions/{session_id}/samples"
-        answer = _decode(await self._call("GET", path, deadline_s=self._deadlines.read_s), _SamplesAnswer)
+        answer = decoded(await self._call("GET", path, deadline_s=self._deadlines.read_s), _SamplesAnswer)
         return answer.samples
 
     async def delete(self, session_id: str) -> None:
@@ -112,11 +113,19 @@ class SessionClient:
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._http.request(method, path, json=body)
-        except (httpx.TransportError, TimeoutError) as error:
+        except (httpx.RequestError, TimeoutError) as error:
             raise _not_answered(method, path, error) from error
         if response.is_error:
             raise _answered_with_error(method, path, response)
         return response.content
+
+
+def decoded(content: bytes, kind: type[_T]) -> _T:
+    """The JSON answer `content` as a `kind`. Raises `SessionServerError` when it is none."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except _NOT_DECODABLE as error:
+        raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
 
 
 @cache
@@ -173,7 +182,7 @@ def _answered_with_error(method: str, path: str, response: httpx.Response) -> Se
 def _error_detail(response: httpx.Response) -> _ErrorDetail:
     try:
         return msgspec.json.decode(response.content, type=_ErrorAnswer).error
-    except msgspec.DecodeError:
+    except _NOT_DECODABLE:
         return _ErrorDetail(message=response.reason_phrase)
 
 
@@ -181,10 +190,3 @@ def _retry_after_s(response: httpx.Response) -> float:
     """Seconds of `Retry-After`; 0 when it is missing or a date."""
     value = response.headers.get("retry-after", "")
     return float(value) if value.isdecimal() else 0.0
-
-
-def _decode(content: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
-        raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error

@@ -14,6 +14,7 @@ import msgspec
 
 from harness.errors import SessionServerError
 from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.manager.session_client import decoded
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 
 _T = TypeVar("_T")
@@ -51,12 +52,9 @@ class WeightClient:
     async def _post(self, path: str, body: msgspec.Struct, kind: type[_T]) -> _T:
         try:
             response = await self._http.post(path, content=msgspec.json.encode(body))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise SessionServerError(f"POST {path}: {type(error).__name__} {error}".rstrip()) from error
         if response.is_error:
             said = response.text[:500]
             raise SessionServerError(f"POST {path}: {response.status_code} {said}", status=response.status_code)
-        try:
-            return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError as error:
-            raise SessionServerError(f"unexpected answer to {path}: {error}", code="invalid_answer") from error
+        return decoded(response.content, kind)

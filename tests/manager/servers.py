@@ -79,3 +79,11 @@ def http_answer(status: int, body: Any, *headers: str) -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"HTTP/1.1 {status} X", f"content-length: {len(content)}", "connection: close", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+
+
+UNREADABLE = {
+    "no UTF-8": http_answer(200, b'{"state": "\xff"}'),
+    "nested without end": http_answer(200, b'{"later": ' * 100_000),
+    "no gzip": http_answer(200, b"{}", "content-encoding: gzip"),
+}
+"""Answers that come whole and that nobody can decode."""

@@ -30,7 +30,7 @@ from tests.manager.aborting import (
     think,
 )
 from tests.manager.processes import Family
-from tests.manager.servers import HANG_UP, SAY_NOTHING, canned_server, http_answer
+from tests.manager.servers import HANG_UP, SAY_NOTHING, UNREADABLE, canned_server, http_answer
 
 SLOW = Step(text="A slow answer.", token_delay_s=0.05)
 HANGING = Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)
@@ -183,6 +183,25 @@ async def test_unreachable_session_servers_are_tolerated_and_reported(tmp_path: 
         assert staged.gate() == "open"
     assert [answer.error is None for answer in report.drained] == [False, True]
     assert [answer.error is None for answer in report.resumed] == [False, True]
+    assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED]
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_gate_shut(tmp_path: Path, answer: bytes):
+    """It is reported; the others are drained and opened, and what is pending is collected."""
+    async with stage(tmp_path, HANGING) as staged, canned_server(answer) as broken:
+        staged.start(cooperate)
+        await staged.generating()
+        report = await abort_rollout(
+            staged.pending,
+            [broken.url, staged.server.url],
+            [EngineInProcess(staged.engine)],
+            [staged.manager.abort_hooks()],
+            QUICK,
+        )
+
+        assert staged.gate() == "open"
+    assert [answer.error is None for answer in (*report.drained, *report.resumed)] == [False, True] * 2
     assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import SessionServerError
 from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
-from tests.manager.servers import HANG_UP, SAY_NOTHING, CannedServer, canned_server, http_answer
+from tests.manager.servers import HANG_UP, SAY_NOTHING, UNREADABLE, CannedServer, canned_server, http_answer
 
 CREATED = http_answer(200, {"session_id": "a1", "base_url": "http://h/sessions/a1", "api_key": "k", "later": 1})
 GATE_CLOSED = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 0")
@@ -81,6 +81,14 @@ async def test_an_answer_that_a_repetition_cannot_change_is_reported_at_once(ans
             await client.create({})
 
     assert (caught.value.code, len(server.requests)) == (code, 1)
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_an_answer_that_cannot_be_decoded_is_an_error_of_the_server(answer: bytes):
+    """Whatever is wrong with it."""
+    async with client_of(answer) as (client, _):
+        with pytest.raises(SessionServerError):
+            await client.read("a1")
 
 
 async def test_a_server_that_is_not_there_is_tried_until_the_deadline():

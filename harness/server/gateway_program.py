@@ -74,7 +74,13 @@ def _build(requirements: Path, target: Path) -> None:
 
 def _run_uv(*arguments: str) -> None:
     command = [uv.find_uv_bin(), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise LaneError(
+            f"`uv {' '.join(arguments)}` did not end within {_INSTALL_S:g} s; see that the package index answers, and"
+            " try again"
+        ) from None
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-_TAIL_LINES:])
         raise LaneError(f"`uv {' '.join(arguments)}` failed; mend what it names and try again:\n{tail}")

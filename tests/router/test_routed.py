@@ -2,13 +2,15 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from harness.errors import ScenarioError
+import harness.server.gateway_program as gateway_program_module
+from harness.errors import LaneError, ScenarioError
 from harness.server.gateway_program import gateway_program
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.routed import RoutedApp, RouterSettings, open_routed
@@ -88,6 +90,16 @@ def test_a_gateway_that_nobody_knows_is_refused() -> None:
     """With the names of those that are known."""
     with pytest.raises(ScenarioError, match="no gateway 'nginx'; expected one of smg, sglang-router"):
         gateway_program("nginx", print)
+
+
+def test_an_installation_that_hangs_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An index that does not answer, for example; nothing is left behind."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
+    monkeypatch.setattr(gateway_program_module, "_INSTALL_S", 0.001)
+
+    with pytest.raises(LaneError, match=r"`uv venv .*` did not end within 0\.001 s; .* try again"):
+        gateway_program("smg", print)
+    assert [path.suffix for path in (tmp_path / "gateways").iterdir()] == [".lock"]
 
 
 @dataclass

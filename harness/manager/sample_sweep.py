@@ -2,7 +2,7 @@
 
 The trainer keeps its queue and goes on taking from it; a sample that is gone by the time its scores arrive was consumed
 as it was. Only engines whose sampled logprobs are raw can score: a sample does not say at which temperature its tokens
-were sampled.
+were sampled. It does say when a grammar or a least length held a turn of it; such a sample is counted and left alone.
 """
 
 import asyncio
@@ -29,9 +29,11 @@ async def sweep_samples(
     if not able:
         raise EngineRejected("samples are scored by engines that report raw logprobs, and none of these does")
     began = time.monotonic()
-    waiting = [sample for sample in samples if _waiting(sample, request.version)]
+    every = [sample for sample in samples if _waiting(sample, request.version)]
+    waiting = [sample for sample in every if _is_comparable(sample)]
     report = SweepReport(request.version, sessions=len(waiting))
     report.tokens_waiting = report.tokens_left = sum(_waiting(sample, request.version) for sample in waiting)
+    report.tokens_incomparable = sum(_waiting(each, request.version) for each in every if not _is_comparable(each))
     work = iter(waiting)
     try:
         async with asyncio.timeout(request.budget_s), asyncio.TaskGroup() as workers:
@@ -72,6 +74,10 @@ def _replaced(samples: MutableSequence[Sample], before: Sample, after: Sample) -
     if position is not None:
         samples[position] = after
     return position is not None
+
+
+def _is_comparable(sample: Sample) -> bool:
+    return not sample.metadata.get("constrained_turns")
 
 
 def _waiting(sample: Sample, version: int) -> int:

@@ -1,10 +1,11 @@
 """What a weight update is given and what it reports: steps, budget, outcomes. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.engines.base import PauseMode
+from harness.samples.versions import is_version
 from harness.sessions.weight_update import LiveWeights, SweepReport
 
 
@@ -96,6 +97,7 @@ class UpdateReport:
             *(f"worker {each.name}: {each.error}" for each in self.workers if each.error),
             *(f"{step}: {error}" for step, errors in self.engine_errors.items() for error in errors),
             *(f"{step} {each.url}: {error}" for each in self.servers for step, error in each.errors.items()),
+            *(f"{each.url}: {what}" for each in self.servers if each.weights for what in _outdated(each.weights)),
             *(f"sweep {each.url}: {_left(each.sweep)}" for each in self.servers if each.sweep and _left(each.sweep)),
             *([f"sweep of samples: {_left(self.samples)}"] if self.samples and _left(self.samples) else []),
         )
@@ -112,6 +114,13 @@ class UpdateReport:
             "weights/proximal_tokens_settled": sum(sweep.tokens_settled for sweep in sweeps),
             "weights/proximal_tokens_left": sum(sweep.tokens_left for sweep in sweeps),
         }
+
+
+def _outdated(weights: LiveWeights) -> Iterator[str]:
+    """Workers that serve sessions with other weights: a server whose only engine that is has none to take its place."""
+    for name, label in weights.serving.items():
+        if not is_version(label, weights.version):
+            yield f"sessions are served by {name} under weight version {label!r}, expected {str(weights.version)!r}"
 
 
 def _left(sweep: SweepReport) -> str:

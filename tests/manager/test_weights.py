@@ -243,6 +243,20 @@ async def test_a_server_with_providers_of_its_own_fences_what_was_left_behind():
         assert [worker.is_fenced for worker in update.report.workers] == [False, False]
 
 
+async def test_a_server_whose_only_engine_missed_the_update_is_named_as_a_problem():
+    """It cannot fence what it has no replacement for, so its sessions go on under the old weights: somebody must know.
+
+    The same line tells of an engine that the updater was not given.
+    """
+    updated, forgotten = Engine(), Engine()
+    async with serving(updated) as client, serving(forgotten) as behind:
+        async with WeightUpdater([updated], [client.url, behind.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        [problem] = update.report.problems
+        assert problem.startswith(f"{behind.url}: sessions are served by scripted under weight version '0'")
+
+
 async def test_an_update_that_no_worker_took_is_an_error_and_the_old_weights_serve():
     """Nobody is fenced: better the old weights than none."""
     workers = [Engine(), Engine()]
@@ -353,6 +367,24 @@ async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too():
         assert [set(sample.proximal_versions.tolist()) for sample in (before[0], *queue)] == [{0}, {1}, {1}]
         assert update.report.samples.tokens_settled == sum(sample.response_length for sample in queue)
         assert update.report.samples.tokens_left == before[0].response_length
+
+
+async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_left_alone():
+    """A least length forbade tokens when it was sampled; what an engine scores knows nothing of that."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a")], min_tokens=1)
+        queue = [sample_from_json(sample) for sample in await client.samples(session)]
+        await client.http.delete(f"/sessions/{session.session_id}")
+        await engine.update_weights(CHECKPOINT, "1")
+
+        async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        assert set(queue[0].proximal_versions.tolist()) == {0}
+        assert (update.report.samples.tokens_waiting, update.report.samples.requests) == (0, 0)
+        assert update.report.samples.tokens_incomparable == queue[0].response_length
 
 
 async def test_an_update_without_time_for_a_sweep_leaves_it_out():

@@ -78,6 +78,8 @@ class Capabilities:
     """Digest of the weights at start, empty when the engine cannot tell."""
     repeat_guard: str | None = None
     """Digest of the repeat guard's configuration; None when no guard was proven to be active."""
+    may_stop_early: bool = True
+    """Ends an output at a stop string among its first `min_new_tokens` too."""
 
 
 @dataclass(frozen=True, slots=True)

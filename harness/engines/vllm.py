@@ -114,6 +114,7 @@ class VLLMTokenProvider:
             can_update_weights=self._control.has_dev_mode,
             weights_digest="",
             repeat_guard=self._guard,
+            may_stop_early=False,
         )
 
     @property

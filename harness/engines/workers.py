@@ -192,6 +192,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         can_update_weights=all(each.can_update_weights for each in all_capabilities),
         weights_digest=first.weights_digest,
         repeat_guard=first.repeat_guard,
+        may_stop_early=first.may_stop_early,
     )
 
 

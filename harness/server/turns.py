@@ -179,7 +179,7 @@ class TurnService:
         return Generation(
             self.engine,
             self.gatekeeper,
-            Endings(tokenizer.eos_ids, tokenizer.decode),
+            Endings(tokenizer.eos_ids, tokenizer.decode, self.engine.capabilities.may_stop_early),
             self.settings,
             self._request_ids,
             call.session,

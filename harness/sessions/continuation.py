@@ -40,6 +40,8 @@ class Endings(NamedTuple):
 
     eos_ids: frozenset[int]
     decode: Callable[[Sequence[int]], str]
+    may_stop_early: bool = True
+    """A stop string counts among the first `min_new_tokens` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class Output:
         )
 
     def _ended(self, params: SamplingParams, endings: Endings) -> Self:
-        match = first_stop_string(self.ids, params.stop, endings.decode)
+        least = 0 if endings.may_stop_early else params.min_new_tokens
+        match = first_stop_string(self.ids, params.stop, endings.decode, least=least)
         if match is not None:
             return self._cut(match.end, match.text)
         if self.finish is not FinishReason.ABORT:
@@ -178,14 +181,16 @@ class StopMatch(NamedTuple):
     text: str
 
 
-def first_stop_string(ids: TokenIds, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> StopMatch | None:
-    """The first stop string that `ids` complete, joints between requests included."""
+def first_stop_string(
+    ids: TokenIds, stop: Sequence[str], decode: Callable[[Sequence[int]], str], *, least: int = 0
+) -> StopMatch | None:
+    """The first stop string that `ids` complete behind the first `least`, joints between requests included."""
     if not stop:
         return None
     strings = StopStrings(decode, stop)
     for position, token_id in enumerate(ids.tolist(), start=1):
         text = strings.push(token_id)
-        if text is not None:
+        if text is not None and position > least:
             return StopMatch(position, text)
     return None
 

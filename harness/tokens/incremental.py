@@ -60,7 +60,9 @@ class StopStrings:
         """The stop string that the text contains since `token_id`, None while there is none."""
         if not self._stop:
             return None
+        known = len(self._tail)
         text = self._tail + self._decoder.push(token_id)
         self._tail = text[-self._tail_length :]
-        found = [stop for stop in self._stop if stop in text]
-        return min(found, key=text.index) if found else None
+        places = {stop: text.find(stop, max(0, known - len(stop) + 1)) for stop in self._stop}
+        found = [stop for stop in self._stop if places[stop] >= 0]
+        return min(found, key=places.__getitem__) if found else None

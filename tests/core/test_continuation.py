@@ -149,6 +149,18 @@ def test_a_stop_string_across_the_joint_ends_the_turn_there():
     assert (output.logprobs.size, output.segments[-1].end) == (7, 7)
 
 
+def test_a_stop_string_that_the_engine_let_pass_does_not_end_the_turn_at_a_joint():
+    """Among the first `min_tokens` vLLM looks for none: a turn that a pause cuts ends where it ends without one."""
+    params = replace(PARAMS, stop=("STOP", "P"), min_new_tokens=6)
+    parts = result(0, text("a STOP b"), FinishReason.ABORT), result(1, text("c STOP d"), FinishReason.LENGTH)
+
+    for endings, said in [(ENDINGS, "a STOP"), (ENDINGS._replace(may_stop_early=False), "a STOP bc STOP")]:
+        output = Output.nothing()
+        for part in parts[: 1 if endings is ENDINGS else 2]:
+            output = output.joined(part).settled(params, endings)
+        assert toy_tokenizer().decode(output.ids.tolist()) == said
+
+
 def test_one_request_is_taken_at_its_word():
     """Without a joint the engine's own verdict stands, whatever the text says."""
     params = replace(PARAMS, stop=("STOP",))

@@ -218,8 +218,8 @@ def _heed(pool: DiscoveredPool, order: Order) -> None:
     if order.verb == "/continue_generation":
         pool.workers.expect_pause(None)
     elif order.verb == "/pause_generation":
-        with suppress(VerbError):
-            pool.workers.expect_pause(_PAUSES.get(order.fields.get("mode") or "abort"))
+        with suppress(VerbError, KeyError, TypeError):  # workers refuse what is no mode, and nothing changes
+            pool.workers.expect_pause(_PAUSES[order.fields.get("mode") or "abort"])
 
 
 def _described(pool: DiscoveredPool) -> dict[str, Any]:

@@ -104,8 +104,11 @@ def _post(target: str, body: Body | None = None, *, or_else: str = "") -> Call:
 def _abort(body: Body) -> Plan:
     if body.get("abort_all"):
         return Plan((_post("/abort_requests"),))
-    rids = body.get("rid") or []
-    names = [name for rid in ([rids] if isinstance(rids, str) else rids) for name in _names_of(str(rid))]
+    named = body.get("rid") or []
+    rids = [named] if isinstance(named, str) else named
+    if not isinstance(rids, list):
+        raise VerbError(f"/abort_request: expected rid to be an id or a list of ids, got {named!r}")
+    names = [name for rid in rids for name in _names_of(str(rid))]
     # Without ids vLLM would abort everything, where SGLang aborts nothing.
     return Plan((_post("/abort_requests", {"request_ids": names}, or_else=_ABORT_ANYWAY),) if names else ())
 
@@ -116,7 +119,7 @@ def _names_of(rid: str) -> list[str]:
 
 def _pause(body: Body) -> Plan:
     mode = body.get("mode") or "abort"
-    if mode not in _PAUSES:
+    if mode not in tuple(_PAUSES):  # a client may send what cannot be a key
         raise VerbError(f"/pause_generation: expected mode abort, retract or in_place, got {mode!r}")
     return Plan((_post(_PAUSES[mode]),))
 

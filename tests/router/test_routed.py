@@ -136,3 +136,26 @@ async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> N
 
     assert (signalled.keys(), silent.keys()) == ({"choices", "harness"}, {"choices"})
     assert "503" in reasons[refused.url]
+
+
+@pytest.mark.parametrize("mode", ["nap", ["abort"]])
+async def test_a_pause_that_means_nothing_ends_no_pause(mode: object) -> None:
+    """A worker that joins afterwards is paused like the others."""
+    gateway = FakeGateway()
+    async with fake_workers("sglang", "sglang") as [first, late], serving_app(gateway) as upstream:
+        gateway.listed = [first.url]
+        settings = RouterSettings(router_url=upstream, interval_s=0.05)
+        async with (
+            open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size) as routed,
+            routed.pool,
+            serving_app(routed.around(saying("sessions"))) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            for each in ("abort", mode):
+                assert (await http.post("/pause_generation", json={"mode": each})).status_code in (200, 502)
+            gateway.listed.append(late.url)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(routed.pool.workers) < 2:
+                    await asyncio.sleep(0.01)
+
+            assert "/pause_generation" in late.paths

@@ -69,7 +69,9 @@ def test_new_weights_are_loaded_flushed_and_named_while_paused() -> None:
     ("verb", "body", "message"),
     [
         ("/pause_generation", {"mode": "nap"}, "expected mode abort, retract or in_place, got 'nap'"),
+        ("/pause_generation", {"mode": ["abort"]}, r"expected mode abort, retract or in_place, got \['abort'\]"),
         ("/pause_generation", [1], "expected a JSON object, got list"),
+        ("/abort_request", {"rid": 5}, "expected rid to be an id or a list of ids, got 5"),
         ("/update_weights_from_disk", {}, "expected model_path to be a path, got None"),
     ],
 )

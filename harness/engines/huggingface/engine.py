@@ -61,18 +61,22 @@ class Engine:
 
     @property
     def facts(self) -> ModelFacts:
+        """What is known of the model."""
         return self._model.facts
 
     @property
     def context_length(self) -> int:
+        """Tokens of a prompt and its output together, at most."""
         return self._rules.context_length
 
     @property
     def running(self) -> int:
+        """Generations with a place in the batch."""
         return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
+        """Generations without a place in the batch."""
         return len(self._scheduler.waiting)
 
     @property
@@ -115,6 +119,7 @@ class Engine:
             self.abort(None)
 
     def resume(self) -> None:
+        """Sample again. Idempotent."""
         self.is_paused = False
 
     def update_weights(self, path: Path, version: str) -> None:

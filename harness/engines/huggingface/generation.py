@@ -70,6 +70,7 @@ class PromptScores:
 
     @property
     def is_complete(self) -> bool:
+        """All logprobs have been added."""
         return self._version is not None
 
     def add(self, logprobs: Logprobs, version: str) -> None:
@@ -108,10 +109,12 @@ class Generation:
 
     @property
     def prompt_length(self) -> int:
+        """Tokens of the input."""
         return int(self.request.input_ids.size)
 
     @property
     def is_scoring_only(self) -> bool:
+        """Only the input is read; nothing is sampled."""
         return self.request.params is None
 
     @property

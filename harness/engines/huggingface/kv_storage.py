@@ -21,10 +21,12 @@ class LayerKv:
 
     @property
     def bytes_per_token(self) -> int:
+        """Memory of one token in this layer."""
         return int(sum(tensor[:, :, 0].numel() * tensor.element_size() for tensor in (self.keys, self.values)))
 
     @property
     def size_bytes(self) -> int:
+        """Memory of the whole layer, unused room included."""
         return int(self.keys.nbytes + self.values.nbytes)
 
     def copy(self, tokens: int, capacity: int) -> "LayerKv":
@@ -70,6 +72,7 @@ class KvStorage:
 
     @property
     def size_bytes(self) -> int:
+        """Memory of all sequences."""
         return sum(layer.size_bytes for kv in self._sequences.values() for layer in kv.layers.values())
 
     def __getitem__(self, kv: int) -> SequenceKv:

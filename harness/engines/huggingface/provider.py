@@ -80,6 +80,7 @@ class HuggingFaceTokenProvider:
 
     @property
     def capabilities(self) -> Capabilities:
+        """See `TokenProvider.capabilities`. Raises `EngineError` while the engine does not run."""
         engine = self._entered()
         return Capabilities(
             engine="local",
@@ -97,6 +98,7 @@ class HuggingFaceTokenProvider:
 
     @property
     def weight_version(self) -> str:
+        """See `TokenProvider.weight_version`."""
         return self._version if self._thread.engine is None else self._thread.engine.version
 
     async def __aenter__(self) -> Self:

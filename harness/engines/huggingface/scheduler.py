@@ -81,6 +81,7 @@ class Sequence:
 
     @property
     def known_ids(self) -> TokenIds:
+        """Input and output until now."""
         return self.ids[: self.length]
 
     @property
@@ -134,6 +135,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Something runs or waits."""
         return bool(self.running or self.waiting)
 
     @property

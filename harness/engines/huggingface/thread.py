@@ -68,6 +68,7 @@ class EngineThread:
         return EngineError(f"the local engine has stopped: {self.failure}")
 
     def start(self) -> None:
+        """Begin to build the engine, in the thread."""
         self._thread.start()
 
     def call(self, function: Callable[["Engine"], T]) -> Future[T]:

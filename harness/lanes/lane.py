@@ -69,7 +69,7 @@ async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = 
 
 
 def find_lanes() -> list[Lane]:
-    """The lanes that run; the states of those that died are removed."""
+    """The lanes that run; the states of those that died are removed. Raises `LaneError` for one that is unreadable."""
     running = []
     for lane in saved_lanes(_directory()):
         if lane.owns_group():

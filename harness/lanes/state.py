@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.errors import LaneError
 from harness.lanes.process import ProcessName
 from harness.lanes.spec import LaneEngine
 
@@ -95,14 +96,23 @@ def new_folder(directory: Path, name: str) -> Path:
 
 
 def saved_lanes(directory: Path) -> list[Lane]:
-    """The lanes with a state file, in the order of their names."""
+    """The lanes with a state file, in the order of their names. Raises `LaneError` when one cannot be read."""
     return sorted(_saved(directory), key=lambda lane: lane.name)
 
 
 def _saved(directory: Path) -> Iterator[Lane]:
     for path in directory.glob(f"*/{_STATE}"):
         with suppress(FileNotFoundError):  # its lane has just ended
-            yield msgspec.json.decode(path.read_bytes(), type=Lane)
+            yield _read(path)
+
+
+def _read(path: Path) -> Lane:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Lane)
+    except msgspec.DecodeError as error:
+        raise LaneError(
+            f"cannot read the lane in {path}: {error}; end the server of that name if it runs, then remove the file"
+        ) from error
 
 
 def _prune(directory: Path) -> None:

@@ -132,3 +132,13 @@ async def test_down_ends_what_a_dead_server_left_behind(spec: LaneSpec) -> None:
     os.kill(lane.pid, signal.SIGKILL)
 
     assert (find_lanes(), down(lane), members(lane.group)) == ([lane], True, [])
+
+
+def test_a_state_that_cannot_be_read_is_named(cache: Path) -> None:
+    """Of another version of the harness, for example: its server may run, so nobody forgets it."""
+    state = cache / "engines" / "lanes" / "vllm-8100" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text('{"name": "vllm-8100"}')
+
+    with pytest.raises(LaneError, match=r"vllm-8100/state\.json: .* end the server .* remove the file"):
+        find_lanes()

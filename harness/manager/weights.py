@@ -154,7 +154,7 @@ class WeightUpdate:
 
         Raises `EngineError` when no worker serves them afterwards, and what a transfer raises.
         """
-        self._has_begun = True
+        self._has_begun, self.report.workers = True, ()
         with self._step(UpdateStep.APPLY):
             errors = await self._load(source, str(self.report.version))
         await self._verify(errors)
@@ -166,7 +166,7 @@ class WeightUpdate:
 
     async def reopen(self) -> None:
         """Everything works again, without the workers that the update missed."""
-        if self._has_begun and not self.report.workers:  # the transfer raised, and may have reached some workers
+        if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some workers
             await self._verify({})
         with self._step(UpdateStep.CONTINUE):
             await self._at_every_engine(UpdateStep.CONTINUE, lambda e: e.resume(), self._budget.continue_s)

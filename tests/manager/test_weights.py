@@ -453,6 +453,30 @@ async def test_a_transfer_that_breaks_off_leaves_no_worker_of_unknown_weights_se
         assert (await client.gate())["state"] == "open"
 
 
+async def test_a_second_attempt_that_breaks_off_is_verified_like_the_first():
+    """What the first one found out says nothing about what the second has reached."""
+    workers = [Engine(), Engine()]
+    for worker in workers:
+        worker.fails["update"] = EngineRejected("does not fit")
+    async with serving(EnginePool(workers)) as client:
+
+        async def transfer(providers, label) -> None:
+            workers[0].fails.clear()
+            await providers["0"].update_weights(CHECKPOINT, label)
+            raise ConnectionResetError
+
+        async def twice() -> None:
+            async with WeightUpdater([client.engine], [client.url]).update(1) as update:
+                with pytest.raises(EngineError):
+                    await update.apply(CHECKPOINT)
+                await update.apply(transfer)
+
+        with pytest.raises(ConnectionResetError):
+            await twice()
+
+        assert [worker.fence for worker in client.engine.workers] == ["", MISSED_UPDATE]
+
+
 async def test_the_report_names_the_pause_and_the_sweep_apart():
     """Agents wait for everything but the sweep."""
     engine = Engine()

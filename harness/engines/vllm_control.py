@@ -93,11 +93,11 @@ class VLLMControl:
         await asyncio.to_thread(require_fitting, Path(self._weights), path)
         try:
             await self._reload(str(path))
+            await self._post("/reset_prefix_cache", {})
         except EngineError as error:
             await self._put_back()
             raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {error.message}") from error
         self._weights = str(path)
-        await self._post("/reset_prefix_cache", {})
         await self._post("/update_weight_version", {"new_version": version})
         reported = await self.label()
         if reported != version:

@@ -42,6 +42,8 @@ class FakeServer:
         """Those of the same that were POSTs, which alone change anything."""
         self.bodies: list[Json] = []
         """Bodies of generations."""
+        self.has_stale_cache = False
+        """Weights were loaded, and the keys and values of those before them were not thrown away since."""
         self.url = ""
         self._divides = divides_by_temperature
         self.repeat_guard = repeat_guard

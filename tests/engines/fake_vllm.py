@@ -26,6 +26,8 @@ class FakeVLLM(FakeServer):
         self._scale_out = scale_out
         self._dev_mode = dev_mode
         self._paused = False
+        self.flushes = True
+        """Throws its cache away when it is asked to."""
         self.loaded: list[str] = []
         """Paths that were loaded, in order."""
 
@@ -133,9 +135,13 @@ class FakeVLLM(FakeServer):
         self.loaded.append(path)
         if path == str(UNFIT_WEIGHTS):
             return web.json_response({"error": {"message": "shapes differ", "code": 500}}, status=500)
+        self.has_stale_cache = True
         return web.json_response({"results": [None]})
 
     async def _reset(self, request: web.Request) -> web.Response:
+        if not self.flushes:
+            return web.json_response({"error": {"message": "blocks are in use", "code": 500}}, status=500)
+        self.has_stale_cache = False
         return web.Response()
 
     async def _update_version(self, request: web.Request) -> web.Response:

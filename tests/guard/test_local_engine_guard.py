@@ -15,7 +15,17 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
-from tests.guard.looping import CONFIG, MAX_NEW_TOKENS, OTHER_PROMPTS, PROMPT, PROMPT_IDS, STOP_INDEX
+from tests.guard.looping import (
+    CONFIG,
+    MAX_NEW_TOKENS,
+    OTHER_PROMPTS,
+    PROMPT,
+    PROMPT_IDS,
+    SERVED_CONFIG,
+    SERVED_STOP_AFTER,
+    STOP_INDEX,
+    looped_ids,
+)
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("guarded_local_engine")]
 
@@ -81,6 +91,14 @@ async def test_only_the_offending_sequence_is_ended(
     assert (stopped.forced_tokens, stopped.matched_stop) == (0, None)
     assert [each.output_ids.tolist() for each in others] == [each.output_ids.tolist() for each in others_without]
     assert {each.finish_reason for each in others} == {FinishReason.LENGTH}
+
+
+async def test_a_loop_ends_at_the_token_at_which_it_ends_on_the_servers(model_dir: Path) -> None:
+    """With their limits and the ids that SGLang and vLLM are held to, see `tests/engines/real/test_repeat_guard.py`."""
+    async with HuggingFaceTokenProvider(model_dir, repeat_guard=SERVED_CONFIG) as engine:
+        ended = await ask(engine, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=SERVED_STOP_AFTER + 32))
+
+    assert (ended.finish_reason, ended.output_ids.tolist()) == (FinishReason.REPEAT, looped_ids(SERVED_STOP_AFTER))
 
 
 async def test_a_continuation_is_ended_at_the_same_token(guarded: HuggingFaceTokenProvider) -> None:

@@ -18,6 +18,7 @@ from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.vllm import VLLMTokenProvider
 from harness.errors import ScenarioError
 from harness.lanes import INSTALLED, LaneEngine
+from harness.sessions.continuation import Endings, Output
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import OBJECT_KEY_TEXT, RepeatTerminateConfig
@@ -36,6 +37,8 @@ BUDGET = SERVED_STOP_AFTER + 32
 GREEDY = SamplingParams(BUDGET, temperature=0.0, ignore_eos=True)
 LATE = SERVED_STOP_AFTER - 16
 """Tokens before a joint that lies shortly before the end."""
+TURN, CUTS = 120, 3
+"""Tokens of a turn that the guard leaves alone, and how often it is cut."""
 
 _PROVIDERS = {LaneEngine.SGLANG: SGLangTokenProvider, LaneEngine.VLLM: VLLMTokenProvider}
 
@@ -70,6 +73,16 @@ def provider(engine: LaneEngine, url: str, tokenizer: Tokenizer, wanted: RepeatT
 
 async def ask(server: Server, ids: list[int], params: SamplingParams = GREEDY) -> GenerationResult:
     return await server.generate(as_ids(ids), params, request_id=uuid4().hex)
+
+
+async def cut(server: Server, ids: list[int], params: SamplingParams = GREEDY) -> GenerationResult:
+    """What a request comes to that is aborted at its first tokens."""
+    request_id = uuid4().hex
+    async for piece in server.stream(as_ids(ids), params, request_id=request_id):
+        if isinstance(piece, GenerationResult):
+            return piece
+        asyncio.get_running_loop().call_soon(asyncio.ensure_future, server.abort(request_id))
+    raise AssertionError("the stream ended without a result")
 
 
 async def ask_late(server: Server) -> GenerationResult:
@@ -109,18 +122,27 @@ async def test_the_others_in_the_batch_do_not_change_by_a_token(server: Server, 
 
 async def test_a_continuation_after_an_abort_ends_at_the_same_token(server: Server) -> None:
     """The detector knows what was generated before the joint; as a prompt it would count for nothing."""
-    first_id = uuid4().hex
     ids, params = PROMPT_IDS + looped_ids(LATE), replace(GREEDY, continues=LATE)
-    stream = server.stream(as_ids(ids), params, request_id=first_id)
-    async for piece in stream:
-        if isinstance(piece, GenerationResult):
-            break
-        asyncio.get_running_loop().call_soon(asyncio.ensure_future, server.abort(first_id))
+    piece = await cut(server, ids, params)
     before = LATE + piece.output_ids.size
     rest = await ask(server, ids + piece.output_ids.tolist(), replace(params, continues=before))
 
     assert piece.finish_reason is FinishReason.ABORT
     assert (rest.finish_reason, before + rest.output_ids.size) == (FinishReason.REPEAT, SERVED_STOP_AFTER)
+
+
+async def test_a_turn_that_is_cut_and_goes_on_is_the_uninterrupted_one(server: Server, tokenizer: Tokenizer) -> None:
+    """Greedy, under the same weights: token by token, wherever the joints are."""
+    params, endings = replace(GREEDY, max_new_tokens=TURN), Endings(tokenizer.eos_ids, tokenizer.decode)
+    whole = await ask(server, PROMPT_IDS, params)
+    output = Output.nothing()
+    while not output.is_complete:
+        send = cut if len(output.segments) < CUTS else ask
+        result = await send(server, PROMPT_IDS + output.ids.tolist(), output.next_params(params))
+        output = output.joined(result).settled(params, endings)
+
+    assert [each.finish_reason for each in output.segments] == [FinishReason.ABORT] * CUTS + [FinishReason.LENGTH]
+    assert output.ids.tolist() == whole.output_ids.tolist() == looped_ids(TURN)
 
 
 async def test_object_keys_are_counted_by_the_tokens_of_the_server(server: Server, tokenizer: Tokenizer) -> None:

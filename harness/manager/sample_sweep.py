@@ -58,12 +58,15 @@ async def _work(
 
 async def _score(engine: TokenProvider, sample: Sample, samples: MutableSequence[Sample], report: SweepReport) -> None:
     start = sample_scoring_start(sample, report.version)
-    assert start is not None
+    input_ids = sample.tokens[: engine.capabilities.context_length - 1]  # as long as a server reads
+    if start is None or start >= input_ids.size:
+        return
     report.requests += 1
-    report.tokens_read += int(sample.tokens.size)
-    scoring = await engine.score(sample.tokens, start=start)
-    if is_version(scoring.version, report.version) and _replaced(samples, sample, score_sample(sample, scoring)):
-        settled = _waiting(sample, report.version)
+    report.tokens_read += int(input_ids.size)
+    scoring = await engine.score(input_ids, start=start)
+    scored = score_sample(sample, scoring)
+    if is_version(scoring.version, report.version) and _replaced(samples, sample, scored):
+        settled = _waiting(sample, report.version) - _waiting(scored, report.version)
         report.tokens_settled += settled
         report.tokens_left -= settled
 

@@ -86,7 +86,9 @@ class Sweep:
             self.report.sessions_done += 1
 
     async def _score_session(self, session: Session) -> None:
-        while task := next_scoring(session, self._request.version, self._is_comparable):
+        # Servers read no input that leaves no room for a token, and of a full context all but the last one fits.
+        longest = self._engine.capabilities.context_length - 1
+        while task := next_scoring(session, self._request.version, self._is_comparable, longest):
             self.report.requests += 1
             self.report.tokens_read += int(task.input_ids.size)
             scoring = await self._engine.score(task.input_ids, start=task.start)

@@ -22,16 +22,16 @@ class ScoringTask(NamedTuple):
     leaf: int
     """Index of the turn that ends the branch."""
     input_ids: TokenIds
-    """The branch up to the last token that waits."""
+    """The branch up to the last token that waits, or as much of it as an engine reads."""
     start: int
 
 
-def next_scoring(session: Session, version: int, is_comparable: IsComparable) -> ScoringTask | None:
-    """What to score next under `version`; None when no token of the session waits for it."""
+def next_scoring(session: Session, version: int, is_comparable: IsComparable, longest: int) -> ScoringTask | None:
+    """What to score next under `version`, in at most `longest` ids; None when no token within them waits for it."""
     for branch in _branches(session):
         window = waiting_window(filter(is_comparable, _settled(session, branch)), version)
-        if window is not None:
-            return ScoringTask(branch[-1].index, _ids(branch, window.stop), window.start)
+        if window is not None and window.start < longest:
+            return ScoringTask(branch[-1].index, _ids(branch, min(window.stop, longest)), window.start)
     return None
 
 

@@ -387,6 +387,25 @@ async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_le
         assert update.report.samples.tokens_incomparable == queue[0].response_length
 
 
+async def test_a_sample_that_fills_the_context_is_scored_but_for_its_last_token():
+    """As in a session: servers read no input that leaves no room for a token, and what is left is counted."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        queue = [sample_from_json(sample) for sample in await client.samples(session)]
+        await client.http.delete(f"/sessions/{session.session_id}")
+        await engine.update_weights(CHECKPOINT, "1")
+        engine.capabilities = replace(engine.capabilities, context_length=queue[0].tokens.size)
+
+        async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        [sample], report = queue, update.report.samples
+        assert sample.proximal_versions.tolist() == [1] * (sample.response_length - 1) + [0]
+        assert (report.tokens_settled, report.tokens_left) == (sample.response_length - 1, 1)
+
+
 async def test_an_update_without_time_for_a_sweep_leaves_it_out():
     """Nothing is scored, nothing is asked of the session server before the pause."""
     engine = Engine()

@@ -12,13 +12,13 @@ import pytest
 from fakes import assistant, toy_template, toy_tokenizer, user
 from served import PATIENCE_S, Client, Served, eventually, says
 
-from harness.engines.base import LogprobScale
+from harness.engines.base import LogprobScale, check_request
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
 from harness.errors import EngineRejected
 from harness.server.serving import serve_in_process
 from harness.store.connect import open_store
-from harness.types import PromptLogprobs, as_ids
+from harness.types import PromptLogprobs, SamplingParams, as_ids
 
 NOWHERE = Path("/nowhere")
 
@@ -186,6 +186,29 @@ async def test_branches_that_share_a_prefix_score_it_once():
         assert [scored_share(sample) for sample in samples] == [1.0, 1.0]
         assert [start for start, _ in engine.scored] == [len(turns[0]["prompt_ids"]), len(turns[2]["prompt_ids"])]
         assert report["tokens_settled"] == report["tokens_waiting"]
+
+
+async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_token():
+    """No server reads an input that leaves no room for a token; the one token that does not fit is counted."""
+
+    class Strict(Engine):
+        async def score(self, input_ids, *, start):
+            check_request(self.capabilities, input_ids, SamplingParams(max_new_tokens=1), start)
+            return await super().score(input_ids, start=start)
+
+    engine = Strict(Step(text="a long answer " * 4))
+    engine.capabilities = replace(engine.capabilities, context_length=40)
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        assert (len(sample["tokens"]), sample["status"]) == (40, "truncated")
+        assert sample["proximal_versions"] == [1] * (sample["response_length"] - 1) + [0]
+        assert (report["tokens_left"], report["requests"], report["failures"]) == (1, 1, {})
 
 
 async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():

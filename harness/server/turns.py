@@ -166,7 +166,7 @@ class TurnService:
                 await self._keep(call.session, broken_off_turn(admission, generation.output, error, self.clock()))
                 raise
             except BaseException as error:
-                reason = HarnessError(f"the turn was given up: {type(error).__name__} {error}")
+                reason = _given_up(error)
                 self._record(call.session, broken_off_turn(admission, generation.output, reason, self.clock()))
                 raise
             await self._keep(call.session, turn)
@@ -241,8 +241,8 @@ class TurnService:
         """Make `turn` durable, then record it; one that cannot be made durable is recorded as FAILED."""
         try:
             await self.store.commit(session.session_id, turn)
-        except StoreError as error:
-            turn = lost_turn(turn, error)
+        except BaseException as error:
+            turn = lost_turn(turn, error if isinstance(error, StoreError) else _given_up(error))
             raise
         finally:
             self._record(session, turn)
@@ -291,6 +291,11 @@ class TurnService:
                 f"response_format: expected type 'text', {self.engine.capabilities.engine} follows no schema",
                 param="response_format",
             )
+
+
+def _given_up(error: BaseException) -> HarnessError:
+    """What is noted of a turn that a cancellation or a bug of ours has ended."""
+    return HarnessError(f"the turn was given up: {type(error).__name__} {error}")
 
 
 @contextmanager

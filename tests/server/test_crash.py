@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fakes import body, user
+from fakes import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
 from served import RawClient, Served, says, serving, url_of
 from stored import ledger_of, read_file
 
-from harness.engines.scripted import Step
+from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.store.memory import MemoryStore
+from harness.types import Turn, TurnStatus
 
 PROGRAM = Path(__file__).with_name("serve_until_killed.py")
 AGENTS = 25
@@ -133,6 +135,36 @@ async def test_a_server_that_is_stopped_leaves_its_sessions_open(tmp_path):
     assert (restored, len(by_key.json()["sessions"])) == (1, 1)
     assert [turn | {"delivered": True} for turn in turns[:1]] == [turn | {"delivered": True} for turn in expected]
     assert turns[1]["parent"] == 0
+
+
+class StuckDisk(MemoryStore):
+    """Its first write never comes to an end."""
+
+    is_stuck = True
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        """Keep the outcome of a turn."""
+        if self.is_stuck:
+            self.is_stuck = False
+            await asyncio.Event().wait()
+
+
+async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed():
+    """Nobody knows whether the file has it: the same request goes on with the turn and makes it durable."""
+    engine = ScriptedEngine(toy_tokenizer(), Script(steps=(Step(text="first"), Step(text="second"))))
+    service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
+    asking = asyncio.create_task(service.serve_chat(service.read_chat(session, body(HI), patient_client())))
+    while engine._played.total() == 0 or engine._live:
+        await asyncio.sleep(0)
+    asking.cancel()
+    [cancelled] = await asyncio.gather(asking, return_exceptions=True)
+    [given_up] = session.turns
+    again = await service.serve_chat(service.read_chat(session, body(HI), patient_client()))
+
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert given_up.status is TurnStatus.FAILED
+    assert (again.turn.index, again.turn.reply["content"]) == (0, "second")
+    assert (session.ledger().difference, session.ledger().dropped) == (0, {"failed_turn": given_up.output_ids.size})
 
 
 async def test_deleted_sessions_stay_in_the_file_and_out_of_the_server(tmp_path):

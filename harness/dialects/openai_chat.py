@@ -2,7 +2,7 @@
 
 Pure functions. `parse_request` accepts what clients really send: unknown fields are ignored, text parts are joined,
 empty values are dropped, so that a history which a client sends back normalises to what was served. What cannot be
-served is refused by name, never ignored: several choices, images, structured output.
+served is refused by name, never ignored: several choices, images, a schema beside tools.
 """
 
 from collections.abc import Callable

@@ -185,7 +185,7 @@ class FakeSGLang(FakeServer):
         if body["model_path"] == str(UNFIT_WEIGHTS):
             return web.json_response({"success": False, "message": "shapes differ"}, status=400)
         await self.engine.update_weights(Path(body["model_path"]), body["weight_version"])
-        self.has_stale_cache = not body["flush_cache"]
+        self.has_stale_cache = not body.get("flush_cache", True)
         return web.json_response({"success": True, "message": "done", "num_paused_requests": 0})
 
     async def _model_info(self, request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@
     │   ├── RouteNotFound          404
     │   └── MethodNotAllowed       405
     ├── TurnRefused                terminal for the agent: 404 and `x-should-retry: false`
-    │   ├── SessionNotFound        id never seen, or reclaimed
+    │   ├── SessionNotFound        id never seen, or deleted
     │   ├── SessionClosing         drained or closed
     │   ├── TurnAborted            this turn was aborted; its partial output is recorded
     │   ├── BranchEnded            the branch's last turn is not COMPLETED
@@ -138,7 +138,7 @@ class TurnRefused(HarnessError):
 
 
 class SessionNotFound(TurnRefused):
-    """The id was never given out, or the session has been reclaimed."""
+    """The id was never given out, or the session has been deleted."""
 
     cause = Cause.AGENT
     code = "session_not_found"

@@ -120,7 +120,7 @@ class SessionManager:
     async def delete(self, session_id: str) -> None:
         """Give a session back that was kept for a later rollout, and is not wanted any more.
 
-        The server reclaims what it keeps, so a failure is logged and nothing more.
+        A failure is logged and nothing more; the session then stays on the server, until somebody deletes it.
         """
         try:
             await self._client.delete(session_id)

@@ -49,7 +49,7 @@ class Deadlines:
     settle_s: float = 10.0
     """How long turns in flight are waited for after their agent has ended, before the session is read."""
     delete_s: float = 5.0
-    """Short: it runs while a rollout is being cancelled, and the server reclaims sessions by itself."""
+    """Short: it runs while a rollout is being cancelled. A session that could not be deleted stays on the server."""
 
 
 class SessionClient:

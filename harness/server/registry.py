@@ -68,8 +68,9 @@ class SessionRegistry:
     async def open(self, config: SessionConfig) -> Session:
         """A new session, with the turns of the one that it resumes, which is gone afterwards.
 
-        Raises `StoreError`; `GateClosed` when a drain came meanwhile; `SessionNotFound` or `MalformedRequest` when
-        there is nothing to take over.
+        Raises `StoreError`; `GateClosed` when a drain came meanwhile, but of a session that takes over: that one is
+        drained, and may be resumed in its turn; `SessionNotFound` or `MalformedRequest` when there is nothing to take
+        over.
         """
         session = await (self._opened(_new(config)) if config.resumes is None else self._successor(config))
         self._metrics.session_created()

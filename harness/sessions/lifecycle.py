@@ -19,7 +19,7 @@ class Phase(StrEnum):
     CLOSING = "closing"
     """Drained: every new turn is refused, for good."""
     CLOSED = "closed"
-    """Given back by its owner; its record may be reclaimed."""
+    """Given back by its owner; the server forgets it, a store keeps its record."""
 
 
 class Command(StrEnum):

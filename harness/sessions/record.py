@@ -29,7 +29,7 @@ def session_summary(session: Session) -> Json:
 
 
 def empty_record(session_id: str) -> Json:
-    """The record of a session that was never seen or has been reclaimed: collecting it must not crash a rollout."""
+    """The record of a session that was never seen or has been deleted: collecting it must not crash a rollout."""
     return {
         "session_id": session_id,
         "phase": "unknown",

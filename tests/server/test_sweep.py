@@ -328,6 +328,27 @@ async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():
         await asking
 
 
+async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_on_with_it():
+    """Its first part is recorded and waits, and another outcome of it is on its way to the store."""
+    engine = Engine(Step(text="a slow answer", token_delay_s=60))
+    async with serving(engine) as client:
+        session = await client.create()
+        gone = asyncio.create_task(client.chat(session, [user("a")]))
+        await eventually(lambda: any(live.output for live in engine._live.values()))
+        gone.cancel()
+        await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+        await engine.update_weights(NOWHERE, "1")
+        again = asyncio.create_task(client.chat(session, [user("a")]))
+        await client.turns_in_flight(1)
+
+        report = await sweep(client, 1)
+
+        assert (report["tokens_waiting"], engine.scored) == (0, [])
+        await client.http.post("/sessions/drain")
+        await engine.abort(None)
+        await again
+
+
 async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up():
     """The server asks its workers itself, and fences the one that reports another version."""
     workers = [Engine(), Engine()]

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
 from harness.samples.codec import sample_to_json
+from harness.samples.merge import merge_branches
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.live_weights import parse_expected, settle_weights
@@ -36,6 +37,9 @@ from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport
 from harness.telemetry.metrics import CONTENT_TYPE
 from harness.types import Json
+
+TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
+"""Warned of when samples are collected: turns after one that is not COMPLETED are in none (I3)."""
 
 log = structlog.get_logger()
 
@@ -270,4 +274,7 @@ def _record_response(session: Session) -> Response:
 
 
 def _samples_response(session: Session) -> Response:
+    dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
+    if dropped:
+        log.warning(TRAILING_TURNS_DROPPED, session_id=session.session_id, turns=dropped)
     return json_response({"samples": [sample_to_json(sample) for sample in session.samples()]})

@@ -3,17 +3,21 @@
 The turns after it look COMPLETED and can never be trained; one such session used to crash a training job.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from fakes import user
 from served import serving
+from structlog.testing import capture_logs
 
 from harness.engines.scripted import ScriptedFault, Step
 from harness.manager.rollout import OutcomeKind
 from harness.samples.codec import sample_from_json
+from harness.server.app import TRAILING_TURNS_DROPPED
 from harness.server.settings import ServerSettings
 from harness.types import Json, SampleStatus, TurnStatus
 from tests.manager.aborting import CALLING, QUICK, call, eventually, stage
@@ -36,6 +40,16 @@ for _ in range(6):
     except urllib.error.HTTPError as error:
         messages.extend([{{"role": "assistant", "content": "(no answer)"}}, {{"role": "user", "content": "more"}}])
 """
+
+
+@pytest.fixture(name="logs")
+def _logs() -> Iterator[list[Any]]:
+    """Everything that is logged, whatever level a command before has set."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with capture_logs() as logs:
+        yield logs
+    structlog.configure(**before)
 
 
 async def go_on(base_url: str, **_: Any) -> Json:
@@ -65,8 +79,8 @@ def _is_balanced(record: Json) -> bool:
     return bool(ledger["generated"] == ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values()))
 
 
-async def test_a_session_that_went_on_after_an_abort_is_one_sample_of_three_turns():
-    """ABORTED; the three turns after it are dropped, counted, and stamped."""
+async def test_a_session_that_went_on_after_an_abort_is_one_sample_of_three_turns(logs: list[Any]):
+    """ABORTED; the three turns after it are dropped, counted, stamped, and warned of."""
     [sample], record = await _six_turns("last")
 
     assert [turn["status"] for turn in record["turns"]] == [
@@ -77,6 +91,8 @@ async def test_a_session_that_went_on_after_an_abort_is_one_sample_of_three_turn
     third = record["turns"][2]
     assert (sample["status"], sample["metadata"]["turns"]) == (SampleStatus.ABORTED, [0, 1, 2])
     assert sample["metadata"]["dropped_trailing_turns"] == 3
+    [warning] = [event for event in logs if event["event"] == TRAILING_TURNS_DROPPED]
+    assert (warning["log_level"], warning["session_id"], warning["turns"]) == ("warning", record["session_id"], 3)
     assert sample["tokens"] == third["prompt_ids"] + third["output_ids"]
     assert record["ledger"]["trained"] == sum(sample["loss_mask"])
     assert record["ledger"]["dropped"] == {

@@ -218,11 +218,25 @@ async def test_an_engine_that_fails_for_a_moment_is_asked_again(fault):
 
 async def test_an_engine_that_fails_after_a_partial_leaves_it_for_the_retry():
     """What was sampled before is not sampled again."""
-    steps = [CUT, Step(text="x", fault=ScriptedFault.UNAVAILABLE)]
-    async with serving(*steps, settings=ServerSettings(engine_attempts=1, max_unsolicited_aborts=0)) as client:
-        session = await client.create(after_incomplete="serve")
-        first = await client.chat(session, HI)
-        second = await client.chat(session, [*HI, first.json()["choices"][0]["message"], user("more")])
+    async with serving(SLOW) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        await client.held(1)
+        able = client.engine.capabilities
+        client.engine.capabilities = replace(able, vocab_size=1)
+        await client.http.post("/sessions/resume")
+        failed = await request
+        partial = await client.record(session)
+        client.engine.capabilities = able
+        message = await client.say(session, HI)
+        record = await client.record(session)
 
-    assert first.json()["choices"][0]["finish_reason"] == "abort"
-    assert second.status_code == 503
+    assert (failed.status_code, failed.json()["error"]["code"]) == (400, "engine_rejected")
+    assert [turn["finish_reason"] for turn in partial["turns"]] == ["disconnect"]
+    assert partial["ledger"]["generated"] == partial["ledger"]["dropped"]["undelivered"] > 0
+    assert message["content"] == SLOW.text
+    assert [len(turn["segments"]) for turn in record["turns"]] == [2]
+    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}}

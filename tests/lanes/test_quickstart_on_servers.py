@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lanes import LaneEngine, find_lanes
+from harness.lanes import INSTALLED, LaneEngine, find_lanes
 from tests.real_engines import on_real
 
 pytestmark = [pytest.mark.model, pytest.mark.agent]
@@ -48,14 +48,13 @@ def test_on_a_running_vllm(vllm_url: str, model_dir: Path, tmp_path: Path) -> No
     assert engine_of(tmp_path / "run") == "vllm"
 
 
-class TestStartedForTheRun:
-    """With `--engine vllm`: the run starts the server and ends it."""
+@pytest.mark.parametrize("engine", [pytest.param(each, marks=on_real(each)) for each in INSTALLED])
+def test_a_server_that_is_started_for_the_run_is_gone_afterwards(
+    engine: LaneEngine, model_dir: Path, tmp_path: Path
+) -> None:
+    """With `--engine sglang` or `vllm`; the progress lines say what is started, and where its log is."""
+    said = run_quickstart(engine, model_dir, tmp_path / "run").stderr
 
-    pytestmark = on_real(LaneEngine.VLLM)
-
-    def test_it_is_gone_afterwards(self, model_dir: Path, tmp_path: Path) -> None:
-        """The progress lines say what is started, and where its log is."""
-        said = run_quickstart("vllm", model_dir, tmp_path / "run").stderr
-
-        [url] = re.findall(r"starting vllm with smollm2-135m-instruct at (\S+) \(log: ", said)
-        assert url not in {lane.url for lane in find_lanes()}
+    [url] = re.findall(rf"starting {engine} with smollm2-135m-instruct at (\S+) \(log: ", said)
+    assert engine_of(tmp_path / "run") == engine
+    assert url not in {lane.url for lane in find_lanes()}

@@ -27,6 +27,7 @@ DEADLINE_S = 120
 SESSIONS = 6
 VERBS = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache")
 ABORT_ALL = {"abort_all": True}
+VERSION = "7"
 SAMPLING = {"max_tokens": 120, "temperature": 0, "stop": [".", ",", "\n"]}
 """Answers end soon and by themselves, so that every branch can go on."""
 
@@ -69,6 +70,26 @@ async def routing(model_dir: Path, store: Path, *worker_urls: str) -> AsyncItera
         yield http
 
 
+@asynccontextmanager
+async def keeping_its_label(url: str) -> AsyncIterator[None]:
+    """The SGLang at `url`, which others use too, calls its weights afterwards what it calls them now."""
+    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
+        label = (await http.get("/model_info")).json()["weight_version"]
+        yield
+        body = {"new_version": label, "abort_all_requests": False}
+        (await http.post("/update_weight_version", json=body)).raise_for_status()
+
+
+async def load_weights(http: httpx.AsyncClient, model_dir: Path, version: str) -> None:
+    """Every worker loads `model_dir` as `version`, and the pool has noticed."""
+    body = {"model_path": str(model_dir), "weight_version": version, "flush_cache": True}
+    loaded = await http.post("/update_weights_from_disk", json=body)
+    assert (loaded.status_code, loaded.json()["succeeded"]) == (200, 2), loaded.text
+    async with asyncio.timeout(DEADLINE_S):
+        while {each["weight_version"] for each in (await standing(http)).values()} != {version}:
+            await asyncio.sleep(0.1)
+
+
 async def standing(http: httpx.AsyncClient) -> dict[str, Json]:
     """Each worker, as the sessions' pool sees it."""
     workers = (await http.get("/router")).json()["sessions"]["workers"]
@@ -82,13 +103,20 @@ async def test_a_killed_worker_costs_no_session(sglang_url, model_dir, tmp_path)
     arguments = ("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(SESSIONS))
     spec = LaneSpec(LaneEngine.VLLM, model_dir, env=env, arguments=arguments)
     store = tmp_path / "sessions.db"
-    async with open_lane(spec) as lane, routing(model_dir, store, sglang_url, lane.url) as http:
+    async with (
+        open_lane(spec) as lane,
+        keeping_its_label(sglang_url),
+        routing(model_dir, store, sglang_url, lane.url) as http,
+    ):
         created = [(await http.post("/sessions", json={})).json() for _ in range(SESSIONS)]
         talks = [Talk(http, each["session_id"]) for each in created]
         assert Counter([await talk.turn() for talk in talks]) == {200: SESSIONS}
         for verb in VERBS:
             answer = await http.post(verb, json=ABORT_ALL if verb == "/abort_request" else {})
             assert (answer.status_code, answer.json()["succeeded"]) == (200, 2), answer.text
+
+        await load_weights(http, model_dir, VERSION)
+        assert Counter([await talk.turn() for talk in talks]) == {200: SESSIONS}
 
         there = (await standing(http))[lane.url]["sessions"]
         asked = [asyncio.create_task(talk.turn()) for talk in talks]
@@ -100,8 +128,13 @@ async def test_a_killed_worker_costs_no_session(sglang_url, model_dir, tmp_path)
         after = Counter([await talk.turn() for talk in talks])
         dead = (await http.post("/flush_cache", json={})).json()
         metrics = (await http.get("/router/metrics")).text
-        ledgers = {talk.session_id: (await talk.record())["ledger"] for talk in talks}
+        records = [await talk.record() for talk in talks]
 
+    ledgers = {record["session_id"]: record["ledger"] for record in records}
+    seen = [[span["version"] for span in record["turns"][1]["weight_versions"]] for record in records]
+    assert seen == [[VERSION]] * SESSIONS, (
+        "the second turn of every session was sampled by the weights that were loaded"
+    )
     assert 0 < there < SESSIONS
     assert broken.keys() <= {200, 502}
     assert broken[502] <= there

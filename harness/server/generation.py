@@ -58,7 +58,7 @@ class Generation:
         )
 
     async def run(self) -> None:
-        """Ask the engine until the output is complete or may not go on.
+        """Ask the engine until the output is complete or may not go on; in a drained session a failure ends it too.
 
         Raises `EngineError`, `GateClosed`, `ClientLeft`; `output` then holds what there was.
         """
@@ -66,7 +66,13 @@ class Generation:
             await self.gatekeeper.enter(Work.CONTINUATION, self.client)
             if not self.may_go_on:
                 return
-            await self._next_segment()
+            try:
+                await self._next_segment()
+            except EngineError as error:
+                if self.session.is_open:
+                    raise
+                log.warning("engine_failed_after_drain", session_id=self.session.session_id, code=error.code)
+                return
 
     async def _next_segment(self) -> None:
         epoch = self.gatekeeper.gate.epoch

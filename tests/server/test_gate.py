@@ -356,7 +356,7 @@ async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
 
 
 async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
-    """It waits to be sent again after a failure; the drain ends it."""
+    """It waits to be sent again after a failure; the drain ends it, whatever the engine said."""
     failing = Step(fault=ScriptedFault.UNAVAILABLE)
     async with serving(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as client:
         session = await client.create()
@@ -364,10 +364,12 @@ async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_
         await eventually(lambda: client.engine._played.total() == 1 and not client.engine._live)
         await client.http.post("/sessions/drain")
         answer = await request
-        played = client.engine._played.total()
+        record, played = await client.record(session), client.engine._played.total()
 
     assert played == 1
-    assert answer.status_code in (404, 503)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
+    assert answer.json()["error"]["code"] == "turn_aborted"
+    assert [(turn["status"], turn["finish_reason"]) for turn in record["turns"]] == [("aborted", "abort")]
 
 
 async def test_ten_drains_in_a_row_leave_a_gate_that_serves():

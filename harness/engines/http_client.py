@@ -125,7 +125,7 @@ class EngineClient:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
             content.decode("utf-8")
             return msgspec.json.decode(content, type=kind)
-        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
             raise EngineReplyInvalid(
                 f"{self.name}: expected {kind.__name__} as JSON from {_what(exchange)}, got {excerpt(content)}"
                 f" ({error}); check the version of the server"

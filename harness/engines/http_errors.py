@@ -37,7 +37,7 @@ def server_message(content: bytes) -> str:
     """What an error body says, shortened."""
     try:
         body = msgspec.json.decode(content, type=_ErrorBody)
-    except (UnicodeDecodeError, msgspec.DecodeError):
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return excerpt(content)
     found = body.error or body.message or body.detail
     text = found.get("message", found) if isinstance(found, dict) else found

@@ -165,5 +165,5 @@ def decoded(content: bytes, kind: type[_T]) -> _T:
     """The body `content` as a `kind`. Raises `EngineRejected`, which says what was expected where, and what came."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise EngineRejected(f"invalid request body: {error}") from error

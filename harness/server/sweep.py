@@ -2,7 +2,8 @@
 
 Runs before a weight update, while turns go on: it takes nothing from them but engine time. Sessions that have lived
 longest go first, a bounded number at a time, for a bounded time; what was not reached keeps its behaviour values and is
-counted. A scoring that the engine did under another version settles nothing and ends the sweep of its session.
+counted. A request that fails costs its own branch, which is not asked for again; the session goes on with its next one.
+A scoring that the engine did under another version settles nothing and ends the sweep of its session.
 """
 
 import asyncio
@@ -78,23 +79,31 @@ class Sweep:
 
     async def _work(self, sessions: Iterator[Session]) -> None:
         for session in sessions:
-            try:
-                await self._score_session(session)
-            except (EngineError, StoreError) as error:
-                self._failures[error.code] += 1
-                log.warning("sweep_failed", session_id=session.session_id, code=error.code, error=error.message)
+            await self._score_session(session)
             self.report.sessions_done += 1
 
     async def _score_session(self, session: Session) -> None:
         # Servers read no input that leaves no room for a token, and of a full context all but the last one fits.
         longest = self._engine.capabilities.context_length - 1
-        while task := next_scoring(session, self._request.version, self._is_comparable, longest):
-            self.report.requests += 1
-            self.report.tokens_read += int(task.input_ids.size)
-            scoring = await self._engine.score(task.input_ids, start=task.start)
-            # Weights that changed inside the request make it one of two versions.
-            if not is_version(scoring.version, self._request.version) or not await self._took(session, task, scoring):
-                return
+        given_up: set[int] = set()
+        while task := next_scoring(session, self._request.version, self._is_comparable, longest, given_up):
+            try:
+                scoring = await self._scored(task)
+                # Weights that changed inside the request make it one of two versions.
+                if not is_version(scoring.version, self._request.version):
+                    return
+                has_settled = await self._took(session, task, scoring)
+            except (EngineError, StoreError) as error:
+                has_settled = False
+                self._failures[error.code] += 1
+                log.warning("sweep_failed", session_id=session.session_id, code=error.code, error=error.message)
+            if not has_settled:
+                given_up.add(task.leaf)
+
+    async def _scored(self, task: ScoringTask) -> PromptLogprobs:
+        self.report.requests += 1
+        self.report.tokens_read += int(task.input_ids.size)
+        return await self._engine.score(task.input_ids, start=task.start)
 
     async def _took(self, session: Session, task: ScoringTask, scoring: PromptLogprobs) -> bool:
         """Whether `scoring` settled anything; what it settled is durable."""

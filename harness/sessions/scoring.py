@@ -5,7 +5,7 @@ still missing, so a shared prefix is scored once. Turns in flight are left out: 
 scores them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +26,16 @@ class ScoringTask(NamedTuple):
     start: int
 
 
-def next_scoring(session: Session, version: int, is_comparable: IsComparable, longest: int) -> ScoringTask | None:
-    """What to score next under `version`, in at most `longest` ids; None when no token within them waits for it."""
+def next_scoring(
+    session: Session, version: int, is_comparable: IsComparable, longest: int, given_up: Collection[int] = ()
+) -> ScoringTask | None:
+    """What to score next under `version`, in at most `longest` ids; None when no token within them waits for it.
+
+    Branches whose leaf is in `given_up` are passed over.
+    """
     for branch in _branches(session):
+        if branch[-1].index in given_up:
+            continue
         window = waiting_window(filter(is_comparable, _settled(session, branch)), version)
         if window is not None and window.start < longest:
             return ScoringTask(branch[-1].index, _ids(branch, min(window.stop, longest)), window.start)

@@ -41,7 +41,7 @@ class SweepReport(msgspec.Struct):
     """Input tokens of the scoring requests, those in the engine's cache included."""
     requests: int = 0
     failures: dict[str, int] = {}
-    """Sessions that could not be scored to the end, by error code."""
+    """Requests that failed, by error code."""
     seconds: float = 0.0
     is_running: bool = True
 

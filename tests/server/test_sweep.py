@@ -288,7 +288,7 @@ async def test_tokens_on_another_scale_are_counted_and_left_alone():
 
 
 async def test_an_engine_that_fails_for_one_session_is_counted_and_the_others_are_scored():
-    """A failure costs its own session."""
+    """A session of one branch has no other to go on with."""
 
     class Rejecting(Engine):
         async def score(self, input_ids, *, start):
@@ -307,6 +307,32 @@ async def test_an_engine_that_fails_for_one_session_is_counted_and_the_others_ar
         assert scored_share((await client.samples(failed))[0]) == 0.0
         assert scored_share((await client.samples(scored))[0]) == 1.0
         assert report["failures"] == {"engine_rejected": 1}
+
+
+async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again():
+    """The branches before and after it are scored; the tokens of the failed one are counted and left alone."""
+
+    class Rejecting(Engine):
+        async def score(self, input_ids, *, start):
+            scoring = await super().score(input_ids, start=start)
+            if len(self.scored) == 2:
+                raise EngineRejected("not this branch")
+            return scoring
+
+    engine = Rejecting()
+    async with serving(engine) as client:
+        session = await client.create(selection="leaves")
+        for text in ("first", "second", "third"):
+            await client.say(session, [user(text)])
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        first, second, third = await client.samples(session)
+        assert [scored_share(sample) for sample in (first, second, third)] == [1.0, 0.0, 1.0]
+        assert [end for _, end in engine.scored] == [len(sample["tokens"]) for sample in (first, second, third)]
+        assert (report["requests"], report["failures"], report["sessions_done"]) == (3, {"engine_rejected": 1}, 1)
+        assert report["tokens_left"] == second["response_length"]
 
 
 async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():

@@ -47,8 +47,10 @@ def merge_branches(turns: Sequence[Turn], selection: Selection) -> list[MergedBr
     return [_cut(_branch(usable, leaf)) for leaf in leaves]
 
 
-def build_samples(turns: Sequence[Turn], selection: Selection, metadata: Mapping[str, Any]) -> list[Sample]:
-    """The samples of a session; `metadata` is copied into each of them.
+def build_samples(
+    turns: Sequence[Turn], selection: Selection, metadata: Mapping[str, Any], live_version: int | None = None
+) -> list[Sample]:
+    """The samples of a session; `metadata` is copied into each of them, and `live_version` is what lags count from.
 
     Raises `UnknownWeightVersion` when a label is not a policy version.
     """
@@ -58,7 +60,7 @@ def build_samples(turns: Sequence[Turn], selection: Selection, metadata: Mapping
     for branch in _single_turns(branches) if selection is Selection.TURNS else branches:
         if trained.issuperset(turn.index for turn in branch.kept):
             continue  # cut by the merge rule, it is a part of a sample before it
-        samples.append(_build(branch, trained, metadata, is_single_turn=selection is Selection.TURNS))
+        samples.append(_build(branch, trained, metadata, live_version, is_single_turn=selection is Selection.TURNS))
         trained.update(turn.index for turn in branch.kept)
     return samples
 
@@ -83,7 +85,9 @@ def _cut(branch: Sequence[Turn]) -> MergedBranch:
     return MergedBranch(tuple(branch[:end]), tuple(branch[end:]))
 
 
-def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any], *, is_single_turn: bool) -> Sample:
+def _build(
+    branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any], live: int | None, *, is_single_turn: bool
+) -> Sample:
     """The sample of `branch`; of a single turn everything before its output is prompt."""
     turns = branch.kept
     tokens = np.concatenate([part for turn in turns for part in (turn.context_ids, turn.output_ids)])
@@ -101,7 +105,7 @@ def _build(branch: MergedBranch, trained: set[int], metadata: Mapping[str, Any],
         proximal_logprobs=columns.proximal_logprobs,
         proximal_versions=columns.proximal_versions,
         repeat_terminated=int(turns[-1].repeat_terminated),
-        metadata=_stamp(metadata, MergedBranch(told, branch.dropped), columns),
+        metadata=_stamp(metadata, MergedBranch(told, branch.dropped), columns, live),
     )
 
 
@@ -147,7 +151,7 @@ def _labels(turns: Sequence[Turn]) -> tuple[str, ...]:
     return tuple(label for i, label in enumerate(labels) if i == 0 or labels[i - 1] != label)
 
 
-def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns) -> dict[str, Any]:
+def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns, live: int | None) -> dict[str, Any]:
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept]}
     if branch.dropped:
         stamped["dropped_trailing_turns"] = len(branch.dropped)
@@ -157,7 +161,7 @@ def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns)
     updates = updates_inside(branch.kept)
     if updates:
         stamped["weight_updates"] = updates
-    stale = staleness(columns.versions, columns.proximal_versions)
+    stale = staleness(columns.versions, columns.proximal_versions, live)
     return stamped if stale is None else {**stamped, "staleness": stale.to_json()}
 
 

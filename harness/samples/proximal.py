@@ -151,10 +151,13 @@ def sample_scoring_start(sample: Sample, version: int) -> int | None:
 
 
 def score_sample(sample: Sample, scoring: PromptLogprobs) -> Sample:
-    """`sample` after `scoring`, whose positions count from the first of `sample.tokens`."""
+    """`sample` after `scoring`, whose positions count from the first of `sample.tokens`.
+
+    Its lags count from the version of the scoring, which is live by then.
+    """
     after = ProximalColumns.of_sample(sample).scored(scoring)
     scored = replace(sample, proximal_logprobs=after.logprobs, proximal_versions=after.versions)
-    stale = staleness(after.behavior_versions, after.versions)
+    stale = staleness(after.behavior_versions, after.versions, policy_version(scoring.version))
     return scored if stale is None else replace(scored, metadata={**sample.metadata, "staleness": stale.to_json()})
 
 
@@ -174,16 +177,17 @@ class Staleness(NamedTuple):
         return self._asdict()
 
 
-def staleness(behavior: Versions, proximal: Versions, newest: int | None = None) -> Staleness | None:
+def staleness(behavior: Versions, proximal: Versions, live: int | None) -> Staleness | None:
     """The statistics of tokens sampled under `behavior` and scored under `proximal`; None when none was sampled.
 
-    Lags are counted from `newest`, or from the newest version that sampled one of the tokens.
+    Lags are counted from the version that is `live`, or from the newest one that sampled a token when the live one is
+    not known or, on an engine that counts anew, older: no lag is below 0.
     """
     is_sampled = behavior != NOT_SAMPLED
     if not is_sampled.any():
         return None
     sampled = behavior[is_sampled]
-    newest = int(sampled.max()) if newest is None else newest
+    newest = max(int(sampled.max()), NOT_SAMPLED if live is None else live)
     return Staleness(
         newest,
         lag_min=newest - int(sampled.max()),
@@ -193,12 +197,12 @@ def staleness(behavior: Versions, proximal: Versions, newest: int | None = None)
     )
 
 
-def staleness_telemetry(columns: Iterable[tuple[Versions, Versions]]) -> dict[str, float]:
-    """What a trainer logs of many samples, each given as its behaviour and its proximal versions; keys are fixed.
+def staleness_telemetry(samples: Iterable[tuple[Versions, Versions, int | None]]) -> dict[str, float]:
+    """What a trainer logs of many samples, each as its behaviour versions, its proximal ones and the live one.
 
-    Every sample counts by its tokens; lags are counted from the newest version of the sample itself.
+    Keys are fixed. Every sample counts by its tokens.
     """
-    found = [(stale, int((b != NOT_SAMPLED).sum())) for b, p in columns if (stale := staleness(b, p)) is not None]
+    found = [(stale, int((b != NOT_SAMPLED).sum())) for b, p, live in samples if (stale := staleness(b, p, live))]
     tokens = sum(weight for _, weight in found) or 1
     return {
         "rollout/version_lag_min": min((stale.lag_min for stale, _ in found), default=0),

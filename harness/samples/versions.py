@@ -32,12 +32,17 @@ def policy_version(label: str) -> int:
     return int(label)
 
 
+def known_version(label: str) -> int | None:
+    """The policy version `label` stands for; None when it stands for none."""
+    try:
+        return policy_version(label)
+    except UnknownWeightVersion:
+        return None
+
+
 def is_version(label: str, version: int) -> bool:
     """Whether `label` stands for the policy version `version`; one that stands for none does not."""
-    try:
-        return policy_version(label) == version
-    except UnknownWeightVersion:
-        return False
+    return known_version(label) == version
 
 
 def expand_spans(spans: Iterable[VersionSpan], size: int) -> Versions:

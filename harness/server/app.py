@@ -21,6 +21,7 @@ from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
 from harness.samples.codec import sample_to_json
 from harness.samples.merge import merge_branches
+from harness.samples.versions import known_version
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.live_weights import parse_expected, settle_weights
@@ -125,7 +126,8 @@ class SessionServer:
         session = self.sessions.find(request.path_params["id"])
         if session is None:
             return json_response({"samples": []})
-        return await asyncio.to_thread(_samples_response, session.snapshot())
+        live_version = known_version(self._turns.engine.weight_version)
+        return await asyncio.to_thread(_samples_response, session.snapshot(), live_version)
 
     async def _delete(self, request: Request) -> Response:
         session = self.sessions.find(request.path_params["id"])
@@ -273,8 +275,8 @@ def _record_response(session: Session) -> Response:
     return json_response(session_record(session))
 
 
-def _samples_response(session: Session) -> Response:
+def _samples_response(session: Session, live_version: int | None) -> Response:
     dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
     if dropped:
         log.warning(TRAILING_TURNS_DROPPED, session_id=session.session_id, turns=dropped)
-    return json_response({"samples": [sample_to_json(sample) for sample in session.samples()]})
+    return json_response({"samples": [sample_to_json(sample) for sample in session.samples(live_version)]})

@@ -253,9 +253,10 @@ class Session:
         """Where the tokens sampled so far would go, were the samples collected now."""
         return account(self.turns, self._generated, self.config.selection)
 
-    def samples(self) -> list[Sample]:
-        """What the trainer gets, were the samples collected now."""
-        return build_samples(self.turns, self.config.selection, {**self.config.metadata, "session_id": self.session_id})
+    def samples(self, live_version: int | None = None) -> list[Sample]:
+        """What the trainer gets, were the samples collected now, under `live_version` where that is known."""
+        metadata = {**self.config.metadata, "session_id": self.session_id}
+        return build_samples(self.turns, self.config.selection, metadata, live_version)
 
     def prompt_ids(self, turn: Turn) -> TokenIds:
         """The whole prompt of a recorded turn."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.samples.proximal import staleness_telemetry
+from harness.samples.versions import NOT_SAMPLED, Versions
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.suite.faults.firing import FaultReport, judge_faults
@@ -162,7 +163,7 @@ class RunReport:
                 each.repeat_terminated_turns for each in self.scenarios
             ),
             **staleness_telemetry(
-                (as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"]))
+                _versions(sample)
                 for scenario in self.scenarios
                 for record in scenario.records
                 for sample in record.samples
@@ -195,6 +196,14 @@ def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> 
 def ledger_json(ledger: Ledger) -> Json:
     """A ledger with its difference, which is 0."""
     return {**ledger.to_json(), "difference": ledger.difference}
+
+
+def _versions(sample: Json) -> tuple[Versions, Versions, int | None]:
+    """Behaviour and proximal versions of `sample`, and the version that was live when it was read."""
+    behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
+    # Without a sampled token, `staleness` is whatever the author of the prompt means by that word.
+    stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
+    return behavior, proximal, stale.get("newest_version")
 
 
 def _rollout_json(record: RolloutRecord) -> Json:

@@ -225,6 +225,7 @@ def test_a_sample_that_has_left_its_session_can_still_be_scored():
     values = scored.proximal_logprobs[scored.behavior_versions >= 0].tolist()
     assert values == [value for value, _ in true_proximal(rollout.turns, {1})]
     assert scored.metadata["staleness"]["proximal_share"] == 1.0
+    assert (scored.metadata["staleness"]["newest_version"], scored.metadata["staleness"]["lag_min"]) == (1, 1)
     assert (scored.metadata["task"], sample.metadata["staleness"]["proximal_share"]) == (1, 0.0)
 
 
@@ -232,20 +233,27 @@ def test_the_staleness_of_a_sample_is_counted_over_its_sampled_tokens():
     """Environment tokens have no version; the share counts what truly met its next one."""
     behavior, proximal = as_ids([0, 0, -1, 1, 3]), as_ids([1, 0, -1, 2, 3])
 
-    assert staleness(behavior, proximal) == Staleness(3, lag_min=0, lag_mean=2.0, lag_max=3, proximal_share=0.5)
-    assert staleness(behavior, proximal, newest=5) == Staleness(5, 2, 4.0, 5, 0.5)
-    assert staleness(as_ids([-1]), as_ids([-1])) is None
+    assert staleness(behavior, proximal, live=5) == Staleness(5, 2, lag_mean=4.0, lag_max=5, proximal_share=0.5)
+    assert staleness(as_ids([-1]), as_ids([-1]), live=5) is None
+
+
+@pytest.mark.parametrize("live", [None, 2, 3])
+def test_lags_count_from_the_newest_token_where_no_newer_version_is_known(live):
+    """Nobody knows the live version, or an engine counts anew: no lag is below 0."""
+    behavior, proximal = as_ids([0, 0, -1, 1, 3]), as_ids([1, 0, -1, 2, 3])
+
+    assert staleness(behavior, proximal, live) == Staleness(3, 0, lag_mean=2.0, lag_max=3, proximal_share=0.5)
 
 
 def test_the_telemetry_of_many_samples_counts_each_by_its_tokens():
     """A sample without a sampled token says nothing; without any sample there is nothing to lag."""
-    old = as_ids([0, 0, -1, 1]), as_ids([1, 0, -1, 2])
-    fresh = as_ids([5]), as_ids([5])
+    old = as_ids([0, 0, -1, 1]), as_ids([1, 0, -1, 2]), 4
+    fresh = as_ids([5]), as_ids([5]), 7
 
-    assert staleness_telemetry([old, fresh, (as_ids([-1]), as_ids([-1]))]) == {
-        "rollout/version_lag_min": 0,
-        "rollout/version_lag_mean": pytest.approx(2 / 4),
-        "rollout/version_lag_max": 1,
+    assert staleness_telemetry([old, fresh, (as_ids([-1]), as_ids([-1]), 9)]) == {
+        "rollout/version_lag_min": 2,
+        "rollout/version_lag_mean": pytest.approx((4 + 4 + 3 + 2) / 4),
+        "rollout/version_lag_max": 4,
         "rollout/proximal_share": pytest.approx(2 / 4),
     }
     assert set(staleness_telemetry([]).values()) == {0}

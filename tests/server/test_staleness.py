@@ -26,7 +26,7 @@ async def test_a_branch_goes_on_until_its_oldest_token_is_too_old(limit, updates
 
         assert refused_at == (None if limit is None else updates_met + 1)
         [sample] = await client.samples(session)
-        assert sample["metadata"]["staleness"]["lag_max"] == updates_met
+        assert max(sample["behavior_versions"]) == updates_met
 
 
 async def test_a_refusal_says_which_limit_it_is_and_new_branches_begin_fresh():
@@ -41,3 +41,32 @@ async def test_a_refusal_says_which_limit_it_is_and_new_branches_begin_fresh():
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "limit_reached")
         assert "began under weight version 0, 1 updates ago" in refused.json()["error"]["message"]
         assert await client.say(session, [user("another")])
+
+
+async def test_the_lags_of_a_sample_count_from_the_weights_that_are_live_when_it_is_read():
+    """Also when none of its tokens is that new: what a trainer asks is how old they are now."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        first = await client.say(session, [user("a")])
+        await client.engine.update_weights(NOWHERE, "1")
+        await client.say(session, [user("a"), first, user("b")])
+        found = []
+        for version in (1, 3):
+            await client.engine.update_weights(NOWHERE, str(version))
+            [sample] = await client.samples(session)
+            stale = sample["metadata"]["staleness"]
+            found.append((stale["newest_version"], stale["lag_min"], stale["lag_max"]))
+
+        assert found == [(1, 0, 1), (3, 2, 3)]
+
+
+async def test_under_a_label_that_is_no_version_the_lags_count_from_the_sample():
+    """The samples are read all the same: what was sampled has versions of its own."""
+    async with serving(*says("one")) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        client.engine._version = "step-7"
+
+        [sample] = await client.samples(session)
+
+        assert sample["metadata"]["staleness"]["newest_version"] == 0

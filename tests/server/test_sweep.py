@@ -126,7 +126,7 @@ async def test_what_was_swept_survives_a_restart(tmp_path):
         await sweep(client, 1)
         before = await client.samples(session)
 
-    async with serving(Engine(), tmp_path / "store.sqlite") as client:
+    async with serving(engine, tmp_path / "store.sqlite") as client:
         assert await client.samples(session) == before
 
 

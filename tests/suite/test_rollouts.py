@@ -10,7 +10,9 @@ from harness.errors import Cause, LedgerImbalance, StoreError
 from harness.manager.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.accounting import account_run
+from harness.suite.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.rollouts import RolloutLog, RolloutRecord, SessionFacts, read_rollouts
+from harness.types import Json
 
 
 def _record(**values: Any) -> RolloutRecord:
@@ -95,3 +97,23 @@ def test_an_unbalanced_session_is_a_bug(tmp_path: Path):
     facts = SessionFacts(ledger=Ledger(5, 4))
     with RolloutLog(tmp_path / "run.db"), pytest.raises(LedgerImbalance, match="session 3"):
         account_run(tmp_path / "run.db", [_record(number=3, session=facts)], [])
+
+
+def test_the_report_of_a_run_counts_lags_from_the_weights_that_were_live(tmp_path: Path):
+    """Each sample from those under which it was read; one without a sampled token says nothing."""
+    old, fresh = _sample([0, -1, 1], live=4), _sample([5, 5], live=5)
+    records = [_record(samples=[old, _sample([-1])]), _record(number=1, samples=[fresh])]
+
+    def telemetry_of(*records: RolloutRecord) -> Json:
+        scenario = ScenarioReport("s", len(records), records, [])
+        return RunReport(tmp_path, RunStatus.PASSED, [scenario], Ledger(), 3, has_parquet=False, seconds=1.0).telemetry
+
+    both = telemetry_of(*records)
+    assert (both["rollout/version_lag_min"], both["rollout/version_lag_max"]) == (0, 4)
+    assert both["rollout/version_lag_mean"] == (4 + 3 + 0 + 0) / 4
+    assert telemetry_of(records[0])["rollout/version_lag_min"] == 3
+
+
+def _sample(versions: list[int], live: int | None = None) -> dict[str, Any]:
+    metadata = {"staleness": "a prompt's own" if live is None else {"newest_version": live}}
+    return {"behavior_versions": versions, "proximal_versions": versions, "metadata": metadata}

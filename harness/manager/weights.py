@@ -7,7 +7,8 @@
 The sweep comes first, while turns go on: it scores what waits for the version that is about to disappear. Then gates
 and engines pause, the block applies the weights, every worker says what it serves now, and everything opens again,
 whatever happened in between, also when the caller is cancelled. A worker that missed the update serves nobody until a
-later update has reached it. An update that no worker took is an error, and the old weights go on serving.
+later update has reached it. An update that no worker took is an error, and the old weights go on serving. Versions only
+go up, because a worker with a lower one than another has missed an update.
 
 What counts as a problem and what is reported is in `weight_report.py`. Does not transfer weights by itself: `apply`
 takes a checkpoint that the engines can read, or a function that knows how.
@@ -27,14 +28,14 @@ import structlog
 from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.workers import MISSED_UPDATE
-from harness.errors import EngineError, UnknownWeightVersion
+from harness.errors import EngineError, ScenarioError, UnknownWeightVersion
 from harness.manager.bounded import attempt, to_the_end
 from harness.manager.gate_client import GateClient, SessionServerAddress
 from harness.manager.sample_sweep import sweep_samples
 from harness.manager.weight_client import WeightClient
 from harness.manager.weight_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.manager.weight_workers import Engines, reach
-from harness.samples.versions import is_version, policy_version
+from harness.samples.versions import is_version, known_version, policy_version
 from harness.sessions.weight_update import SweepRequest
 from harness.types import Sample
 
@@ -91,7 +92,8 @@ class WeightUpdater:
     async def update(self, version: int) -> AsyncIterator["WeightUpdate"]:
         """From the sweep to open gates; the block in between applies the weights of `version`.
 
-        Raises what the block raises, after everything has been opened again.
+        Raises `ScenarioError` for a version below the live one, before anything is touched, and what the block raises,
+        after everything has been opened again.
         """
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(WeightClient(address)) for address in self._addresses]
@@ -126,10 +128,14 @@ class WeightUpdate:
         self._has_begun = False
 
     async def sweep(self, unconsumed: MutableSequence[Sample] | None = None) -> None:
-        """Every session server scores what waits for the live version, and this process what it holds itself."""
+        """Every session server scores what waits for the live version, and this process what it holds itself.
+
+        Raises `ScenarioError` when a worker serves a later version than the one to come.
+        """
         with self._step(UpdateStep.SWEEP):
-            version = await self._live_version() if self._budget.sweep_s else None
-            if version is None:
+            version = await self._live_version()
+            self._require_upwards()
+            if version is None or not self._budget.sweep_s:
                 return
             request = SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
 
@@ -230,6 +236,16 @@ class WeightUpdate:
         except (UnknownWeightVersion, ValueError) as error:  # the latter: there is no engine
             self._note(UpdateStep.SWEEP, str(error))
             return None
+
+    def _require_upwards(self) -> None:
+        """Of two workers the one with the lower version counts as left behind, so going back would fence the others."""
+        found = (known_version(worker.provider.weight_version) for worker in self._workers())
+        newest = max((version for version in found if version is not None), default=0)
+        if self.report.version < newest:
+            raise ScenarioError(
+                f"expected weight version {newest}, which is live, or a later one, got {self.report.version}: label new"
+                f" weights upwards, {newest + 1} is next; a trainer that starts counting anew starts new engines"
+            )
 
     def _workers(self) -> Iterator[_Worker]:
         for name, engine in self._engines.items():

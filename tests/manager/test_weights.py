@@ -14,7 +14,7 @@ from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
 from harness.engines.workers import MISSED_UPDATE
-from harness.errors import EngineError, EngineRejected, EngineUnavailable
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.manager.weight_report import UpdateBudget, UpdateStep
 from harness.manager.weights import WeightUpdater
 from harness.samples.codec import sample_from_json
@@ -437,6 +437,44 @@ async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_upda
         }
         assert update.report.servers[1].errors == {}
         assert engine.weight_version == "1"
+
+
+@pytest.mark.parametrize("sweep_s", [0, 5])
+async def test_going_back_in_versions_is_refused_before_anything_is_touched(sweep_s):
+    """One failing worker would have fenced all that took the lower version; the live one may be applied again."""
+    workers = [Engine(), Engine()]
+    async with serving(EnginePool(workers)) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        await client.engine.update_weights(CHECKPOINT, "7")
+        for worker in workers:
+            worker.events.clear()
+        updater = WeightUpdater([client.engine], [client.url], budget=UpdateBudget(sweep_s=sweep_s))
+
+        with pytest.raises(
+            ScenarioError, match=r"version 7, which is live, or a later one, got 3: .* 8 is next; .* anew"
+        ):
+            async with updater.update(3):
+                pytest.fail("the block ran")
+
+        assert [worker.events for worker in workers] == [[], []]
+        assert [worker.fence for worker in client.engine.workers] == ["", ""]
+        assert (await client.gate())["state"] == "open"
+        for version in (7, 8):
+            async with updater.update(version) as update:
+                await update.apply(CHECKPOINT)
+            assert update.report.problems == ()
+
+
+async def test_a_worker_that_has_gone_ahead_counts_as_live():
+    """Of a pool whose workers disagree the newest version decides: the lower one would be of who missed an update."""
+    workers = [Engine(), Engine()]
+    async with serving(EnginePool(workers)) as client:
+        await workers[1].update_weights(CHECKPOINT, "7")
+
+        with pytest.raises(ScenarioError, match="got 3"):
+            async with WeightUpdater([client.engine], [client.url]).update(3):
+                pytest.fail("the block ran")
 
 
 async def test_a_transfer_of_the_callers_own_is_verified_like_a_checkpoint():

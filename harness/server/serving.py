@@ -6,17 +6,17 @@ import signal
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from harness.asgi import EmbeddedServer, answering, listening
 from harness.engines.base import TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_guard, wanted_guard
-from harness.errors import HarnessError
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http_protocol import ResetAwareProtocol
@@ -30,7 +30,6 @@ log = structlog.get_logger()
 
 _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
 _SHUTDOWN_S = 5
-_START_S = 30.0
 _RESET = struct.pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
 
 Around = Callable[[ASGIApp], ASGIApp]
@@ -71,7 +70,7 @@ async def serve_in_process(
     settings = settings or ServerSettings()
     settings.check()
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_bind(settings))
+        listener = stack.enter_context(listening(settings.host, settings.port))
         await stack.enter_async_context(store)
         await stack.enter_async_context(engine)
         guard = wanted_guard(settings.repeat_guard, os.environ)
@@ -84,7 +83,7 @@ async def serve_in_process(
         restored = await server.sessions.restore()
         if isinstance(engine, EnginePool):
             engine.observe(turns.metrics)
-        embedded = await stack.enter_async_context(_uvicorn(around(server.app()), listener))
+        embedded = await stack.enter_async_context(answering(_server(around(server.app())), listener))
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
@@ -124,11 +123,8 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
         log.warning("template_not_append_only", **asdict(family.divergence))
 
 
-class _EmbeddedServer(uvicorn.Server):
-    """uvicorn without its signal handlers: signals belong to the program around it."""
-
-    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]  # declared as a generator upstream
-        return nullcontext()
+class _HangingUpServer(EmbeddedServer):
+    """Can end as if its process had been killed."""
 
     def hang_up(self) -> None:
         """Stop listening and reset every connection; what is being answered goes on, for nobody."""
@@ -141,40 +137,15 @@ class _EmbeddedServer(uvicorn.Server):
             transport.abort()
 
 
-@asynccontextmanager
-async def _uvicorn(app: ASGIApp, listener: socket.socket) -> AsyncIterator[_EmbeddedServer]:
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_SHUTDOWN_S,
-        http=ResetAwareProtocol,
+def _server(app: ASGIApp) -> _HangingUpServer:
+    return _HangingUpServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+            http=ResetAwareProtocol,
+        )
     )
-    embedded = _EmbeddedServer(config)
-    serving = asyncio.create_task(embedded.serve(sockets=[listener]))
-    try:
-        await _started(embedded, serving)
-        yield embedded
-    finally:
-        embedded.should_exit = True
-        await serving
-
-
-async def _started(embedded: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(_START_S):
-        while not embedded.started and not serving.done():  # noqa: ASYNC110  # uvicorn offers nothing to wait for
-            await asyncio.sleep(0.005)
-
-
-def _bind(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise HarnessError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-    return listener

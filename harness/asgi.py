@@ -1,0 +1,57 @@
+"""An ASGI application on a socket of its own, in the running loop, for the time of a block.
+
+What is served, and how connections are treated, is the caller's configuration of uvicorn.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from typing import TypeVar
+
+import uvicorn
+
+from harness.errors import HarnessError
+
+_START_S = 30.0
+
+
+class EmbeddedServer(uvicorn.Server):
+    """uvicorn without its signal handlers: signals belong to the program around it."""
+
+    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]  # declared as a generator upstream
+        """Leave signals alone."""
+        return nullcontext()
+
+
+_Server = TypeVar("_Server", bound=EmbeddedServer)
+
+
+@asynccontextmanager
+async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_Server]:
+    """`server` while it answers at `listener`; it ends with the block, what it is answering included."""
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await _started(server, serving)
+        yield server
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket bound to that address; port 0 takes a free one. Raises `HarnessError` for a taken one."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise HarnessError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    async with asyncio.timeout(_START_S):
+        while not server.started and not serving.done():  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+            await asyncio.sleep(0.005)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import convert
 
 TokenIds = npt.NDArray[np.int32]
 """Token ids, shape [n]."""
@@ -95,6 +96,11 @@ class SamplingParams:
     """JSON text of the schema that the output must follow; None leaves it free."""
     continues: int = 0
     """The last `continues` input ids were sampled for this same turn; what looks at an output starts there."""
+
+    @property
+    def forbids_tokens(self) -> bool:
+        """A grammar or a least length leaves some tokens out, and engines count logprobs among the others."""
+        return self.json_schema is not None or self.min_new_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +260,11 @@ class Turn:
     """Per output token; None while every token holds its behaviour value (I7)."""
     proximal_versions: npt.NDArray[np.int32] | None = None
     """The policy version each proximal logprob was computed under; None like `proximal_logprobs`."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the output was sampled."""
+        return convert(self.sampling["used"], SamplingParams)
 
     @property
     def is_suspended(self) -> bool:

@@ -15,7 +15,6 @@ from harness.engines.base import LogprobScale, is_on_prompt_scale
 from harness.engines.scripted import scripted_logprobs
 from harness.samples.proximal import score_turns, scoring_start
 from harness.samples.versions import expand_spans
-from harness.sessions.outcome import used_params
 from harness.types import (
     FinishReason,
     GenerationResult,
@@ -151,7 +150,7 @@ class Collector:
 
     def comparable(self, turns: Sequence[Turn], engine: ToyEngine) -> list[Turn]:
         """The turns whose behaviour logprobs are on the scale of prompt logprobs."""
-        return [turn for turn in turns if is_on_prompt_scale(engine.scale, used_params(turn))]
+        return [turn for turn in turns if is_on_prompt_scale(engine.scale, turn.params)]
 
 
 class Rollout:

@@ -41,10 +41,9 @@ class LogprobScale(StrEnum):
 def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
     """Whether logprobs sampled by `params` may stand beside prompt logprobs, which are raw on every engine.
 
-    A grammar and a least length forbid tokens, and engines count only what they left (SGLang even in its raw logprobs).
+    Those sampled while tokens were forbidden may not: what was left out is missing even in SGLang's raw logprobs.
     """
-    is_masked = params.json_schema is not None or params.min_new_tokens > 0
-    return not is_masked and (scale is LogprobScale.RAW or params.temperature == 1.0)
+    return not params.forbids_tokens and (scale is LogprobScale.RAW or params.temperature == 1.0)
 
 
 class PauseMode(StrEnum):

@@ -155,7 +155,7 @@ def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns,
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept]}
     if branch.dropped:
         stamped["dropped_trailing_turns"] = len(branch.dropped)
-    constrained = sum(map(_is_constrained, branch.kept))
+    constrained = sum(turn.params.forbids_tokens for turn in branch.kept)
     if constrained:
         stamped["constrained_turns"] = constrained
     updates = updates_inside(branch.kept)
@@ -163,9 +163,3 @@ def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns,
         stamped["weight_updates"] = updates
     stale = staleness(columns.versions, columns.proximal_versions, live)
     return stamped if stale is None else {**stamped, "staleness": stale.to_json()}
-
-
-def _is_constrained(turn: Turn) -> bool:
-    """A grammar or a least length forbade tokens, so its logprobs are on a scale on which no engine scores an input."""
-    used = turn.sampling["used"]
-    return bool(used.get("json_schema") or used.get("min_new_tokens"))

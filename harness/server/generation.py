@@ -21,7 +21,7 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
-from harness.sessions.outcome import Admission, used_params
+from harness.sessions.outcome import Admission
 from harness.sessions.session import Session
 from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
 
@@ -105,7 +105,7 @@ class Generation:
 
     def is_comparable(self, turn: Turn) -> bool:
         """Whether the turn's logprobs are on the scale on which the engine scores its input."""
-        return is_on_prompt_scale(self.engine.capabilities.logprob_scale, used_params(turn))
+        return is_on_prompt_scale(self.engine.capabilities.logprob_scale, turn.params)
 
     @property
     def _is_own_output_comparable(self) -> bool:

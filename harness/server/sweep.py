@@ -17,7 +17,6 @@ import structlog
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.samples.versions import is_version, policy_version
-from harness.sessions.outcome import used_params
 from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
@@ -115,7 +114,7 @@ class Sweep:
         return bool(changed)
 
     def _is_comparable(self, turn: Turn) -> bool:
-        return is_on_prompt_scale(self._engine.capabilities.logprob_scale, used_params(turn))
+        return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.params)
 
     def _count(self) -> list[Session]:
         """The sessions with tokens that wait."""

@@ -80,12 +80,7 @@ def taken_up(turn: Turn, path: TokenPath, now: float) -> Admission:
     """The admission of a turn that broke off and goes on; `path` is its whole prompt."""
     asked = convert(turn.sampling["asked"], SamplingWishes)
     request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest)
-    return Admission(turn.index, turn.parent, turn.key, turn.ordinal, path, request, used_params(turn), now, prior=turn)
-
-
-def used_params(turn: Turn) -> SamplingParams:
-    """How the output of `turn` was sampled."""
-    return convert(turn.sampling["used"], SamplingParams)
+    return Admission(turn.index, turn.parent, turn.key, turn.ordinal, path, request, turn.params, now, prior=turn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from functools import partial
 
 import structlog
 
+from harness.bounded import OBEY_S, attempt, read_end, to_the_end
 from harness.manager.abort_values import (
     AbortBudget,
     AbortReport,
@@ -32,7 +33,6 @@ from harness.manager.abort_values import (
     failure_of,
     partial_samples,
 )
-from harness.manager.bounded import OBEY_S, attempt, read_end, to_the_end
 from harness.manager.engine_control import EngineWorker, as_workers
 from harness.manager.gate_client import GateClient, SessionServerAddress
 from harness.manager.quieten import Quiet, at_every_gate, quieten

@@ -18,11 +18,11 @@ from typing import Self
 
 import structlog
 
+from harness.bounded import to_the_end
 from harness.errors import GateClosed, SessionServerError
 from harness.manager.abort_signal import AbortSignal
 from harness.manager.abort_values import AgentHooks, Keep, was_cut_short
 from harness.manager.agent_runner import AgentRun, AgentRunner
-from harness.manager.bounded import to_the_end
 from harness.manager.outcome import RolloutFacts, classify, classify_uncreated
 from harness.manager.rollout import AgentTask, Outcome, Rollout
 from harness.manager.session_client import Deadlines, SessionClient, SessionHandle

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from harness.bounded import to_the_end
 from harness.manager.abort_values import AbortBudget, Answer, ServerAnswer
-from harness.manager.bounded import to_the_end
 from harness.manager.engine_control import EngineWorker, as_workers
 from harness.manager.gate_client import GateClient, SessionServerAddress
 from harness.manager.quieten import Quiet, at_every_gate, quieten

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from harness.bounded import attempt, not_in_time, within
 from harness.errors import SessionServerError
 from harness.manager.abort_values import Answer, ServerAnswer
-from harness.manager.bounded import attempt, not_in_time, within
 from harness.manager.engine_control import EngineWorker
 from harness.manager.gate_client import GateClient, GateReport
 

@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 import structlog
 
+from harness.bounded import attempt, to_the_end
 from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.workers import MISSED_UPDATE
 from harness.errors import EngineError, ScenarioError, UnknownWeightVersion
-from harness.manager.bounded import attempt, to_the_end
 from harness.manager.gate_client import GateClient, SessionServerAddress
 from harness.manager.sample_sweep import sweep_samples
 from harness.manager.weight_client import WeightClient

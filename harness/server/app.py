@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
+from harness.errors import EngineUnavailable, StoreError
 from harness.samples.codec import sample_to_json
 from harness.samples.merge import merge_branches
 from harness.samples.versions import known_version
@@ -232,8 +233,10 @@ class SessionServer:
     async def _health(self, request: Request) -> Response:
         del request
         engine = await self._turns.engine.health()
+        store_problem = self._turns.store.problem
+        status = StoreError.code if store_problem else "ok" if engine.ready else EngineUnavailable.code
         body = {
-            "status": "ok" if engine.ready else "engine_unavailable",
+            "status": status,
             "gate": str(self.gatekeeper.gate.state),
             "engine": {
                 "name": self._turns.engine.capabilities.engine,
@@ -244,8 +247,9 @@ class SessionServer:
                 "detail": engine.detail,
                 "weight_version": self._turns.engine.weight_version,
             },
+            "store": {"ready": store_problem is None, "detail": store_problem or ""},
         }
-        return json_response(body, HTTPStatus.OK if engine.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _render_metrics(self, request: Request) -> Response:
         del request

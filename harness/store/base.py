@@ -21,6 +21,10 @@ class SessionStore(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be kept any more, until the server is started again; None while all is well."""
+
     async def create(self, session: Session) -> None:
         """Keep a session that has no turns yet."""
 

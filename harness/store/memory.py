@@ -18,6 +18,11 @@ class MemoryStore:
     ) -> None:
         return None
 
+    @property
+    def problem(self) -> str | None:
+        """Nothing can go wrong."""
+        return None
+
     async def create(self, session: Session) -> None:
         """Nothing to do: the server holds the session."""
 

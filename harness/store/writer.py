@@ -1,0 +1,159 @@
+"""The thread that writes a SQLite database: whatever waits when it comes round is committed together.
+
+A busy server pays one commit for many turns, an idle one pays nothing for the grouping. Of a group that fails nothing
+is kept. When the disk failed, everybody who waited for the group gets the error; anything else (no memory, a value that
+SQLite cannot hold) is the fault of one write, so each is tried alone. Should the thread end all the same, everybody who
+waits and everybody who comes later gets a `StoreError`: nobody waits for a thread that is gone.
+
+Whoever waits is known to the event loop and not only to the queue, because a thread that dies may take with it what it
+had just taken out of the queue.
+"""
+
+import asyncio
+import errno
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+
+from harness.errors import StoreError, StoreFull
+
+log = structlog.get_logger()
+
+_LARGEST_GROUP = 512
+
+Statement = tuple[str, Sequence[Any]]
+"""SQL and its parameters."""
+
+
+class _Stop(NamedTuple):
+    """The last entry of the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Statements, all or none; `done` is None when nobody waits for them."""
+
+    statements: Sequence[Statement]
+    done: asyncio.Future[None] | None
+
+
+class GroupWriter:
+    """Commits on `connection`, the database at `path`, for coroutines of the running loop."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[_Write | _Stop] = queue.SimpleQueue()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._ended: str | None = None
+        self._thread = threading.Thread(target=self._run, name="session-store", daemon=True)
+        self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be written any more; None while the thread runs."""
+        return self._ended
+
+    async def write(self, *statements: Statement) -> None:
+        """Return when `statements` are on the disk. Raises `StoreError`; none of them is kept then."""
+        if self._ended is not None:
+            raise StoreError(self._ended)
+        done = self._loop.create_future()
+        self._waiting.add(done)
+        done.add_done_callback(self._waiting.discard)
+        self._queue.put(_Write(statements, done))
+        await done
+
+    def note(self, *statements: Statement) -> None:
+        """Write `statements` with the next group; nobody learns whether that worked."""
+        self._queue.put(_Write(statements, None))
+
+    async def stop(self) -> None:
+        """Write what is queued and end the thread."""
+        self._queue.put(_Stop())
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        """Body of the thread: commit group after group until told to stop."""
+        problem = f"{self._path}: the store has been left"
+        try:
+            for group in self._groups():
+                error = self._commit(group)
+                if error is None or isinstance(error, sqlite3.OperationalError):
+                    self._answer(group, error)
+                else:
+                    for write in group:
+                        self._answer([write], error if len(group) == 1 else self._commit([write]))
+        except BaseException as error:
+            problem = f"{self._path}: the thread that writes it has ended ({type(error).__name__} {error}); restart"
+            log.critical("store_writer_ended", store=str(self._path), exc_info=error)
+        finally:
+            with suppress(RuntimeError):  # the loop is closed: nobody can wait on it
+                self._loop.call_soon_threadsafe(self._end, problem)
+
+    def _groups(self) -> Iterator[list[_Write]]:
+        while True:
+            write = self._queue.get()
+            group: list[_Write] = []
+            while isinstance(write, _Write):
+                group.append(write)
+                if len(group) == _LARGEST_GROUP or self._queue.empty():
+                    break
+                write = self._queue.get()
+            if group:
+                yield group
+            if isinstance(write, _Stop):
+                return
+
+    def _commit(self, group: Sequence[_Write]) -> BaseException | None:
+        try:
+            if self._connection.in_transaction:  # a rollback failed, for want of memory perhaps: nothing may join it
+                self._connection.rollback()
+            with self._connection:
+                for statement, parameters in chain.from_iterable(write.statements for write in group):
+                    self._connection.execute(statement, parameters)
+        # SQLITE_NOMEM is a MemoryError, a value that SQLite cannot hold a ValueError or an OverflowError. Whatever it
+        # is, somebody waits for an answer, and those of the next group deserve an attempt of their own.
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return None
+
+    def _answer(self, group: Sequence[_Write], error: BaseException | None) -> None:
+        waiting = [write.done for write in group if write.done is not None]
+        if waiting:
+            answer = None if error is None else store_error(self._path, error)
+            self._loop.call_soon_threadsafe(_settle, waiting, answer)
+
+    def _end(self, problem: str) -> None:
+        self._ended = problem
+        _settle(list(self._waiting), StoreError(problem))
+
+
+def store_error(path: Path, error: BaseException) -> StoreError:
+    """What `error`, raised in the use of the database at `path`, is called by whoever asked for it."""
+    if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
+    if isinstance(error, MemoryError):
+        return StoreError(f"{path}: out of memory; make bodies smaller or give the server more")
+    return StoreError(f"{path}: {error}")
+
+
+def _settle(waiting: Sequence[asyncio.Future[None]], error: StoreError | None) -> None:
+    """Wake up whoever waited for a group; those that were cancelled meanwhile are left alone."""
+    for done in waiting:
+        if done.done():
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)

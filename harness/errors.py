@@ -10,6 +10,7 @@
     │   └── MethodNotAllowed       405
     ├── TurnRefused                terminal for the agent: 404 and `x-should-retry: false`
     │   ├── SessionNotFound        id never seen, or deleted
+    │   ├── SessionDamaged         the store has it and cannot read it back
     │   ├── SessionClosing         drained or closed
     │   ├── TurnAborted            this turn was aborted; its partial output is recorded
     │   ├── BranchEnded            the branch's last turn is not COMPLETED
@@ -142,6 +143,14 @@ class SessionNotFound(TurnRefused):
 
     cause = Cause.AGENT
     code = "session_not_found"
+    trainable = False
+
+
+class SessionDamaged(TurnRefused):
+    """The session's rows in the store cannot be read back; it is kept aside, and the others are served."""
+
+    cause = Cause.HARNESS
+    code = "session_damaged"
     trainable = False
 
 

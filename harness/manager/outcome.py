@@ -21,6 +21,7 @@ from harness.errors import (
     LedgerImbalance,
     LimitReached,
     SessionClosing,
+    SessionDamaged,
     StoreError,
     TurnAborted,
 )
@@ -87,7 +88,7 @@ DRAIN_CODES = error_codes(SessionClosing)
 LIMIT_CODES = error_codes(BranchEnded, LimitReached)
 ABORT_CODES = error_codes(TurnAborted)
 ENGINE_CODES = error_codes(EngineError)
-HARNESS_CODES = error_codes(StoreError, GateClosed, LedgerImbalance) | {HarnessError.code}
+HARNESS_CODES = error_codes(StoreError, SessionDamaged, GateClosed, LedgerImbalance) | {HarnessError.code}
 
 _SHELL_CANNOT_RUN = (126, 127)  # POSIX: the command is not executable, or was not found
 

@@ -111,7 +111,11 @@ class SessionServer:
 
     async def _list(self, request: Request) -> Response:
         del request
-        return json_response({"sessions": [session_summary(session) for session in self.sessions]})
+        quarantined = [
+            {"session_id": damaged.session_id, "reason": damaged.reason} for damaged in self.sessions.quarantined
+        ]
+        sessions = [session_summary(session) for session in self.sessions]
+        return json_response({"sessions": sessions, "quarantined": quarantined})
 
     async def _record(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -131,7 +135,11 @@ class SessionServer:
         return await asyncio.to_thread(_samples_response, session.snapshot(), live_version)
 
     async def _delete(self, request: Request) -> Response:
-        session = self.sessions.find(request.path_params["id"])
+        session_id = request.path_params["id"]
+        for damaged in self.sessions.quarantined:
+            if damaged.session_id == session_id:
+                await self.sessions.give_up(damaged)
+        session = self.sessions.find(session_id)
         if session is not None:
             await self.sessions.close(session)
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -247,7 +255,11 @@ class SessionServer:
                 "detail": engine.detail,
                 "weight_version": self._turns.engine.weight_version,
             },
-            "store": {"ready": store_problem is None, "detail": store_problem or ""},
+            "store": {
+                "ready": store_problem is None,
+                "detail": store_problem or "",
+                "quarantined": len(self.sessions.quarantined),
+            },
         }
         return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 

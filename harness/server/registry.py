@@ -5,6 +5,9 @@ misses none that the gate has let through. What a step returns is durable (I9). 
 not keep raises `StoreError`, is in force all the same, and may be asked again; an opening that failed leaves the
 session that it would have taken over as it was.
 
+A session that the store cannot read back costs nobody else anything: it is quarantined. Its id and its key answer
+`SessionDamaged`, its rows stay as they are until it is deleted, and then it is closed unread.
+
 Which steps are legal is decided in `sessions.lifecycle`, what a session takes over from another in `sessions.takeover`,
 who may open one and when at the gate. A turn is the business of `turns`.
 """
@@ -12,16 +15,23 @@ who may open one and when at the gate. A turn is the business of `turns`.
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from harness.errors import GateClosed, SessionNotFound, StoreError
+import structlog
+
+from harness.errors import GateClosed, SessionDamaged, SessionNotFound, StoreError
 from harness.sessions.session import Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
-from harness.store.base import SessionStore
+from harness.store.base import DamagedSession, SessionStore
 from harness.telemetry.metrics import ServerMetrics
 
 API_KEY_PREFIX = "sk-harness-"
 """Of the key of every session."""
+
+SESSION_QUARANTINED = "session_quarantined"
+"""Logged for each session that the store cannot read back."""
+
+log = structlog.get_logger()
 
 
 class SessionRegistry:
@@ -32,6 +42,7 @@ class SessionRegistry:
         self._metrics = metrics
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[str, Session] = {}
+        self._quarantined: dict[str, DamagedSession] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -39,30 +50,47 @@ class SessionRegistry:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_id.values()))
 
+    @property
+    def quarantined(self) -> Sequence[DamagedSession]:
+        """The sessions that the store could not read back."""
+        return list(self._quarantined.values())
+
     def find(self, session_id: str) -> Session | None:
-        """The session with that id, None when it is not held."""
+        """The session with that id, None when it is not held. Raises `SessionDamaged`."""
+        if damaged := self._quarantined.get(session_id):
+            raise _damaged(damaged)
         return self._by_id.get(session_id)
 
     def get(self, session_id: str) -> Session:
-        """The session with that id. Raises `SessionNotFound`."""
-        session = self._by_id.get(session_id)
+        """The session with that id. Raises `SessionNotFound`, `SessionDamaged`."""
+        session = self.find(session_id)
         if session is None:
             raise SessionNotFound(f"no session {session_id[:64]!r}: never created, or deleted")
         return session
 
     def by_key(self, api_key: str) -> Session:
-        """The session with that key. Raises `SessionNotFound`."""
+        """The session with that key. Raises `SessionNotFound`, `SessionDamaged`."""
         session = self._by_key.get(api_key)
-        if session is None:
-            raise SessionNotFound("no session has this API key; use the base_url or the api_key of POST /sessions")
-        return session
+        if session is not None:
+            return session
+        for damaged in self._quarantined.values():
+            if damaged.api_key == api_key:
+                raise _damaged(damaged)
+        raise SessionNotFound("no session has this API key; use the base_url or the api_key of POST /sessions")
 
     async def restore(self) -> int:
-        """Hold the sessions that a previous server left open (I9); returns how many."""
-        sessions = await self._store.load()
+        """Hold the sessions that a previous server left open (I9), quarantine damaged ones; returns how many it holds.
+
+        Raises `StoreError` when the store itself cannot be read.
+        """
+        sessions, damaged = await self._store.load()
         for session in sessions:
             session.doubt_deliveries()
             self._hold(session)
+        for each in damaged:
+            self._quarantined[each.session_id] = each
+            log.error(SESSION_QUARANTINED, session_id=each.session_id, reason=each.reason)
+        self._metrics.sessions_quarantined(len(self._quarantined))
         return len(sessions)
 
     async def open(self, config: SessionConfig) -> Session:
@@ -89,6 +117,14 @@ class SessionRegistry:
         session.close()
         await self._store.set_phase(session)
         self._forget(session)
+
+    async def give_up(self, damaged: DamagedSession) -> None:
+        """Close a quarantined session unread: its rows stay, and it is not taken up again. Raises `StoreError`."""
+        closed = Session(damaged.session_id, damaged.api_key, SessionConfig(), time.time())
+        closed.close()
+        await self._store.set_phase(closed)
+        self._quarantined.pop(damaged.session_id, None)
+        self._metrics.sessions_quarantined(len(self._quarantined))
 
     async def _opened(self, session: Session) -> Session:
         self._hold(session)
@@ -128,6 +164,13 @@ class SessionRegistry:
         self._by_id.pop(session.session_id, None)
         self._by_key.pop(session.api_key, None)
         self._metrics.sessions_open(len(self))
+
+
+def _damaged(session: DamagedSession) -> SessionDamaged:
+    return SessionDamaged(
+        f"session {session.session_id} cannot be read back from the store; the other sessions are served. DELETE closes"
+        " it, its rows stay for `sqlite3`"
+    )
 
 
 def _new(config: SessionConfig) -> Session:

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import structlog
 
+from harness.clock import Clock
 from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
@@ -50,12 +51,6 @@ _LONG_TEXT = 20_000  # characters; encoding more than that is done off the event
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
 _TAIL = 256  # ids at the end of a prompt: enough to see what the generation prompt began
-
-
-class Clock(Protocol):
-    """Unix time in seconds."""
-
-    def __call__(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,29 @@ Promise (I9): when `create`, `take_over`, `commit`, `keep_scores` or `set_phase`
 nothing.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from harness.sessions.session import Session
 from harness.types import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSession:
+    """A session that is in the store and cannot be read back."""
+
+    session_id: str
+    api_key: str
+    reason: str
+
+
+class LoadedSessions(NamedTuple):
+    """What an earlier server left unclosed."""
+
+    sessions: Sequence[Session] = ()
+    damaged: Sequence[DamagedSession] = ()
 
 
 class SessionStore(Protocol):
@@ -43,5 +61,5 @@ class SessionStore(Protocol):
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
 
-    async def load(self) -> list[Session]:
-        """The sessions that are not closed, with their turns, as they were kept."""
+    async def load(self) -> LoadedSessions:
+        """The sessions that are not closed, with their turns, as they were kept; each that is damaged by name."""

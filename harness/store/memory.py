@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.sessions.session import Session
+from harness.store.base import LoadedSessions
 from harness.types import Turn
 
 
@@ -41,6 +42,6 @@ class MemoryStore:
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Nothing to do."""
 
-    async def load(self) -> list[Session]:
+    async def load(self) -> LoadedSessions:
         """No sessions."""
-        return []
+        return LoadedSessions()

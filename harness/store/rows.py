@@ -14,53 +14,11 @@ from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
 from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, TurnStatus, VersionSpan
 
-SCHEMA_VERSION = 2
-
-SCHEMA = f"""
-CREATE TABLE sessions (
-    session_id TEXT PRIMARY KEY,
-    api_key    TEXT NOT NULL,
-    phase      TEXT NOT NULL,
-    config     TEXT NOT NULL,
-    created_at REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE turns (
-    session_id     TEXT NOT NULL REFERENCES sessions,
-    turn           INTEGER NOT NULL,
-    parent         INTEGER,
-    status         TEXT NOT NULL,
-    finish_reason  TEXT NOT NULL,
-    context_ids    BLOB NOT NULL,
-    prompt_length  INTEGER NOT NULL,
-    prompt_digest  TEXT NOT NULL,
-    output_ids     BLOB NOT NULL,
-    logprobs       BLOB NOT NULL,
-    version_spans  TEXT NOT NULL,
-    segments       TEXT NOT NULL,
-    messages_delta TEXT NOT NULL,
-    reply          TEXT NOT NULL,
-    sampling       TEXT NOT NULL,
-    chain_key      BLOB NOT NULL,
-    ordinal        INTEGER NOT NULL,
-    request_digest TEXT NOT NULL,
-    created_at     REAL NOT NULL,
-    seconds        REAL NOT NULL,
-    delivered      INTEGER NOT NULL,
-    notes          TEXT NOT NULL,
-    forced_tokens  INTEGER NOT NULL,
-    discarded      TEXT NOT NULL,
-    proximal_logprobs BLOB,
-    proximal_versions BLOB,
-    PRIMARY KEY (session_id, turn)
-) WITHOUT ROWID;
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
-
-INSERT_SESSION = "INSERT INTO sessions VALUES (?, ?, ?, ?, ?)"
+INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, created_at) VALUES (?, ?, ?, ?, ?)"
 INSERT_TURN = (
     "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-UPDATE_PHASE = "UPDATE sessions SET phase = ? WHERE session_id = ?"
+UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ? WHERE session_id = ?"
 UPDATE_SCORES = "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ? WHERE session_id = ? AND turn = ?"
 UPDATE_DELIVERED = "UPDATE turns SET delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
@@ -122,9 +80,9 @@ def session_from_row(row: sqlite3.Row) -> Session:
 
 
 def turn_from_row(row: sqlite3.Row) -> Turn:
-    """The turn of a row of `SELECT_TURNS`."""
+    """The turn of a row of `SELECT_TURNS`. Raises `ValueError` when its columns contradict each other."""
     decode = msgspec.json.decode
-    return Turn(
+    turn = Turn(
         index=row["turn"],
         parent=row["parent"],
         status=TurnStatus(row["status"]),
@@ -151,6 +109,11 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         proximal_logprobs=None if row["proximal_logprobs"] is None else _logprobs(row["proximal_logprobs"]),
         proximal_versions=None if row["proximal_versions"] is None else _ids(row["proximal_versions"]),
     )
+    columns = (turn.logprobs, turn.proximal_logprobs, turn.proximal_versions)
+    sizes = [column.size for column in columns if column is not None]
+    if any(size != turn.output_ids.size for size in sizes):
+        raise ValueError(f"turn {turn.index} has {turn.output_ids.size} output ids and columns of {sizes}")
+    return turn
 
 
 def _scores(turn: Turn) -> Row:

@@ -6,18 +6,23 @@ the file. Whoever only reads opens a connection of its own, in a thread of its o
 
 import asyncio
 import sqlite3
-from contextlib import ExitStack, closing
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from harness.clock import Clock
 from harness.errors import StoreError
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session
 from harness.store import rows
+from harness.store.base import DamagedSession, LoadedSessions
 from harness.store.claim import claim
+from harness.store.schema import bring_up_to_date, readable_version
 from harness.store.writer import GroupWriter, store_error
 from harness.types import Turn
 
@@ -27,8 +32,9 @@ _BUSY_TIMEOUT_S = 10.0
 class SQLiteStore:
     """A `SessionStore` in one file, which it has to itself; entering it raises `StoreError` when it cannot."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Clock = time.time) -> None:
         self._path = path
+        self._clock = clock
 
     async def __aenter__(self) -> Self:
         with ExitStack() as stack:
@@ -59,7 +65,7 @@ class SQLiteStore:
         await self._writer.write(
             (rows.INSERT_SESSION, rows.session_row(session)),
             *((rows.INSERT_TURN, rows.turn_row(session.session_id, turn)) for turn in session.turns),
-            (rows.UPDATE_PHASE, (str(Phase.CLOSED), previous.session_id)),
+            (rows.UPDATE_PHASE, (str(Phase.CLOSED), session.created_at, previous.session_id)),
         )
 
     async def commit(self, session_id: str, turn: Turn) -> None:
@@ -72,47 +78,78 @@ class SQLiteStore:
 
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""
-        await self._writer.write((rows.UPDATE_PHASE, (str(session.phase), session.session_id)))
+        closed_at = self._clock() if session.phase is Phase.CLOSED else None
+        await self._writer.write((rows.UPDATE_PHASE, (str(session.phase), closed_at, session.session_id)))
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
         self._writer.note((rows.UPDATE_DELIVERED, (int(delivered), session_id, index)))
 
-    async def load(self) -> list[Session]:
-        """The sessions that are not closed, with their turns."""
-        return await asyncio.to_thread(read_sessions, self._path, rows.SELECT_UNCLOSED_SESSIONS)
+    async def load(self) -> LoadedSessions:
+        """The sessions that are not closed, with their turns; each that is damaged by name."""
+        return await asyncio.to_thread(_load, self._path)
 
 
-def read_sessions(path: Path, selection: str = rows.SELECT_SESSIONS) -> list[Session]:
+def read_sessions(path: Path) -> list[Session]:
     """The sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
+    with reading(path) as connection:
+        found = connection.execute(rows.SELECT_SESSIONS).fetchall()
+        try:
+            return [_read_session(connection, row) for row in found]
+        except _Damaged as damaged:
+            raise StoreError(f"{path}: session {damaged} is damaged: {damaged.__cause__}") from damaged
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to the store at `path` for whoever only looks; what fails in the block is a `StoreError`."""
     if not path.is_file():
         raise StoreError(f"expected a session store, found no file {path}")
     try:
         with closing(_connect(path)) as connection:
-            _check_version(path, connection)
-            return [_read_session(path, connection, row) for row in connection.execute(selection).fetchall()]
-    except sqlite3.Error as error:
+            readable_version(path, connection)
+            yield connection
+    except (sqlite3.Error, MemoryError) as error:
         raise store_error(path, error) from error
 
 
-def _read_session(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
+class _Damaged(Exception):
+    """The rows of a session are not what they should be; the cause says what is wrong."""
+
+
+def _load(path: Path) -> LoadedSessions:
+    sessions: list[Session] = []
+    damaged: list[DamagedSession] = []
+    with reading(path) as connection:
+        for row in connection.execute(rows.SELECT_UNCLOSED_SESSIONS).fetchall():
+            try:
+                sessions.append(_read_session(connection, row))
+            except _Damaged as error:
+                reason = f"{type(error.__cause__).__name__} {error.__cause__}"
+                damaged.append(DamagedSession(str(row["session_id"]), str(row["api_key"]), reason))
+    return LoadedSessions(sessions, damaged)
+
+
+def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
     try:
         session = rows.session_from_row(row)
         for turn in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
             session.restore(rows.turn_from_row(turn))
     except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise StoreError(f"{path}: session {row['session_id']} is damaged: {type(error).__name__} {error}") from error
+        raise _Damaged(row["session_id"]) from error
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:  # a page of it; the extended codes say of what
+            raise
+        raise _Damaged(row["session_id"]) from error
     return session
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection for the writer thread; the file and its tables are created when missing."""
+    """A connection for the writer thread, to tables of today: they are made when missing, changed when older."""
     connection = None
     try:
         connection = _connect(path)
-        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            connection.executescript(f"BEGIN; {rows.SCHEMA} COMMIT;")
-        _check_version(path, connection)
+        bring_up_to_date(path, connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
     except (sqlite3.Error, StoreError) as error:
@@ -126,11 +163,3 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     return connection
-
-
-def _check_version(path: Path, connection: sqlite3.Connection) -> None:
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sessions'").fetchone():
-        raise StoreError(f"{path} is a database of something else, not a session store; use a new file")
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found != rows.SCHEMA_VERSION:
-        raise StoreError(f"{path} has store version {found}, this harness reads {rows.SCHEMA_VERSION}; use a new file")

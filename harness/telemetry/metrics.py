@@ -24,6 +24,9 @@ class ServerMetrics:
         self._errors = Counter("harness_errors", "Error answers", ["code"], registry=self._registry)
         self._sessions = Counter("harness_sessions_created", "Sessions created", registry=self._registry)
         self._open = Gauge("harness_sessions_open", "Sessions held in memory", registry=self._registry)
+        self._quarantined = Gauge(
+            "harness_sessions_quarantined", "Sessions that the store cannot read back", registry=self._registry
+        )
         self._in_flight = Gauge("harness_turns_in_flight", "Turns without an outcome yet", registry=self._registry)
         self._repeat_terminated = Counter(
             "harness_repeat_terminated_turns", "Turns that the repeat guard ended", registry=self._registry
@@ -64,6 +67,10 @@ class ServerMetrics:
     def sessions_open(self, count: int) -> None:
         """How many sessions are held now."""
         self._open.set(count)
+
+    def sessions_quarantined(self, count: int) -> None:
+        """How many sessions of the store cannot be read back."""
+        self._quarantined.set(count)
 
     def turn_started(self) -> None:
         """A turn was admitted."""

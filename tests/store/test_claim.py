@@ -54,6 +54,24 @@ async def test_a_store_is_free_again_when_it_is_left(tmp_path: Path):
     await open_and_leave(path)
 
 
+async def test_a_symlink_to_a_store_in_use_is_in_use(tmp_path: Path):
+    """The claim is on the file, whatever the path to it is called, and a link to nothing yet claims what it names."""
+    path, link, folder = tmp_path / "sessions.db", tmp_path / "link.db", tmp_path / "folder"
+    link.symlink_to(path)
+    folder.symlink_to(tmp_path, target_is_directory=True)
+    async with SQLiteStore(link):
+        for spelling in (path, folder / "sessions.db", folder / "link.db", tmp_path / "x" / ".." / "sessions.db"):
+            with pytest.raises(StoreError, match="another server uses it"):
+                await open_and_leave(spelling)
+
+
+async def test_a_symlink_that_leads_to_itself_is_refused(tmp_path: Path):
+    """By a sentence, as every path that cannot be opened."""
+    (tmp_path / "loop.db").symlink_to(tmp_path / "loop.db")
+    with pytest.raises(StoreError, match=r"loop\.db"):
+        await open_and_leave(tmp_path / "loop.db")
+
+
 async def test_a_store_that_cannot_be_opened_is_not_claimed(tmp_path: Path):
     """What is wrong with it can be put right while this process lives."""
     path = tmp_path / "sessions.db"

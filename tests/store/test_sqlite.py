@@ -17,6 +17,7 @@ from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import AfterIncomplete, Session, SessionConfig
+from harness.store.base import LoadedSessions
 from harness.store.connect import open_store
 from harness.store.sqlite import SQLiteStore, read_sessions
 from harness.types import DISCONNECT, FinishReason, SamplingWishes, Turn, TurnStatus
@@ -46,7 +47,9 @@ async def keep(path, *sessions: Session) -> None:
 
 async def load(path) -> list[Session]:
     async with open_store(path) as store:
-        return await store.load()
+        sessions, damaged = await store.load()
+    assert not damaged
+    return list(sessions)
 
 
 COLUMNS = ("context_ids", "output_ids", "logprobs")
@@ -229,7 +232,7 @@ def other_version(path):
 NOT_A_STORE = {
     "text": (lambda path: path.write_text("not a database, and long enough to be read as one " * 50), "not a database"),
     "another database": (foreign, "something else"),
-    "another version": (other_version, "version 99"),
+    "a newer version": (other_version, "version 99, written by a newer harness"),
     "a directory": (lambda path: path.mkdir(), "s.db"),
 }
 
@@ -270,20 +273,27 @@ def test_looking_at_a_store_that_is_not_there_creates_none(tmp_path):
         "UPDATE turns SET status = 'excellent'",
         "UPDATE turns SET output_ids = x'010203'",
         "UPDATE turns SET parent = 77",
+        "UPDATE turns SET logprobs = x'00000000'",
+        "UPDATE turns SET proximal_logprobs = x'00000000', proximal_versions = x'00000000'",
         "UPDATE sessions SET phase = 'half open'",
         "UPDATE sessions SET config = '[]'",
     ],
 )
-async def test_a_damaged_session_is_named(tmp_path, damage):
-    """A clear error instead of a traceback from deep inside."""
-    session = grown()
-    await keep(tmp_path / "s.db", session)
+async def test_a_damaged_session_is_named_and_the_others_are_loaded(tmp_path, damage):
+    """One bad row costs its own session: a server starts, a tool that reads all of them says which it is."""
+    damaged, sound = grown(1), grown(2)
+    await keep(tmp_path / "s.db", damaged, sound)
     with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
-        connection.execute(damage)
+        connection.execute(f"{damage} WHERE session_id = ?", (damaged.session_id,))
         connection.commit()
 
-    with pytest.raises(StoreError, match=f"session {session.session_id} is damaged"):
-        await load(tmp_path / "s.db")
+    async with open_store(tmp_path / "s.db") as store:
+        loaded = await store.load()
+    with pytest.raises(StoreError, match=f"session {damaged.session_id} is damaged"):
+        read_sessions(tmp_path / "s.db")
+
+    assert [everything(session) for session in loaded.sessions] == [everything(sound)]
+    assert [(each.session_id, each.api_key) for each in loaded.damaged] == [(damaged.session_id, damaged.api_key)]
 
 
 async def test_a_store_leaves_no_thread_and_no_open_file(tmp_path):
@@ -321,4 +331,4 @@ async def test_memory_keeps_nothing():
         store.mark_delivered(session.session_id, 0)
         await store.set_phase(session)
 
-        assert await store.load() == []
+        assert await store.load() == LoadedSessions()

@@ -1,0 +1,92 @@
+"""The tables of a session store, by version: the one place where they are made and changed.
+
+A store carries its version in `user_version`. A new one is made as the first version ever was and brought up to date
+like any other, so there is one way to today's tables. To change them, add a step at the end of `STEPS` and nothing
+else; a step that has been released is never edited. One server at a time opens a store (`claim`), so no two
+migrate it at once; a step that fails leaves the store as it was.
+
+Tools that only read take a store of any version that can be migrated as it is: what a step adds must be readable
+without it.
+"""
+
+import sqlite3
+from pathlib import Path
+
+from harness.errors import StoreError
+
+FIRST_VERSION = 2
+
+_FIRST_TABLES = """
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY,
+    api_key    TEXT NOT NULL,
+    phase      TEXT NOT NULL,
+    config     TEXT NOT NULL,
+    created_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE turns (
+    session_id     TEXT NOT NULL REFERENCES sessions,
+    turn           INTEGER NOT NULL,
+    parent         INTEGER,
+    status         TEXT NOT NULL,
+    finish_reason  TEXT NOT NULL,
+    context_ids    BLOB NOT NULL,
+    prompt_length  INTEGER NOT NULL,
+    prompt_digest  TEXT NOT NULL,
+    output_ids     BLOB NOT NULL,
+    logprobs       BLOB NOT NULL,
+    version_spans  TEXT NOT NULL,
+    segments       TEXT NOT NULL,
+    messages_delta TEXT NOT NULL,
+    reply          TEXT NOT NULL,
+    sampling       TEXT NOT NULL,
+    chain_key      BLOB NOT NULL,
+    ordinal        INTEGER NOT NULL,
+    request_digest TEXT NOT NULL,
+    created_at     REAL NOT NULL,
+    seconds        REAL NOT NULL,
+    delivered      INTEGER NOT NULL,
+    notes          TEXT NOT NULL,
+    forced_tokens  INTEGER NOT NULL,
+    discarded      TEXT NOT NULL,
+    proximal_logprobs BLOB,
+    proximal_versions BLOB,
+    PRIMARY KEY (session_id, turn)
+) WITHOUT ROWID;
+"""
+
+_CLOSING_TIMES = """
+ALTER TABLE sessions ADD COLUMN closed_at REAL;
+UPDATE sessions SET closed_at = strftime('%s', 'now') + 0.0 WHERE phase = 'closed';
+CREATE INDEX unclosed_sessions ON sessions (created_at, session_id) WHERE phase != 'closed';
+CREATE INDEX closed_sessions ON sessions (closed_at) WHERE phase = 'closed';
+"""
+
+STEPS: tuple[str, ...] = (_CLOSING_TIMES,)
+"""The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
+
+SCHEMA_VERSION = FIRST_VERSION + len(STEPS)
+
+
+def bring_up_to_date(path: Path, connection: sqlite3.Connection) -> None:
+    """Make the tables of the store at `path`, or change them to today's. Raises `StoreError`, `sqlite3.Error`."""
+    if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+        connection.executescript(f"BEGIN IMMEDIATE; {_FIRST_TABLES} PRAGMA user_version = {FIRST_VERSION}; COMMIT;")
+    for version in range(readable_version(path, connection), SCHEMA_VERSION):
+        step = STEPS[version - FIRST_VERSION]
+        connection.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {version + 1}; COMMIT;")
+
+
+def readable_version(path: Path, connection: sqlite3.Connection) -> int:
+    """The version of the store at `path`. Raises `StoreError` when it is none, or not one that we can read."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sessions'").fetchone():
+        raise StoreError(f"{path} is a database of something else, not a session store; use a new file")
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has store version {found}, written by a newer harness; this one reads up to {SCHEMA_VERSION}: use"
+            " that harness, or a new file"
+        )
+    if found < FIRST_VERSION:
+        raise StoreError(f"{path} has store version {found}, this harness reads {FIRST_VERSION} and up; use a new file")
+    return found

@@ -1,0 +1,89 @@
+"""Stores of earlier versions are opened as they are, and those of later ones are refused and left alone."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from harness.errors import StoreError
+from harness.sessions.session import Session, SessionConfig
+from harness.store.schema import FIRST_VERSION, SCHEMA_VERSION
+from harness.store.sqlite import SQLiteStore, read_sessions
+
+VERSION_2 = """
+CREATE TABLE sessions (
+    session_id TEXT PRIMARY KEY, api_key TEXT NOT NULL, phase TEXT NOT NULL, config TEXT NOT NULL,
+    created_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE turns (
+    session_id TEXT NOT NULL REFERENCES sessions, turn INTEGER NOT NULL, parent INTEGER, status TEXT NOT NULL,
+    finish_reason TEXT NOT NULL, context_ids BLOB NOT NULL, prompt_length INTEGER NOT NULL, prompt_digest TEXT NOT NULL,
+    output_ids BLOB NOT NULL, logprobs BLOB NOT NULL, version_spans TEXT NOT NULL, segments TEXT NOT NULL,
+    messages_delta TEXT NOT NULL, reply TEXT NOT NULL, sampling TEXT NOT NULL, chain_key BLOB NOT NULL,
+    ordinal INTEGER NOT NULL, request_digest TEXT NOT NULL, created_at REAL NOT NULL, seconds REAL NOT NULL,
+    delivered INTEGER NOT NULL, notes TEXT NOT NULL, forced_tokens INTEGER NOT NULL, discarded TEXT NOT NULL,
+    proximal_logprobs BLOB, proximal_versions BLOB, PRIMARY KEY (session_id, turn)
+) WITHOUT ROWID;
+INSERT INTO sessions VALUES ('a', 'sk-a', 'open', '{}', 1.0), ('b', 'sk-b', 'closed', '{}', 2.0);
+INSERT INTO turns VALUES (
+    'a', 0, NULL, 'completed', 'stop', x'05000000', 1, '', x'02000000', x'000080bf', '[]', '[]', '[]',
+    '{"role":"assistant","content":"ok"}', '{"asked":{},"used":{}}', x'00', 0, 'd', 3.0, 0.5, 1, '{}', 0, '[]',
+    NULL, NULL
+);
+PRAGMA user_version = 2;
+"""
+"""A store as the version wrote it that knew nothing of later ones; never edited."""
+
+
+@pytest.fixture(name="old_store")
+def _old_store(tmp_path: Path) -> Path:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSION_2)
+    return path
+
+
+def tables_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Columns of every table, and the indexes."""
+    with closing(sqlite3.connect(path)) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master ORDER BY name")]
+        return {name: connection.execute(f"PRAGMA table_info({name})").fetchall() for name in names}
+
+
+async def test_a_store_of_an_earlier_version_goes_on(old_store: Path) -> None:
+    """Its sessions are there, it takes new ones, and it has the tables of a new store."""
+    readable = read_sessions(old_store)
+    async with SQLiteStore(old_store) as store:
+        loaded = await store.load()
+        await store.create(Session("c", "sk-c", SessionConfig(), 3.0))
+    async with SQLiteStore(old_store.with_name("new.db")):
+        pass
+
+    assert [(session.session_id, len(session.turns)) for session in readable] == [("a", 1), ("b", 0)]
+    assert [(session.session_id, session.turns[0].output_ids.tolist()) for session in loaded.sessions] == [("a", [2])]
+    assert [session.session_id for session in read_sessions(old_store)] == ["a", "b", "c"]
+    assert tables_of(old_store) == tables_of(old_store.with_name("new.db"))
+
+
+async def test_a_store_of_a_later_version_is_refused_by_name(old_store: Path) -> None:
+    """Nothing in it is touched: who wrote it can go on with it."""
+    with closing(sqlite3.connect(old_store)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = old_store.read_bytes()
+
+    with pytest.raises(StoreError, match=rf"old\.db has store version {SCHEMA_VERSION + 1}, written by a newer"):
+        await SQLiteStore(old_store).__aenter__()
+    with pytest.raises(StoreError, match="written by a newer"):
+        read_sessions(old_store)
+
+    assert old_store.read_bytes() == before
+
+
+async def test_a_store_before_the_first_readable_version_is_refused(old_store: Path) -> None:
+    """With the version that it has and those that can be read."""
+    with closing(sqlite3.connect(old_store)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+
+    with pytest.raises(StoreError, match=f"store version 1, this harness reads {FIRST_VERSION} and up"):
+        await SQLiteStore(old_store).__aenter__()

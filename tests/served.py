@@ -107,6 +107,15 @@ async def serving(
     """A running server and a client for it."""
     script = Script(steps=steps or (Step(text="Understood."),))
     engine = ScriptedEngine(toy_tokenizer(), script, context_length=context_length)
+    async with serving_with(engine, store=store, settings=settings) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving_with(
+    engine: ScriptedEngine, *, store: Path | str = "memory", settings: ServerSettings | None = None
+) -> AsyncIterator[Client]:
+    """The same in front of `engine`."""
     async with (
         serve_in_process(engine, toy_template(), open_store(store), settings) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,

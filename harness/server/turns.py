@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import assert_never
 
-import structlog
-
 from harness.clock import Clock
 from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
-from harness.errors import ClientLeft, HarnessError, MalformedRequest, StoreError, TurnAborted
+from harness.errors import ClientLeft, HarnessError, MalformedRequest, TurnAborted
 from harness.samples.versions import policy_version
+from harness.server.admitted import AdmittedTurns
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
@@ -34,7 +33,6 @@ from harness.sessions.outcome import (
     broken_off_turn,
     ended_turn,
     finish_reason_of,
-    lost_turn,
 )
 from harness.sessions.retries import Treatment, request_digest
 from harness.sessions.session import AfterIncomplete, Session
@@ -44,8 +42,6 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
 from harness.tokens.matching import chain_keys
 from harness.types import FinishReason, Json, Message, TokenIds, TopLogprobs, Turn, as_ids
-
-log = structlog.get_logger()
 
 _LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
 _NOTICE_S = 0.02
@@ -92,7 +88,10 @@ class TurnService:
     """Looks once more at what the repeat guard said; None when no guard is wanted."""
     clock: Clock = time.time
     _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
-    _outcomes: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
+    _admitted: AdmittedTurns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock)
 
     @property
     def model(self) -> str:
@@ -142,32 +141,20 @@ class TurnService:
                 case Treatment.REPLAY:
                     return self._answer(call, call.session.turn(index), None)
                 case Treatment.JOIN:
-                    async with call.client.patience():
-                        await self._outcomes[call.session.session_id, index].wait()
+                    await self._admitted.wait_for(call.session, index, call.client)
                 case _:
                     assert_never(treatment)
 
     async def _sampled(self, call: ModelCall, admission: Admission) -> ServedTurn:
-        """Have the engine sample; however that ends, the admitted turn gets an outcome."""
-        self._outcomes[call.session.session_id, admission.index] = asyncio.Event()
-        self.metrics.turn_started()
-        generation = self._generation(call, admission)
-        with call.client.on_leave(lambda: call.session.abandon(admission.index)):
-            try:
-                await generation.run()
-                await self._keep_scores(call.session, generation)
-                turn = self._outcome(call, generation)
-            except HarnessError as error:
-                await self._keep(call.session, broken_off_turn(admission, generation.output, error, self.clock()))
-                raise
-            except BaseException as error:
-                reason = _given_up(error)
-                self._record(call.session, broken_off_turn(admission, generation.output, reason, self.clock()))
-                raise
-            await self._keep(call.session, turn)
-        if turn.is_suspended:
+        """Have the engine sample, and answer with what became of the turn."""
+        async with self._admitted.until_outcome(call.session, admission, call.client) as turn:
+            turn.generation = generation = self._generation(call, admission)
+            await generation.run()
+            await self._keep_scores(call.session, generation)
+            turn.outcome = outcome = self._outcome(call, generation)
+        if outcome.is_suspended:
             raise ClientLeft("the client left before its answer; the same request goes on with the turn")
-        return self._answer(call, turn, generation.output.top_logprobs)
+        return self._answer(call, outcome, generation.output.top_logprobs)
 
     def _generation(self, call: ModelCall, admission: Admission) -> Generation:
         tokenizer = self.chat_tokenizer.tokenizer
@@ -232,22 +219,6 @@ class TurnService:
         """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
         return self.chat_tokenizer.call_beginning_ids(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else []
 
-    async def _keep(self, session: Session, turn: Turn) -> None:
-        """Make `turn` durable, then record it; one that cannot be made durable is recorded as FAILED."""
-        try:
-            await self.store.commit(session.session_id, turn)
-        except BaseException as error:
-            turn = lost_turn(turn, error if isinstance(error, StoreError) else _given_up(error))
-            raise
-        finally:
-            self._record(session, turn)
-
-    def _record(self, session: Session, turn: Turn) -> None:
-        sampled = session.record(turn)
-        self.metrics.turn_recorded(turn, sampled)
-        self._check_signal(session, turn)
-        self._outcomes.pop((session.session_id, turn.index)).set()
-
     def _reply(self, admission: Admission, chat: ChatRequest, output: Output) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
@@ -257,15 +228,6 @@ class TurnService:
         message = reply_message(parsed, _call_id_prefix(admission))
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
         return Reply(message, finish_reason_of(output.finish, has_calls=bool(parsed.tool_calls)), notes)
-
-    def _check_signal(self, session: Session, turn: Turn) -> None:
-        """Count a turn whose tokens do not bear out what the guard said; what it said stands."""
-        disagreement = self.signal_check and self.signal_check.disagreement(turn)
-        if disagreement:
-            self.metrics.guard_disagreed()
-            log.warning(
-                "repeat_guard_disagrees", session_id=session.session_id, turn=turn.index, **disagreement._asdict()
-            )
 
     def _require_servable(self, session: Session, turn: Turn) -> None:
         """Raises `TurnAborted` for an aborted turn unless the session wants to see incomplete ones (I2)."""
@@ -286,11 +248,6 @@ class TurnService:
                 f"response_format: expected type 'text', {self.engine.capabilities.engine} follows no schema",
                 param="response_format",
             )
-
-
-def _given_up(error: BaseException) -> HarnessError:
-    """What is noted of a turn that a cancellation or a bug of ours has ended."""
-    return HarnessError(f"the turn was given up: {type(error).__name__} {error}")
 
 
 @contextmanager

@@ -175,6 +175,16 @@ class Session:
         if index in self._in_flight:
             self._abandoned.add(index)
 
+    def is_in_flight(self, index: int) -> bool:
+        """That turn is admitted and has no outcome."""
+        return index in self._in_flight
+
+    def forfeit(self, index: int) -> None:
+        """Let go of a turn in flight that a bug of ours has kept from an outcome; nothing for one that has its own."""
+        admission = self._in_flight.pop(index, None)
+        if admission is not None and admission.prior is None:
+            del self._latest_with_body[admission.request.digest]  # its retry is a turn of its own
+
     def record(self, turn: Turn) -> int:
         """Take in the outcome of an admitted turn, once it is durable; returns how many tokens were sampled for it.
 

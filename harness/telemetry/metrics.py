@@ -72,13 +72,12 @@ class ServerMetrics:
         """How many sessions of the store cannot be read back."""
         self._quarantined.set(count)
 
-    def turn_started(self) -> None:
-        """A turn was admitted."""
-        self._in_flight.inc()
+    def turns_in_flight(self, count: int) -> None:
+        """How many turns are admitted and have no outcome now."""
+        self._in_flight.set(count)
 
     def turn_recorded(self, turn: Turn, sampled: int) -> None:
         """An admitted turn came to an end, for which `sampled` tokens were sampled."""
-        self._in_flight.dec()
         self._turns.labels(str(turn.status)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
         self._tokens.inc(sampled)

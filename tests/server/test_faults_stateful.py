@@ -140,10 +140,10 @@ class Live:
         """Give back what the operating system would have taken."""
 
         async def cancel_all() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in others:  # again: what is cancelled still wants to keep its turn, on a disk that is gone
+                    task.cancel()
+                await asyncio.wait(others, timeout=A_MOMENT_S)
 
         self.runner.run(cancel_all())
         self.store._connection.close()

@@ -1,0 +1,146 @@
+"""Admitted turns, until each of them has its outcome.
+
+A turn in flight holds others up: retries of it wait for it, its session cannot be taken over, an abort waits for it.
+So there is one way from admission to answer, `until_outcome`: whatever raises or is cancelled in its block, the turn is
+made durable, then recorded (I9), and those who wait for it are woken. A turn that was cut off before its own end keeps
+what had arrived, for the retry.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from harness.bounded import to_the_end
+from harness.clock import Clock
+from harness.engines.repeat_guard import SignalCheck
+from harness.errors import HarnessError, StoreError
+from harness.server.connection import ClientConnection
+from harness.server.generation import Generation
+from harness.sessions.continuation import Output
+from harness.sessions.outcome import Admission, broken_off_turn, lost_turn
+from harness.sessions.session import Session
+from harness.store.base import SessionStore
+from harness.telemetry.metrics import ServerMetrics
+from harness.types import Turn
+
+log = structlog.get_logger()
+
+_COMMIT_S = 60.0  # longer than a store needs that waits for its disk; a turn must not wait for one that is dead
+
+
+@dataclass(slots=True, eq=False)
+class AdmittedTurn:
+    """A turn between its admission and its outcome."""
+
+    session: Session
+    admission: Admission
+    client: ClientConnection
+    generation: Generation | None = None
+    """Samples it; None until that has begun."""
+    outcome: Turn | None = None
+    """How it ended, when nothing cut it off; whoever has it sampled says so."""
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def output(self) -> Output:
+        """What has been sampled for it and has arrived."""
+        return self.admission.output_so_far() if self.generation is None else self.generation.output
+
+
+@dataclass(slots=True)
+class AdmittedTurns:
+    """The turns in flight of one server."""
+
+    store: SessionStore
+    metrics: ServerMetrics
+    signal_check: SignalCheck | None = None
+    """Looks once more at what the repeat guard said; None when no guard is wanted."""
+    clock: Clock = time.time
+    _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
+
+    async def wait_for(self, session: Session, index: int, client: ClientConnection) -> None:
+        """Return when that turn has its outcome. Raises `ClientLeft` when `client` leaves before."""
+        async with client.patience():
+            await self._turns[session.session_id, index].is_over.wait()
+
+    @asynccontextmanager
+    async def until_outcome(
+        self, session: Session, admission: Admission, client: ClientConnection
+    ) -> AsyncIterator[AdmittedTurn]:
+        """The admitted turn; at the end of the block its outcome is durable and recorded.
+
+        The block sets `outcome`, or what it raises becomes the reason why the turn broke off. Raises that, or the
+        `StoreError` of a turn that could not be made durable: that one is recorded as FAILED.
+        """
+        turn = AdmittedTurn(session, admission, client)
+        self._turns[session.session_id, admission.index] = turn
+        try:
+            self.metrics.turns_in_flight(len(self._turns))
+            with client.on_leave(lambda: session.abandon(admission.index)):
+                async with self._breaking_off(turn):
+                    yield turn
+                    assert turn.outcome is not None, "whoever has a turn sampled says how it ended"
+                    await to_the_end(self._keep(turn, turn.outcome))
+        finally:
+            self._let_go(turn)
+
+    @asynccontextmanager
+    async def _breaking_off(self, turn: AdmittedTurn) -> AsyncIterator[None]:
+        """Keep what has arrived of `turn` when the block fails before it has its outcome."""
+        try:
+            yield
+        except HarnessError as error:
+            await self._break_off(turn, error)
+            raise
+        except BaseException as error:  # a cancellation, or a bug of ours, goes its way once the turn is kept
+            with suppress(StoreError):
+                await self._break_off(turn, _given_up(error))
+            raise
+
+    async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:
+        if turn.session.is_in_flight(turn.admission.index):
+            broken_off = broken_off_turn(turn.admission, turn.output, error, self.clock())
+            await to_the_end(self._keep(turn, broken_off))
+
+    async def _keep(self, turn: AdmittedTurn, outcome: Turn) -> None:
+        """Make `outcome` durable, then record it; one that cannot be made durable is recorded as FAILED."""
+        try:
+            await self._commit(turn.session, outcome)
+        except BaseException as error:
+            outcome = lost_turn(outcome, error if isinstance(error, HarnessError) else _given_up(error))
+            raise
+        finally:
+            self._record(turn.session, outcome)
+
+    async def _commit(self, session: Session, outcome: Turn) -> None:
+        try:
+            async with asyncio.timeout(_COMMIT_S):
+                await self.store.commit(session.session_id, outcome)
+        except TimeoutError as error:
+            raise StoreError(f"the store did not keep a turn within {_COMMIT_S:g} s") from error
+
+    def _record(self, session: Session, outcome: Turn) -> None:
+        sampled = session.record(outcome)
+        self.metrics.turn_recorded(outcome, sampled)
+        disagreement = self.signal_check and self.signal_check.disagreement(outcome)
+        if disagreement:  # counted; what the guard said stands
+            self.metrics.guard_disagreed()
+            log.warning(
+                "repeat_guard_disagrees", session_id=session.session_id, turn=outcome.index, **disagreement._asdict()
+            )
+
+    def _let_go(self, turn: AdmittedTurn) -> None:
+        """Nobody waits for `turn` any more, even if a bug of ours has kept it from being recorded."""
+        turn.session.forfeit(turn.admission.index)
+        del self._turns[turn.session.session_id, turn.admission.index]
+        self.metrics.turns_in_flight(len(self._turns))
+        turn.is_over.set()
+
+
+def _given_up(error: BaseException) -> HarnessError:
+    """What is noted of a turn that a cancellation or a bug of ours has ended."""
+    return HarnessError(f"the turn was given up: {type(error).__name__} {error}")

@@ -34,6 +34,7 @@ from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
 from harness.server.app import SessionServer
 from harness.store.sqlite import SQLiteStore
+from harness.store.writer import _Stop
 from harness.types import FinishReason
 
 PATIENCE_S = 20
@@ -132,18 +133,18 @@ class Live:
 
     def kill(self) -> None:
         """From now on nothing of it runs; what its disk had been given is on it."""
-        self.store._writes.put(None)
-        self.store._thread.join()
+        self.store._writer._queue.put(_Stop())
+        self.store._writer._thread.join()
         self.store._claim.close()
 
     def bury(self) -> None:
         """Give back what the operating system would have taken."""
 
         async def cancel_all() -> None:
-            while others := asyncio.all_tasks() - {asyncio.current_task()}:
-                for task in others:  # again: what is cancelled still wants to keep its turn, on a disk that is gone
-                    task.cancel()
-                await asyncio.wait(others, timeout=A_MOMENT_S)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
         self.runner.run(cancel_all())
         self.store._connection.close()

@@ -26,6 +26,7 @@ from harness.lanes.process import ProcessName, end_group, members, spawn_held
 from harness.lanes.readiness import until_it_generates
 from harness.lanes.spec import LaneEngine, LaneSpec
 from harness.lanes.state import Lane, new_folder, saved_lanes
+from harness.manager.process_group import reap
 from harness.manager.watchdog import Watchdog
 from harness.models.cache import locked
 from harness.models.progress import silent
@@ -153,7 +154,7 @@ async def _end(lane: Lane) -> None:
 
 def _end_child(lane: Lane) -> None:
     end_group(lane.group, grace_s=_GRACE_S)  # its number is nobody else's before it has been waited for
-    os.waitpid(lane.pid, os.WNOHANG)
+    reap(lane.group)
     lane.forget()
 
 

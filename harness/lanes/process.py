@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.manager.process_group import running_members, signal_group, stat_of
+
 _POLL_S = 0.05
 _KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
 
@@ -31,12 +33,12 @@ class ProcessName:
     @classmethod
     def of(cls, pid: int) -> "ProcessName":
         """The name of the running process `pid`. Raises `ProcessLookupError`."""
-        return cls(pid, _stat(pid).started, _boot())
+        return cls(pid, stat_of(pid).started, _boot())
 
     def is_alive(self) -> bool:
         """Whether this very process still runs; one that has ended and was not waited for does not."""
         try:
-            stat = _stat(self.pid)
+            stat = stat_of(self.pid)
         except ProcessLookupError:
             return False
         return (stat.started, _boot()) == (self.started, self.boot) and not stat.has_ended
@@ -44,7 +46,7 @@ class ProcessName:
     def is_in(self, group: int) -> bool:
         """Whether this very process runs and belongs to `group`."""
         with suppress(ProcessLookupError):
-            return self.is_alive() and _stat(self.pid).group == group
+            return self.is_alive() and stat_of(self.pid).group == group
         return False
 
 
@@ -82,14 +84,7 @@ def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path
 
 def members(group: int) -> list[ProcessName]:
     """The running processes of `group`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(ProcessLookupError):
-                stat = _stat(int(entry.name))
-                if stat.group == group and not stat.has_ended:
-                    found.append(ProcessName(int(entry.name), stat.started, _boot()))
-    return found
+    return [ProcessName(pid, stat.started, _boot()) for pid, stat in running_members(group).items()]
 
 
 def end_group(group: int, *, grace_s: float) -> None:
@@ -98,8 +93,7 @@ def end_group(group: int, *, grace_s: float) -> None:
     The caller knows whose group it is.
     """
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, number)
+        signal_group(group, number)
         if _is_empty_within(group, wait_s):
             return
 
@@ -111,29 +105,6 @@ def _is_empty_within(group: int, seconds: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Stat:
-    state: str
-    group: int
-    threads: int
-    started: int
-
-    @property
-    def has_ended(self) -> bool:
-        """It only waits to be waited for. While other threads of it are on their way out it still holds its port."""
-        return self.state == "Z" and self.threads <= 1
-
-
-def _stat(pid: int) -> _Stat:
-    """What `/proc/PID/stat` says. Raises `ProcessLookupError`."""
-    try:
-        content = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise ProcessLookupError(pid) from None
-    fields = content.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
-    return _Stat(state=fields[0], group=int(fields[2]), threads=int(fields[17]), started=int(fields[19]))
 
 
 def _boot() -> str:

@@ -4,6 +4,7 @@ The process begins as a shell that waits for a line on its standard input and on
 it gets the line its group is registered with the watchdog, so there is no moment in which `kill -9` of the harness
 leaves an agent behind: without the line the shell reads the end of its input and exits. The shell may rearrange the
 environment (it drops names that are no identifiers, and adds `PWD`); standard input of the agent is empty.
+Orphans of the group that end while this process is their new parent are reaped too: see `process_group.py`.
 
 Does not interpret how the agent ended; see `outcome.py`.
 """
@@ -12,13 +13,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
 import structlog
 
 from harness.manager.agent_log import AgentLog, LogPipe
+from harness.manager.process_group import is_gone, signal_group
 from harness.manager.watchdog import Watchdog
 
 AGENT_NOT_REAPED = "agent_not_reaped"
@@ -26,7 +28,8 @@ AGENT_NOT_REAPED = "agent_not_reaped"
 _log = structlog.get_logger(__name__)
 
 _WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
-_POLL_S = 0.02
+_POLL_S = 0.01
+_MAX_POLL_S = 0.3
 _REAP_TIMEOUT_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
 _LAST_OUTPUT_TIMEOUT_S = 1.0  # a process that left the group may hold the pipe open for ever
 
@@ -46,22 +49,20 @@ class AgentProcess:
         """Run `command` in `workdir` with exactly `env`; its output goes to `log`.
 
         Raises `OSError` or `ValueError` when the process cannot be made (no such directory, environment too large,
-        a NUL in an argument).
+        a NUL in an argument, no descriptors left); nothing of it is left then.
         """
-        output = await AgentOutput.open(log)
-        start_line, gate = os.pipe()
-        try:
+        with ExitStack() as ours, ExitStack() as on_failure:
+            output = await AgentOutput.open(log)
+            ours.callback(os.close, output.writer)
+            on_failure.callback(output.close)
+            start_line, gate = os.pipe()
+            ours.callback(os.close, start_line)
+            ours.callback(os.close, gate)
             process = await _spawn_held(command, stdin=start_line, output=output.writer, env=env, workdir=workdir)
             watchdog.watch(process.pid)
             with suppress(BrokenPipeError):
                 os.write(gate, b"\n")
-        except BaseException:
-            output.close()
-            raise
-        finally:
-            os.close(start_line)
-            os.close(gate)
-            os.close(output.writer)
+            on_failure.pop_all()
         return cls(process, output, watchdog)
 
     @property
@@ -91,8 +92,7 @@ class AgentProcess:
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
-                while self.signal(0):  # noqa: ASYNC110  the kernel has no event for an empty group
-                    await asyncio.sleep(_POLL_S)
+                await self._end_of_group()
         except TimeoutError:
             return False
         return True
@@ -100,7 +100,7 @@ class AgentProcess:
     async def _finish(self) -> None:
         try:
             async with asyncio.timeout(_REAP_TIMEOUT_S):
-                await self._process.wait()
+                await self._end_of_group()
             await self._output.drain()
         except TimeoutError:
             _log.warning(AGENT_NOT_REAPED, pid=self.group)
@@ -108,13 +108,17 @@ class AgentProcess:
             self._output.close()
             self._watchdog.forget(self.group)
 
+    async def _end_of_group(self) -> None:
+        """Wait until nothing of the group runs; the kernel has no event for that, and a look at it is not free."""
+        await self._process.wait()
+        pause_s = _POLL_S
+        while not is_gone(self.group):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_POLL_S)
+
     def signal(self, number: int) -> bool:
         """Send a signal to the whole group; whether it still had a process that may be signalled."""
-        try:
-            os.killpg(self.group, number)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return True
+        return signal_group(self.group, number)
 
 
 class AgentOutput:
@@ -130,8 +134,11 @@ class AgentOutput:
     async def open(cls, log: AgentLog) -> Self:
         """A pipe that ends in `log`."""
         reader, writer = os.pipe()
-        loop = asyncio.get_running_loop()
-        transport, pipe = await loop.connect_read_pipe(lambda: LogPipe(log), os.fdopen(reader, "rb", buffering=0))
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, writer)
+            file = on_failure.enter_context(os.fdopen(reader, "rb", buffering=0))
+            transport, pipe = await asyncio.get_running_loop().connect_read_pipe(lambda: LogPipe(log), file)
+            on_failure.pop_all()
         return cls(transport, pipe, writer)
 
     async def drain(self) -> None:

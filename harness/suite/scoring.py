@@ -9,15 +9,14 @@ no finite number costs its own session the reward and nothing else: the reason i
 import asyncio
 import json
 import math
-import os
 import signal
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ScenarioError
+from harness.manager.process_group import reap, signal_group
 from harness.types import Json
 
 _RUNNER = Path(__file__).with_name("check_runner.py")
@@ -73,9 +72,9 @@ async def _run_check(request: bytes, deadline_s: float) -> Any:
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Nothing of the check is left, what it started included."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    signal_group(process.pid, signal.SIGKILL)
     await process.communicate()
+    reap(process.pid)
 
 
 def _score_of(answer: Any) -> Score:

@@ -1,12 +1,14 @@
 """An agent's process group: started, logged, ended as a whole, reaped."""
 
 import asyncio
+import ctypes
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -176,6 +178,97 @@ async def test_a_process_that_cannot_be_made_leaves_nothing(tmp_path: Path, watc
     await asyncio.sleep(0)
 
     assert psutil.Process().num_fds() == open_files
+
+
+@pytest.mark.parametrize("left", range(12))
+async def test_an_agent_for_which_no_descriptor_is_left(tmp_path: Path, watchdog: Watchdog, left: int):
+    """Whichever of them is the one that is missing: the start fails, and gives back those that it had."""
+    open_files = psutil.Process().num_fds()
+    with AgentLog(tmp_path / "agent.log") as log, only_descriptors(left), suppress(OSError):
+        process = await AgentProcess.start(("true",), env=ENV, workdir=tmp_path, log=log, watchdog=watchdog)
+        await process.stop(grace_s=20)
+    await asyncio.sleep(0)
+
+    assert psutil.Process().num_fds() == open_files
+
+
+@contextmanager
+def only_descriptors(number: int) -> Iterator[None]:
+    """In the block this process can open so many descriptors and no more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as taken:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 64, limits[1]))
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        free = []
+        with suppress(OSError):
+            while True:
+                free.append(os.dup(0))
+        for descriptor in free[:number]:
+            os.close(descriptor)
+        for descriptor in free[number:]:
+            taken.callback(os.close, descriptor)
+        yield
+
+
+@pytest.fixture(name="adopts_orphans")
+def _adopts_orphans() -> Iterator[None]:
+    """This process gets the orphans of its agents, as the first process of a container does."""
+    subreaper = 36  # PR_SET_CHILD_SUBREAPER
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(subreaper, 1, 0, 0, 0) == 0
+    yield
+    libc.prctl(subreaper, 0, 0, 0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
+@pytest.mark.usefixtures("adopts_orphans")
+async def test_orphans_are_reaped(tmp_path: Path, watchdog: Watchdog):
+    """None is waited for as if it ran, none stays a zombie; the deadline is a small part of the grace period."""
+    async with asyncio.timeout(60):
+        async with running(("/bin/sh", "-c", "sleep 300 & sleep 300 &"), tmp_path, watchdog, grace_s=600) as process:
+            await process.wait()
+
+    assert [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_zombies_of_a_parent_that_waits_for_nobody_count_as_gone(
+    tmp_path: Path, watchdog: Watchdog, python_program
+):
+    """They can be signalled for ever; the deadline is a small part of the grace period."""
+    command = python_program("""
+        import os, time
+        group = os.getpgrp()
+        ready, tell = os.pipe()
+        if nanny := os.fork():
+            os.read(ready, 1)
+            print(nanny, flush=True)
+        else:
+            os.setpgid(0, 0)
+            child = os.fork()
+            if child == 0:
+                os.setpgid(0, group)
+                os._exit(0)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            os.write(tell, b"x")
+            os.closerange(0, 3)
+            time.sleep(300)
+    """)
+    async with asyncio.timeout(60):
+        async with running(command, tmp_path, watchdog, grace_s=600) as process:
+            await process.wait()
+            zombies = [each for each in psutil.process_iter() if is_zombie_of(each, process.group)]
+
+    os.kill(int((tmp_path / "agent.log").read_text()), signal.SIGKILL)
+    assert len(zombies) == 1
+
+
+def is_zombie_of(process: psutil.Process, group: int) -> bool:
+    """Whether it has ended, nobody has waited for it, and it belonged to `group`."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and os.getpgid(process.pid) == group
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return False
 
 
 async def test_many_agents_leave_no_file_and_no_process(tmp_path: Path, watchdog: Watchdog):

@@ -6,7 +6,7 @@ import pytest
 
 from harness.models import resolve_model
 
-pytest_plugins = ("tests.real_engines",)
+pytest_plugins = ("tests.real_engines", "tests.installed")
 
 
 @pytest.fixture(scope="session", name="model_dir")

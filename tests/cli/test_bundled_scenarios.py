@@ -1,33 +1,60 @@
-"""The scenarios that ship pass on the real model; `quickstart` has a test of its own in `tests/e2e`."""
+"""The scenarios that ship pass as a user runs them: by name, from a wheel, on the model that they name themselves.
 
+Where a run is looked at more closely, it is run there and not a second time here.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from harness.suite.folder import bundled_scenarios
 from harness.types import Json
-from tests.suite.builders import harness
+from tests.installed import RunShipped
 
-pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(300)]
-
-
-def _run(name: str, out: Path, model_dir: Path) -> Json:
-    ended = harness("run", name, "--model", model_dir, "--out", out, "--json", timeout_s=280)
-    assert ended.code == 0, ended.stdout + ended.stderr
-    scenario: Json = ended.document["scenarios"][0]
-    return scenario
+pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860)]
 
 
-def test_a_long_session_really_is_long(tmp_path: Path, model_dir: Path):
+RUN_HERE = {"long_session", "length_limited"}
+RUN_ELSEWHERE = {
+    "quickstart": "tests/e2e/test_quickstart_run.py",
+    "weight_updates": "tests/e2e_weights/test_scenario.py",
+}
+"""Those with faults run in `tests/suite/test_faults_shipped.py`."""
+
+
+@pytest.fixture(name="passed")
+def _passed(run_shipped: RunShipped, tmp_path: Path, model_dir: Path) -> Callable[[str], Json]:
+    """Runs a scenario and returns its part of the report."""
+    del model_dir  # fetched before: the run does not wait for it
+
+    def run(name: str) -> Json:
+        ended = run_shipped(name, tmp_path / "run")
+        assert ended.code == 0, ended.stdout + ended.stderr
+        scenario: Json = ended.document["scenarios"][0]
+        return scenario
+
+    return run
+
+
+def test_every_scenario_that_ships_is_run():
+    """A new one without faults needs a line here, and a test."""
+    without_faults = {folder.name for folder in bundled_scenarios() if not folder.scenario.faults}
+
+    assert without_faults == RUN_HERE | set(RUN_ELSEWHERE)
+
+
+def test_a_long_session_really_is_long(passed: Callable[[str], Json]):
     """More than forty turns in every session, most sums right."""
-    scenario = _run("long_session", tmp_path / "run", model_dir)
+    scenario = passed("long_session")
 
     assert all(rollout["turns"] >= 40 for rollout in scenario["rollouts"])
     assert scenario["ledger"]["dropped"] == {}
 
 
-def test_what_follows_a_cut_is_served_and_dropped(tmp_path: Path, model_dir: Path):
+def test_what_follows_a_cut_is_served_and_dropped(passed: Callable[[str], Json]):
     """The dialogue goes on, the samples end at the cut, the ledger knows."""
-    scenario = _run("length_limited", tmp_path / "run", model_dir)
+    scenario = passed("length_limited")
 
     assert scenario["truncated_turns"] > 0
     assert scenario["dropped_trailing_turns"] > 0

@@ -6,8 +6,6 @@ model is asked again by a plain forward pass.
 
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(600), pytest.mark.xdist_group("quickstart")]
+from tests.installed import RunShipped
+
+pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860), pytest.mark.xdist_group("quickstart")]
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class RecordedTurn:
 
 
 @pytest.fixture(scope="module", name="run_dir")
-def _run_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
-    """The directory of a finished quickstart run."""
+def _run_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, run_shipped: RunShipped) -> Path:
+    """The directory of a finished quickstart run, from a wheel and on the model that the scenario names."""
+    del model_dir  # fetched before: the run does not wait for it
     directory = tmp_path_factory.mktemp("quickstart") / "run"
-    command = [sys.executable, "-m", "harness", "run", "quickstart", "--model", str(model_dir), "--out", str(directory)]
-    done = subprocess.run([*command, "--json"], check=False, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_shipped("quickstart", directory)
+    assert done.code == 0, done.stdout + done.stderr
     return directory
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e_weights.ground_truth import compare
-from tests.suite.builders import harness
+from tests.installed import RunShipped
 
-pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860)]
 
 
-def test_the_samples_of_a_run_are_true_about_every_checkpoint(tmp_path: Path, model_dir: Path):
+def test_the_samples_of_a_run_are_true_about_every_checkpoint(tmp_path: Path, model_dir: Path, run_shipped: RunShipped):
     """Four policies sampled; all checks of the scenario hold, its updates had no problem, and no value is off."""
     run = tmp_path / "run"
-    ended = harness("run", "weight_updates", "--model", model_dir, "--out", run, "--json", timeout_s=600)
+    ended = run_shipped("weight_updates", run)
     assert ended.code == 0, ended.stdout + ended.stderr
     updates = json.loads((run / "weights.json").read_text())["updates"]
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]

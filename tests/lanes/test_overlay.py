@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -61,25 +60,21 @@ def test_the_stand_ins_are_on_the_path_of_sglang_only(tmp_path: Path) -> None:
     assert [path.name for path in paths[LaneEngine.VLLM]] == ["vllm"]
 
 
-def test_an_installed_wheel_works_as_a_checkout_does(tmp_path: Path) -> None:
+def test_an_installed_wheel_works_as_a_checkout_does(tmp_path: Path, installed_wheel: Path) -> None:
     """There the entry points come from metadata, and all files that a lane needs are in the wheel."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = (
         "import harness; from pathlib import Path; from harness.lanes import LaneEngine\n"
         "from harness.lanes.environment import Requirements; from harness.lanes.overlay import write_overlay\n"
         f"paths = write_overlay(LaneEngine.SGLANG, Path({str(tmp_path / 'overlay')!r}))\n"
         "print(harness.__file__, Requirements.of(LaneEngine.VLLM).digest, *paths, sep='\\n')"
     )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    environment = os.environ | {"PYTHONPATH": str(installed_wheel)}
     answer = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     module, _, *paths = answer.stdout.split("\n")[:-1]
 
-    assert module.startswith(str(tmp_path / "site"))
+    assert module.startswith(str(installed_wheel))
     assert (Path(paths[0]) / "sgl_kernel" / "__init__.py").is_file()
     declared = {(group, name, value) for group, names in DECLARED.items() for name, value in names.items()}
     assert declared < set(seen([Path(path) for path in paths]))

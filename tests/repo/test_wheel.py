@@ -12,12 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {"harness", "server_patch", "session_harness-0.1.0.dist-info"}
 
 
-@pytest.fixture(scope="module", name="wheel_names")
-def _wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = directory.glob("*.whl")
+@pytest.fixture(name="wheel_names")
+def _wheel_names(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 

@@ -139,6 +139,47 @@ async def test_a_stopped_agent_goes_on(tmp_path: Path):
     assert only(scenario).did == "1 agent stopped"
 
 
+async def test_a_stopped_agent_goes_on_while_the_server_is_gone(tmp_path: Path):
+    """The SIGCONT goes to who was stopped: that nobody can be asked who is there changes nothing."""
+    stop = {"action": "stop_agent", "at_turn": 2, "sessions": [0], "seconds": 0.3}
+    kill = {"action": "kill_server", "at_turn": 2, "sessions": [0], "seconds": 1.0}
+    scenario = await play_faults(tmp_path, stop, kill, agent={"profile": "agent.py", "deadline_s": 20.0})
+
+    assert outcomes(scenario) == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "problem"),
+    [
+        (
+            [
+                {"action": "stop_agent", "at_turn": 2, "sessions": [0], "seconds": 60.0},
+                {"action": "kill_agent", "at_turn": 2, "sessions": [0]},
+            ],
+            "stop_agent: 1 agent stopped, 1 of them ended before the SIGCONT",
+        ),
+        (
+            [{"action": "kill_server", "at_second": 0.5, "seconds": 0.5}] * 2,
+            "kill_server: the server had been killed before, and was not back yet",
+        ),
+        (
+            [{"action": "kill_engine", "at_second": 0.5, "seconds": 0.5}] * 2,
+            "kill_engine: the engine had been killed before, and was not back yet",
+        ),
+    ],
+)
+async def test_a_fault_that_reaches_nobody_is_a_problem(tmp_path: Path, faults: list[dict[str, Any]], problem: str):
+    """An undoing whose agent is gone, a blow on what is gone already: the run says so, and fails."""
+    prompts = [{"metadata": {"calls": 10, "tool_s": 0.1}}]
+    directory = write_scenario(
+        tmp_path / "s", program=PROGRAM, check=CHECK, script=SLOW, faults=faults, prompts=prompts
+    )
+    report = await play(directory, tmp_path / "run")
+
+    assert [each.seen for each in report.scenarios[0].verdicts if not each.holds] == [problem]
+    assert report.status is RunStatus.CHECKS_FAILED
+
+
 async def test_an_agent_that_stays_stopped_is_ended_at_its_deadline(tmp_path: Path):
     """SIGKILL reaches what SIGTERM does not."""
     fault = {"action": "stop_agent", "at_turn": 2, "sessions": [0]}

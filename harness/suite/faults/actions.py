@@ -3,11 +3,15 @@
 Whoever triggered a fault waits for its blow, so that a turn does not outrun what shall befall it. The aftermath (a gate
 that stays shut, an engine that is gone, the rest of an abort) takes its time beside the sessions; what must not stay is
 undone after it, also when it is cut short.
+
+An undoing acts on what the blow hit, not on who is there by then: a server that is gone in between takes nobody off the
+list. A blow that finds nothing left to hit, and an undoing that no longer reaches what was hit, raise: the run reports
+both as problems of the fault.
 """
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,6 +151,8 @@ class Actions:
         return Blow(f"{_counted(len(pending), 'rollout')} ended", end, go_on)
 
     async def _kill_server(self, moment: Moment) -> Blow:
+        if not self._seams.server.is_up:
+            raise HarnessError("the server had been killed before, and was not back yet")
         sessions = len(self._seams.server.open_sessions)
         await self._seams.server.kill()
         return Blow(
@@ -154,6 +160,8 @@ class Actions:
         )
 
     async def _kill_engine(self, moment: Moment) -> Blow:
+        if not self._seams.engine_is_up:
+            raise HarnessError("the engine had been killed before, and was not back yet")
         did = f"the engine was killed with {_counted(len(self._seams.engine.live), 'request')}"
         await self._seams.kill_engine()
         if moment.fault.seconds is None:
@@ -170,15 +178,19 @@ class Actions:
         return Blow(f"{_counted(len(calls), 'request')} ended")
 
     async def _kill_agent(self, moment: Moment) -> Blow:
-        return Blow(f"{_counted(self._signal(moment, signal.SIGKILL), 'agent')} killed")
+        killed = self._signal(self._targets(moment), signal.SIGKILL)
+        return Blow(f"{_counted(len(killed), 'agent')} killed")
 
     async def _stop_agent(self, moment: Moment) -> Blow:
-        did = f"{_counted(self._signal(moment, signal.SIGSTOP), 'agent')} stopped"
+        stopped = self._signal(self._targets(moment), signal.SIGSTOP)
+        did = f"{_counted(len(stopped), 'agent')} stopped"
         if moment.fault.seconds is None:
             return Blow(did)
 
         async def go_on() -> None:
-            self._signal(moment, signal.SIGCONT)
+            gone = len(stopped) - len(self._signal(stopped, signal.SIGCONT))
+            if gone:
+                raise HarnessError(f"{did}, {gone} of them ended before the SIGCONT")
 
         return Blow(did, moment.passes, go_on)
 
@@ -196,14 +208,16 @@ class Actions:
             self._armed.setdefault(session, []).append(hurt)
         return Blow(f"the next request of {_counted(len(sessions), 'session')}")
 
-    def _signal(self, moment: Moment, number: signal.Signals) -> int:
-        """How many agents a signal reached."""
-        return sum(self._manager.signal_agent(session_id, number) for session_id in self._targets(moment))
+    def _signal(self, session_ids: Iterable[str], number: signal.Signals) -> list[str]:
+        """The sessions whose agents the signal reached."""
+        return [session_id for session_id in session_ids if self._manager.signal_agent(session_id, number)]
 
     def _targets(self, moment: Moment) -> dict[str, int]:
         """Who triggered the fault or, when it was the clock, everybody that it names; ids and positions."""
-        names = moment.fault.names if moment.session is None else moment.session.__eq__
-        return {session_id: session for session_id, session in self._company.present().items() if names(session)}
+        if moment.call is not None and moment.session is not None:
+            return {moment.call.session_id: moment.session}
+        present = self._company.present().items()
+        return {session_id: session for session_id, session in present if moment.fault.names(session)}
 
 
 def _counted(number: int, noun: str) -> str:

@@ -40,7 +40,7 @@ class EngineServers:
         await self.network.revive()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seams:
     """Where the faults of a scenario strike."""
 
@@ -49,9 +49,11 @@ class Seams:
     agents: AgentSeam
     engine_servers: EngineServers | None = None
     """None when the engine is in this process."""
+    engine_is_up: bool = True
 
     async def kill_engine(self) -> None:
         """The engine is gone, with everything it was doing."""
+        self.engine_is_up = False
         if self.engine_servers is None:
             self.engine.kill()
         else:
@@ -63,6 +65,7 @@ class Seams:
             self.engine.revive()
         else:
             await self.engine_servers.start()
+        self.engine_is_up = True
 
 
 @asynccontextmanager

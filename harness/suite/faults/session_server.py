@@ -42,6 +42,11 @@ class KillableServer(Restartable):
         """Valid once it has been entered, whatever happens to it."""
 
     @property
+    def is_up(self) -> bool:
+        """Whether it serves now."""
+        return self._running is not None
+
+    @property
     def open_sessions(self) -> dict[str, int]:
         """The sessions that it holds, and the number of the rollout that each belongs to."""
         if self._running is None:

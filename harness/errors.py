@@ -7,7 +7,10 @@
     │   ├── PromptTooLong          400, `context_length_exceeded`
     │   ├── Unauthorized           401
     │   ├── RouteNotFound          404
-    │   └── MethodNotAllowed       405
+    │   ├── MethodNotAllowed       405
+    │   ├── HoldNotFound           404, nothing to release at the gate
+    │   ├── HoldExpired            409, the hold ran out before its holder came back
+    │   └── EnginesHeld            409, another hold has paused the engines
     ├── TurnRefused                terminal for the agent: 404 and `x-should-retry: false`
     │   ├── SessionNotFound        id never seen, or deleted
     │   ├── SessionDamaged         the store has it and cannot read it back
@@ -124,6 +127,40 @@ class MethodNotAllowed(RequestError):
 
     status = 405
     code = "method_not_allowed"
+
+
+class HoldNotFound(RequestError):
+    """The holder has no hold on the gate: it never had one here, or released it already."""
+
+    status = 404
+    code = "hold_not_found"
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(
+            f"{holder!r} has no hold on this gate: it was released before, or never placed", param="holder"
+        )
+
+
+class HoldExpired(RequestError):
+    """The hold ran out before its holder renewed it: what it kept shut has been open meanwhile."""
+
+    status = 409
+    code = "hold_expired"
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(
+            f"the hold of {holder!r} ran out, and what it kept shut has been open since; begin anew with another"
+            " holder, renew it in time, or ask for a longer ttl_s",
+            param="holder",
+        )
+
+
+class EnginesHeld(RequestError):
+    """The engines are paused under the hold of somebody else; the same request may succeed when that one ends."""
+
+    status = 409
+    code = "engines_held"
+    retryable = True
 
 
 class TurnRefused(HarnessError):

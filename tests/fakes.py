@@ -187,8 +187,9 @@ def turn_service(
 ) -> TurnService:
     """A turn service as a server has it."""
     chosen = ServerSettings(model="m", **settings)
-    gatekeeper = Gatekeeper(pause_timeout_s=chosen.pause_timeout_s)
-    return TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, chosen)
+    metrics = ServerMetrics()
+    gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=chosen.pause_timeout_s)
+    return TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, chosen)
 
 
 def patient_client() -> ClientConnection:

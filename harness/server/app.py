@@ -25,6 +25,7 @@ from harness.samples.merge import merge_branches
 from harness.samples.versions import known_version
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
+from harness.server.left_engines import LeftEngines
 from harness.server.live_weights import parse_expected, settle_weights
 from harness.server.registry import SessionRegistry
 from harness.server.requests import credential, read_body, require_admin
@@ -32,8 +33,8 @@ from harness.server.responses import ErrorAnswers, json_response
 from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
-from harness.server.wire import parse_session_config
-from harness.sessions.gate import GateState, Work
+from harness.server.wire import parse_hold, parse_release, parse_session_config
+from harness.sessions.gate import GateState, Hold, HoldKind, Work
 from harness.sessions.record import empty_record, session_record, session_summary
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport
@@ -55,6 +56,7 @@ class SessionServer:
         self.settings = turns.settings
         self.sessions = SessionRegistry(turns.store, turns.metrics)
         self.gatekeeper = turns.gatekeeper
+        self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
         self._turns = turns
         self._metrics = turns.metrics
         self._errors = ErrorAnswers(turns.metrics)
@@ -142,6 +144,7 @@ class SessionServer:
         session = self.sessions.find(session_id)
         if session is not None:
             await self.sessions.close(session)
+            self.gatekeeper.look_again()  # its calls that wait there get their answer
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     # Turns
@@ -185,32 +188,42 @@ class SessionServer:
     # Gate
 
     async def _drain(self, request: Request) -> Response:
-        del request
-        changed = self.gatekeeper.turn_to(GateState.DRAINING)
+        wanted = parse_hold(await self._body(request))
+        epoch = self.gatekeeper.gate.epoch
+        hold = self.gatekeeper.place(wanted, HoldKind.DRAIN)
+        changed = self.gatekeeper.gate.epoch != epoch
         closed = await self.sessions.drain()
+        await self.gatekeeper.keep(hold)
         log.info("gate_draining", changed=changed, sessions_closed=closed)
         return json_response(self._gate_report() | {"changed": changed, "sessions_closed": closed})
 
     async def _pause(self, request: Request) -> Response:
-        del request
-        changed = self.gatekeeper.turn_to(GateState.PAUSED)
+        wanted = parse_hold(await self._body(request))
+        epoch = self.gatekeeper.gate.epoch
+        hold = self.gatekeeper.place(wanted, HoldKind.PAUSE)
+        changed = self.gatekeeper.gate.epoch != epoch
+        await self.gatekeeper.keep(hold)
         return json_response(self._gate_report() | {"changed": changed})
 
     async def _resume(self, request: Request) -> Response:
-        del request
-        released = self.gatekeeper.held
-        changed = self.gatekeeper.turn_to(GateState.OPEN)
-        return json_response(self._gate_report() | {"changed": changed, "released": released if changed else 0})
+        wanted = parse_release(await self._body(request))
+        released, epoch = self.gatekeeper.held, self.gatekeeper.gate.epoch
+        await self.gatekeeper.release(wanted)
+        changed = self.gatekeeper.gate.epoch != epoch
+        is_open = self.gatekeeper.gate.state is GateState.OPEN
+        report = {"changed": changed, "released": released if changed and is_open else 0}
+        return json_response(self._gate_report() | report)
 
     async def _gate(self, request: Request) -> Response:
         del request
         return json_response(self._gate_report())
 
     def _gate_report(self) -> Json:
-        gate = self.gatekeeper.gate
+        gate, now = self.gatekeeper.gate, self.gatekeeper.clock()
         return {
             "state": str(gate.state),
             "epoch": gate.epoch,
+            "holds": [_hold_report(hold, now) for hold in gate.holds],
             "held": self.gatekeeper.held,
             "sessions": len(self.sessions),
             "sessions_open": sum(session.is_open for session in self.sessions),
@@ -242,7 +255,10 @@ class SessionServer:
         del request
         engine = await self._turns.engine.health()
         store_problem = self._turns.store.problem
-        status = StoreError.code if store_problem else "ok" if engine.ready else EngineUnavailable.code
+        left = self.left_engines.problem
+        status = StoreError.code if store_problem else EngineUnavailable.code if not engine.ready else "ok"
+        if left and status == "ok":
+            status = "engine_paused"
         body = {
             "status": status,
             "gate": str(self.gatekeeper.gate.state),
@@ -253,6 +269,7 @@ class SessionServer:
                 "running": engine.running,
                 "waiting": engine.waiting,
                 "detail": engine.detail,
+                "left_paused": left or "",
                 "weight_version": self._turns.engine.weight_version,
             },
             "store": {
@@ -285,6 +302,11 @@ class SessionServer:
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self.settings.max_body_bytes)
+
+
+def _hold_report(hold: Hold, now: float) -> Json:
+    ends_in_s = round(hold.until - now, 3)
+    return {"holder": hold.holder, "kind": str(hold.kind), "engines": hold.engines, "ends_in_s": ends_in_s}
 
 
 def _record_response(session: Session) -> Response:

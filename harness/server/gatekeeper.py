@@ -1,22 +1,51 @@
-"""Holding requests at the gate: the waiting that `sessions.gate` decides about."""
+"""The gate of a server at work: requests wait at it, holds are made durable and run out.
+
+`sessions.gate` decides, this is the waiting. What a verb changes is in force at once and durable when it is answered:
+a server that dies in the middle of an update comes back shut. A hold whose time is over is taken off within a second,
+logged and counted. One that covered the engines stays in the store until they have been continued, so that a server
+which dies in between still knows.
+"""
 
 import asyncio
+import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
-from harness.errors import GateClosed
+import structlog
+
+from harness.bounded import within
+from harness.clock import Clock
+from harness.errors import GateClosed, HoldNotFound, StoreError
 from harness.server.connection import ClientConnection
-from harness.sessions.gate import Gate, GateState, Verdict, Work
+from harness.server.wire import HoldRequest, ReleaseRequest
+from harness.sessions.gate import Gate, Hold, HoldKind, Verdict, Work
+from harness.sessions.session import Session
+from harness.store.base import SessionStore
+from harness.telemetry.metrics import ServerMetrics
+
+HOLD_PLACED = "gate_hold_placed"
+HOLD_RELEASED = "gate_hold_released"
+HOLD_EXPIRED = "gate_hold_expired"
 
 _RETRY_AFTER_S = 2
+_LONGEST_LOOK_S = 1.0  # the clock may be set while a hold is waited for
+
+log = structlog.get_logger()
 
 
 class Gatekeeper:
-    """Lets work through, holds it for a bounded time, or turns it away."""
+    """Lets work through, holds it for a bounded time, or turns it away, as the holds on its gate want it."""
 
-    def __init__(self, *, pause_timeout_s: float) -> None:
+    def __init__(
+        self, store: SessionStore, metrics: ServerMetrics, *, pause_timeout_s: float, clock: Clock = time.time
+    ) -> None:
         self.gate = Gate()
+        self.clock = clock
         self.held_by_work: Counter[Work] = Counter()
         """Requests that wait now, by what they want."""
+        self._store = store
+        self._metrics = metrics
         self._pause_timeout_s = pause_timeout_s
         self._changed = asyncio.Event()
 
@@ -25,37 +54,112 @@ class Gatekeeper:
         """Requests that wait now."""
         return self.held_by_work.total()
 
-    def turn_to(self, state: GateState) -> bool:
-        """Change the gate and wake up everybody who waits; False when it stood there already."""
-        changed = self.gate.turn_to(state)
-        if changed:
-            self._changed.set()
-            self._changed = asyncio.Event()
-        return changed
+    # Holds
 
-    async def enter(self, work: Work, client: ClientConnection) -> None:
-        """Return when `work` may go on.
+    def place(self, wanted: HoldRequest, kind: HoldKind) -> Hold:
+        """Put a hold on the gate or renew it, in force at once; `keep` makes it durable. See `Gate.place`."""
+        is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
+        hold = self.gate.place(Hold(wanted.holder, kind, self.clock() + wanted.seconds, wanted.engines))
+        self.look_again()
+        if is_new:
+            log.info(HOLD_PLACED, holder=hold.holder, kind=str(kind), ttl_s=wanted.seconds, engines=hold.engines)
+        return hold
+
+    async def keep(self, hold: Hold) -> None:
+        """Return when `hold` is durable. Raises `StoreError`."""
+        await self._store.keep_hold(hold)
+
+    async def release(self, wanted: ReleaseRequest) -> None:
+        """Take a hold off the gate, in force at once and durable on return. See `Gate.release`; raises `StoreError`."""
+        try:
+            hold = self.gate.release(wanted.holder, engines_continued=wanted.engines_continued)
+        except HoldNotFound:
+            await self._store.drop_hold(wanted.holder)  # the store may have failed when it was released
+            raise
+        if hold is not None:
+            self.look_again()
+            log.info(HOLD_RELEASED, holder=hold.holder, kind=str(hold.kind))
+            await self._forget(hold)
+
+    async def restore(self) -> None:
+        """Have the holds that a previous server left behind; those that have run out meanwhile end now."""
+        self.gate.restore(await self._store.load_holds())
+        await self.expire()
+
+    async def expire(self) -> None:
+        """End every hold whose time is over."""
+        expired = self.gate.expire(self.clock())
+        if expired:
+            self.look_again()
+        for hold in expired:
+            self._metrics.hold_expired()
+            log.warning(HOLD_EXPIRED, holder=hold.holder, kind=str(hold.kind), engines_left=hold.engines)
+            try:
+                await self._forget(hold)
+            except StoreError as error:
+                # The gate is open all the same; a server that comes after finds a hold whose time is over.
+                log.warning("gate_hold_not_forgotten", holder=hold.holder, error=error.message)
+
+    async def expire_in_time(self) -> None:
+        """Take holds off as they run out, for ever."""
+        while True:
+            await self.expire()
+            next_end = min((hold.until for hold in self.gate.holds), default=None)
+            changed = self._changed.wait()
+            if next_end is None:
+                await changed
+            else:
+                await within(max(0.0, min(next_end - self.clock(), _LONGEST_LOOK_S)), changed)
+
+    async def engines_woken(self) -> None:
+        """Note that engines which holds had left paused work again. Raises `StoreError`."""
+        self._metrics.engines_woken()
+        for hold in self.gate.engines_woken():
+            await self._store.drop_hold(hold.holder)
+
+    async def _forget(self, hold: Hold) -> None:
+        if hold in self.gate.left:
+            await self._store.keep_hold(replace(hold, until=0.0))
+        else:
+            await self._store.drop_hold(hold.holder)
+
+    # Requests
+
+    def look_again(self) -> None:
+        """Wake up everybody who waits for the gate or for a session behind it."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return once `holds()` is true, asked at every change."""
+        while not holds():
+            await self._changed.wait()
+
+    async def enter(self, work: Work, client: ClientConnection, session: Session | None = None) -> None:
+        """Return when `work` of `session` may go on; for one that is not open that is at once, it answers for itself.
 
         Raises `GateClosed` when it may not, or not in time; `ClientLeft` when nobody waits for it any more.
         """
-        match self.gate.verdict(work):
+        match self._verdict(work, session):
             case Verdict.SERVE:
                 return
             case Verdict.HOLD:
-                await self._hold(work, client)
+                await self._hold(work, client, session)
             case Verdict.REFUSE:
                 raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
 
-    async def _hold(self, work: Work, client: ClientConnection) -> None:
+    async def _hold(self, work: Work, client: ClientConnection, session: Session | None) -> None:
         self.held_by_work[work] += 1
         try:
             async with client.patience(), asyncio.timeout(self._pause_timeout_s):
-                while self.gate.verdict(work) is Verdict.HOLD:
-                    await self._changed.wait()
+                await self.until(lambda: self._verdict(work, session) is not Verdict.HOLD)
         except TimeoutError:
             raise GateClosed(
                 f"the server has been paused for more than {self._pause_timeout_s:g} s", retry_after_s=_RETRY_AFTER_S
             ) from None
         finally:
             self.held_by_work[work] -= 1
-        await self.enter(work, client)
+        await self.enter(work, client, session)
+
+    def _verdict(self, work: Work, session: Session | None) -> Verdict:
+        return self.gate.verdict(work, is_open=session is None or session.is_open)

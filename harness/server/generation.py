@@ -63,7 +63,7 @@ class Generation:
         Raises `EngineError`, `GateClosed`, `ClientLeft`; `output` then holds what there was.
         """
         while not self.output.is_complete:
-            await self.gatekeeper.enter(Work.CONTINUATION, self.client)
+            await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
             if not self.may_go_on:
                 return
             try:
@@ -101,7 +101,7 @@ class Generation:
         if self.may_go_on:
             async with self.client.patience():
                 await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
-            await self.gatekeeper.enter(Work.CONTINUATION, self.client)
+            await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
 
     def is_comparable(self, turn: Turn) -> bool:
         """Whether the turn's logprobs are on the scale on which the engine scores its input."""

@@ -25,6 +25,7 @@ from harness.server.turns import TurnService
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer
+from server_patch.router.background import running
 
 log = structlog.get_logger()
 
@@ -76,11 +77,15 @@ async def serve_in_process(
         guard = wanted_guard(settings.repeat_guard, os.environ)
         if guard is not None:
             require_guard(engine.capabilities, guard)
-        gatekeeper = Gatekeeper(pause_timeout_s=settings.pause_timeout_s)
+        metrics = ServerMetrics()
+        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s)
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
-        turns = TurnService(engine, chat_tokenizer, store, ServerMetrics(), gatekeeper, settings, check)
+        turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check)
         server = SessionServer(turns)
         restored = await server.sessions.restore()
+        await gatekeeper.restore()
+        await stack.enter_async_context(running(gatekeeper.expire_in_time()))
+        await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
         if isinstance(engine, EnginePool):
             engine.observe(turns.metrics)
         embedded = await stack.enter_async_context(answering(_server(around(server.app())), listener))
@@ -104,8 +109,8 @@ async def serve_forever(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
-    async with serve_in_process(engine, chat_tokenizer, store, settings, around=around) as running:
-        started(running)
+    async with serve_in_process(engine, chat_tokenizer, store, settings, around=around) as server:
+        started(server)
         await stop.wait()
 
 

@@ -113,7 +113,7 @@ class TurnService:
         `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
         """
         with _refusals_counted(call.session):
-            await self.gatekeeper.enter(Work.TURN, call.client)
+            await self.gatekeeper.enter(Work.TURN, call.client, call.session)
             served = await self._served(call)
             self._require_servable(call.session, served.turn)
         self.metrics.turn_served(max(0.0, self.clock() - call.began_at - served.turn.seconds))

@@ -1,7 +1,7 @@
-"""The body of `POST /sessions`, checked field by field."""
+"""The bodies of `POST /sessions` and of the verbs of the gate, checked field by field."""
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -9,9 +9,17 @@ from harness.dialects.json_values import check_json
 from harness.errors import MalformedRequest
 from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
+from harness.sessions.gate import ANONYMOUS
 from harness.sessions.session import AfterIncomplete, SessionConfig
 from harness.tokens.matching import Matching
 from harness.types import SamplingWishes
+
+_T = TypeVar("_T")
+
+NAMED_TTL_S = 60.0
+"""How long a hold lasts whose holder does not say; it is renewed by the same verb."""
+ANONYMOUS_TTL_S = 3600.0
+"""The same for a verb that names no holder: nobody renews it."""
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -45,7 +53,32 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     resumes: str | None = None
 
 
-_decoder = msgspec.json.Decoder(_CreateSession)
+_Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class HoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/pause` and `POST /sessions/drain`."""
+
+    holder: _Holder = ANONYMOUS
+    ttl_s: Annotated[float, msgspec.Meta(ge=0.05, le=86_400)] | None = None
+    engines: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """How long the hold lasts unless it is renewed."""
+        return self.ttl_s or (ANONYMOUS_TTL_S if self.holder == ANONYMOUS else NAMED_TTL_S)
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/resume`."""
+
+    holder: _Holder = ANONYMOUS
+    engines_continued: bool = False
+
+
+_sessions = msgspec.json.Decoder(_CreateSession)
+_holds = msgspec.json.Decoder(HoldRequest)
+_releases = msgspec.json.Decoder(ReleaseRequest)
 
 
 def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) -> SessionConfig:
@@ -54,14 +87,7 @@ def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) ->
     `custom_matchings` are the `package.module:function` paths that the operator allows: a path in a request names code.
     Raises `MalformedRequest` naming the field.
     """
-    try:
-        wire = _decoder.decode(body or b"{}")
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
-        raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+    wire = _read(_sessions, body)
     check_json(wire.metadata, "metadata")
     return SessionConfig(
         metadata=wire.metadata,
@@ -72,6 +98,28 @@ def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) ->
         matching=_offered(wire.matching, custom_matchings),
         resumes=wire.resumes,
     )
+
+
+def parse_hold(body: bytes) -> HoldRequest:
+    """The hold that `body` asks for; an empty one asks for the anonymous hold. Raises `MalformedRequest`."""
+    return _read(_holds, body)
+
+
+def parse_release(body: bytes) -> ReleaseRequest:
+    """The hold that `body` releases; an empty one releases the anonymous hold. Raises `MalformedRequest`."""
+    return _read(_releases, body)
+
+
+def _read(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """What `body` says, an empty one nothing but defaults. Raises `MalformedRequest` naming the field."""
+    try:
+        return decoder.decode(body or b"{}")
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
 
 
 def _wishes(wire: _Sampling) -> SamplingWishes:

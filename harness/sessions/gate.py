@@ -1,23 +1,46 @@
-"""The switch in front of all sessions of a server: open, paused or draining.
+"""The gate in front of all sessions of a server, and the holds that shut it.
 
-`GATE_TABLE` says what happens to new work in each state. The gate decides; holding a request for a while and waking
-it up is the server's business. Every change of state counts as a new epoch, so a waiter can tell that something
-happened even when the gate is back in the state it knew.
+Nobody owns the gate. Whoever needs it shut puts a *hold* on it, and the gate is as shut as the strongest hold: draining
+over paused over open. A hold ends when its holder releases it, or when its time is over and nobody renewed it: a
+controller that dies shuts nobody out for longer than that. So an abort that ends cannot open the gate under a weight
+update, and a pause never softens a drain.
+
+A hold may cover the engines: its holder pauses them while it works. One hold at a time does, because two updates that
+interleave leave weights of neither. When such a hold ends and its holder did not say that the engines go on, they are
+*left*: paused, and nobody is there to continue them but the server.
+
+`GATE_TABLE` says what happens to new work. The gate decides; holding a request for a while, waking it up, time and
+continuing engines are the server's business. Every change of state counts as a new epoch, so a waiter can tell that
+something happened even when the gate is back in the state it knew.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
+
+ANONYMOUS = "anonymous"
+"""The holder of a verb that names none."""
+
+_REMEMBERED = 1000  # holders whose hold has expired; each is a name
 
 
 class GateState(StrEnum):
-    """Where the switch stands."""
+    """Where the gate stands."""
 
     OPEN = "open"
     PAUSED = "paused"
     """New work waits, for a bounded time."""
     DRAINING = "draining"
     """No new sessions; the ones that were open accept no further turn."""
+
+
+class HoldKind(StrEnum):
+    """What a hold makes of the gate."""
+
+    PAUSE = "pause"
+    DRAIN = "drain"
 
 
 class Work(StrEnum):
@@ -53,21 +76,118 @@ GATE_TABLE: Mapping[tuple[GateState, Work], Verdict] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What one holder wants of the gate, and until when."""
+
+    holder: str
+    kind: HoldKind
+    until: float
+    """Unix time in seconds; renewed by the same verb."""
+    engines: bool = False
+    """Its holder pauses the engines of this server."""
+
+
 @dataclass(slots=True)
 class Gate:
-    """The state of the switch and how often it changed."""
+    """The holds on the gate, and how often its state changed."""
 
-    state: GateState = GateState.OPEN
     epoch: int = 0
+    left: tuple[Hold, ...] = ()
+    """Holds that ended without a word that the engines they had paused go on; nobody has continued them since."""
+    are_engines_waking: bool = False
+    """The server continues them now: a hold that would pause them has to wait."""
+    _holds: dict[str, Hold] = field(default_factory=dict)
+    _expired: dict[str, None] = field(default_factory=dict)
 
-    def turn_to(self, state: GateState) -> bool:
-        """Put the switch to `state`; False when it stood there already."""
-        if state is self.state:
-            return False
-        self.state = state
-        self.epoch += 1
-        return True
+    @property
+    def state(self) -> GateState:
+        """The strongest hold."""
+        kinds = {hold.kind for hold in self._holds.values()}
+        if HoldKind.DRAIN in kinds:
+            return GateState.DRAINING
+        return GateState.PAUSED if kinds else GateState.OPEN
 
-    def verdict(self, work: Work) -> Verdict:
-        """What happens to `work` that arrives now."""
-        return GATE_TABLE[self.state, work]
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """All of them, in the order in which they were placed."""
+        return tuple(self._holds.values())
+
+    @property
+    def must_wake_engines(self) -> bool:
+        """Engines are left paused, and no hold wants them so."""
+        return bool(self.left) and not any(hold.engines for hold in self.holds)
+
+    def place(self, wanted: Hold) -> Hold:
+        """Put a hold on the gate, or renew the one that its holder has; a drain stays one whatever is asked later.
+
+        Raises `HoldExpired` when the holder had one that ran out: what it kept shut has been open. Raises `EnginesHeld`
+        when the engines are somebody else's. Nothing is changed then.
+        """
+        if wanted.holder in self._expired:
+            raise HoldExpired(wanted.holder)
+        mine = self._holds.get(wanted.holder)
+        is_drain = HoldKind.DRAIN in (wanted.kind, mine and mine.kind)
+        engines = wanted.engines or (mine is not None and mine.engines)
+        if engines and not (mine and mine.engines):
+            self._require_free_engines()
+        hold = Hold(wanted.holder, HoldKind.DRAIN if is_drain else HoldKind.PAUSE, wanted.until, engines)
+        self._change({**self._holds, hold.holder: hold})
+        return hold
+
+    def release(self, holder: str, *, engines_continued: bool = False) -> Hold | None:
+        """Take `holder`'s hold off the gate; `engines_continued` says that the engines it paused work again.
+
+        Raises `HoldNotFound` when there is none, `HoldExpired` when it had run out before; the anonymous one may be
+        released by anybody at any time, and is None when there is none.
+        """
+        if holder in self._expired:
+            raise HoldExpired(holder)
+        hold = self._holds.get(holder)
+        if hold is None:
+            if holder == ANONYMOUS:
+                return None
+            raise HoldNotFound(holder)
+        self._end([hold], left=[hold] if hold.engines and not engines_continued else [])
+        return hold
+
+    def expire(self, now: float) -> tuple[Hold, ...]:
+        """Take off what has run out by `now`; its holders are told when they come back, the anonymous one excepted."""
+        ended = [hold for hold in self.holds if hold.until <= now]
+        self._end(ended, left=[hold for hold in ended if hold.engines])
+        for hold in ended:
+            if hold.holder != ANONYMOUS:
+                self._expired[hold.holder] = None
+        while len(self._expired) > _REMEMBERED:
+            del self._expired[next(iter(self._expired))]
+        return tuple(ended)
+
+    def restore(self, holds: Iterable[Hold]) -> None:
+        """Have the holds that an earlier server kept."""
+        self._change({hold.holder: hold for hold in holds})
+
+    def engines_woken(self) -> tuple[Hold, ...]:
+        """The engines work again: the holds that had left them paused."""
+        left, self.left = self.left, ()
+        return left
+
+    def verdict(self, work: Work, *, is_open: bool = True) -> Verdict:
+        """What happens to `work` that arrives now; a session that is not open answers for itself, whatever the gate."""
+        return GATE_TABLE[self.state, work] if is_open else Verdict.SERVE
+
+    def _require_free_engines(self) -> None:
+        other = next((hold.holder for hold in self.holds if hold.engines), None)
+        if other is not None:
+            raise EnginesHeld(f"the engines are paused by the hold of {other!r}: wait until it is released or runs out")
+        if self.are_engines_waking:
+            raise EnginesHeld("the engines are being continued after a hold that left them paused; ask again")
+
+    def _end(self, ended: Iterable[Hold], *, left: Iterable[Hold]) -> None:
+        gone = {hold.holder for hold in ended}
+        self.left += tuple(left)
+        self._change({holder: hold for holder, hold in self._holds.items() if holder not in gone})
+
+    def _change(self, holds: dict[str, Hold]) -> None:
+        before = self.state
+        self._holds = holds
+        self.epoch += self.state is not before

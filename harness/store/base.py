@@ -1,8 +1,8 @@
 """The seam between the server and what makes sessions durable.
 
-Promise (I9): when `create`, `take_over`, `commit`, `keep_scores` or `set_phase` returns, what it wrote survives
-`kill -9` of this process. `mark_delivered` is a note and may be lost. The store keeps what it is given; it decides
-nothing.
+Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `set_phase`, `keep_hold` or `drop_hold` returns, what
+it wrote survives `kill -9` of this process. `mark_delivered` is a note and may be lost. The store keeps what it is
+given; it decides nothing.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from harness.sessions.gate import Hold
 from harness.sessions.session import Session
 from harness.types import Turn
 
@@ -63,3 +64,12 @@ class SessionStore(Protocol):
 
     async def load(self) -> LoadedSessions:
         """The sessions that are not closed, with their turns, as they were kept; each that is damaged by name."""
+
+    async def keep_hold(self, hold: Hold) -> None:
+        """Keep a hold on the gate, in the place of an earlier one of its holder."""
+
+    async def drop_hold(self, holder: str) -> None:
+        """Forget the hold of `holder`, if there is one."""
+
+    async def load_holds(self) -> list[Hold]:
+        """The holds that were kept, those whose time is over included."""

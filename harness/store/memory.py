@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import Self
 
+from harness.sessions.gate import Hold
 from harness.sessions.session import Session
 from harness.store.base import LoadedSessions
 from harness.types import Turn
@@ -45,3 +46,13 @@ class MemoryStore:
     async def load(self) -> LoadedSessions:
         """No sessions."""
         return LoadedSessions()
+
+    async def keep_hold(self, hold: Hold) -> None:
+        """Nothing to do: the server has the hold."""
+
+    async def drop_hold(self, holder: str) -> None:
+        """Nothing to do."""
+
+    async def load_holds(self) -> list[Hold]:
+        """No holds."""
+        return []

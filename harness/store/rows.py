@@ -10,10 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
 from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, TurnStatus, VersionSpan
 
+KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines) VALUES (?, ?, ?, ?)"
+DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
+SELECT_HOLDS = "SELECT * FROM holds ORDER BY holder"
 INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, created_at) VALUES (?, ?, ?, ?, ?)"
 INSERT_TURN = (
     "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -28,6 +32,16 @@ SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"
 Row = tuple[Any, ...]
 Statement = tuple[str, Row]
 """SQL and its parameters."""
+
+
+def hold_row(hold: Hold) -> Row:
+    """Parameters of `KEEP_HOLD`."""
+    return hold.holder, str(hold.kind), hold.until, int(hold.engines)
+
+
+def hold_from_row(row: sqlite3.Row) -> Hold:
+    """The hold of a row of `SELECT_HOLDS`."""
+    return Hold(row["holder"], HoldKind(row["kind"]), float(row["until"]), bool(row["engines"]))
 
 
 def session_row(session: Session) -> Row:

@@ -62,7 +62,16 @@ CREATE INDEX unclosed_sessions ON sessions (created_at, session_id) WHERE phase 
 CREATE INDEX closed_sessions ON sessions (closed_at) WHERE phase = 'closed';
 """
 
-STEPS: tuple[str, ...] = (_CLOSING_TIMES,)
+_HOLDS = """
+CREATE TABLE holds (
+    holder  TEXT PRIMARY KEY,
+    kind    TEXT NOT NULL,
+    until   REAL NOT NULL,
+    engines INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS)
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 
 SCHEMA_VERSION = FIRST_VERSION + len(STEPS)

@@ -8,7 +8,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +17,7 @@ import msgspec
 
 from harness.clock import Clock
 from harness.errors import StoreError
+from harness.sessions.gate import Hold
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session
 from harness.store import rows
@@ -89,6 +90,18 @@ class SQLiteStore:
         """The sessions that are not closed, with their turns; each that is damaged by name."""
         return await asyncio.to_thread(_load, self._path)
 
+    async def keep_hold(self, hold: Hold) -> None:
+        """Keep a hold on the gate, in the place of an earlier one of its holder."""
+        await self._writer.write((rows.KEEP_HOLD, rows.hold_row(hold)))
+
+    async def drop_hold(self, holder: str) -> None:
+        """Forget the hold of `holder`, if there is one."""
+        await self._writer.write((rows.DROP_HOLD, (holder,)))
+
+    async def load_holds(self) -> list[Hold]:
+        """The holds that were kept; one that cannot be read is none."""
+        return await asyncio.to_thread(_read_holds, self._path)
+
 
 def read_sessions(path: Path) -> list[Session]:
     """The sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
@@ -142,6 +155,17 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
             raise
         raise _Damaged(row["session_id"]) from error
     return session
+
+
+def _read_holds(path: Path) -> list[Hold]:
+    with reading(path) as connection:
+        found = connection.execute(rows.SELECT_HOLDS).fetchall()
+    holds = []
+    for row in found:
+        # A damaged row must not keep the server from starting; its hold would have run out.
+        with suppress(ValueError, TypeError):
+            holds.append(rows.hold_from_row(row))
+    return holds
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -53,6 +53,12 @@ class ServerMetrics:
             "harness_sweep_tokens_settled", "Tokens that met their next version in a sweep", registry=self._registry
         )
         self._unmet = Counter("harness_sweep_tokens_left", "Tokens that a sweep did not reach", registry=self._registry)
+        self._holds_expired = Counter(
+            "harness_gate_holds_expired", "Holds on the gate that ran out", registry=self._registry
+        )
+        self._engines_woken = Counter(
+            "harness_engines_woken", "Times the server continued engines that a hold had left", registry=self._registry
+        )
         self._overhead = Histogram(
             "harness_overhead_seconds",
             "Seconds the server itself spent on a turn: everything but the engine",
@@ -104,6 +110,14 @@ class ServerMetrics:
         """A sweep gave `settled` tokens their proximal values and did not reach `left`."""
         self._settled.inc(settled)
         self._unmet.inc(left)
+
+    def hold_expired(self) -> None:
+        """A hold on the gate ran out: its holder did not come back."""
+        self._holds_expired.inc()
+
+    def engines_woken(self) -> None:
+        """The server continued engines that a hold had left paused."""
+        self._engines_woken.inc()
 
     def error_answered(self, code: str) -> None:
         """A request was answered with an error."""

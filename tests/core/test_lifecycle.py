@@ -4,7 +4,7 @@ import pytest
 from fakes import admit, finish, new_session, take_turn, user
 
 from harness.errors import IllegalTransition, SessionClosing
-from harness.sessions.gate import GATE_TABLE, Gate, GateState, Verdict, Work
+from harness.sessions.gate import GATE_TABLE, GateState, Verdict, Work
 from harness.sessions.lifecycle import STATUS_OF_FINISH, TRANSITIONS, Command, Phase, advance
 from harness.types import FinishReason, TurnStatus
 
@@ -116,13 +116,3 @@ def test_the_gate_decides_every_kind_of_work_in_every_state():
         (GateState.DRAINING, Work.TURN): Verdict.SERVE,
         (GateState.DRAINING, Work.CONTINUATION): Verdict.SERVE,
     }
-
-
-def test_every_change_of_the_gate_is_an_epoch_and_nothing_else_is():
-    """A waiter can tell that something happened although the gate is back where it was."""
-    gate = Gate()
-    states = [GateState.OPEN, GateState.PAUSED, GateState.PAUSED, GateState.OPEN, GateState.DRAINING, GateState.OPEN]
-
-    changed = [gate.turn_to(state) for state in states]
-
-    assert (changed, gate.epoch, gate.state) == ([False, True, False, True, True, True], 4, GateState.OPEN)

@@ -11,10 +11,9 @@ from harness.manager.abort import abort_rollout
 from harness.manager.abort_values import ORDER, AbortBudget, AgentHooks, Fate, Keep
 from harness.manager.abort_values import Step as AbortStep
 from harness.manager.engine_control import EngineInProcess, EngineServer, WorkerKind
-from harness.manager.gate_client import SessionServerAddress
+from harness.manager.gate_client import GateClient, SessionServerAddress
 from harness.manager.rollout import FunctionAgent, OutcomeKind, ProgramAgent
 from harness.server.settings import ServerSettings
-from harness.sessions.gate import GateState
 from harness.types import SampleStatus
 from tests.manager.aborting import (
     IGNORING,
@@ -138,11 +137,12 @@ async def test_an_agent_that_cannot_be_ended_is_reported(tmp_path: Path):
 
 async def test_a_rollout_without_a_session_ends_at_once(tmp_path: Path):
     """It waits for a gate that is shut; the abort ends the waiting, and the open gate does not let it in."""
-    async with stage(tmp_path) as staged:
-        staged.server.server.gatekeeper.turn_to(GateState.DRAINING)
+    async with stage(tmp_path) as staged, GateClient(staged.server.url) as somebody:
+        await somebody.drain(deadline_s=5)
         staged.start(cooperate)
         await asyncio.sleep(0.1)
         report = await staged.abort()
+        await somebody.resume(deadline_s=5)
         again = await staged.start(do_nothing)
 
         assert again.outcome.kind is OutcomeKind.NO_MODEL_CALL

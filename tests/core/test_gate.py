@@ -1,0 +1,184 @@
+"""The holds on a gate: the strongest decides, each ends by its own holder or by its time, and by nothing else."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
+from harness.sessions.gate import ANONYMOUS, Gate, GateState, Hold, HoldKind, Verdict, Work
+
+
+def pause(holder: str, until: float = 100.0, *, engines: bool = False) -> Hold:
+    return Hold(holder, HoldKind.PAUSE, until, engines)
+
+
+def drain(holder: str, until: float = 100.0) -> Hold:
+    return Hold(holder, HoldKind.DRAIN, until)
+
+
+def test_the_strongest_hold_is_the_state_and_every_change_of_it_an_epoch():
+    """Whoever opens takes off what is theirs; a waiter can tell that something happened in between."""
+    gate = Gate()
+    seen = []
+    for step in (
+        lambda: gate.place(pause("update")),
+        lambda: gate.place(drain("abort")),
+        lambda: gate.place(pause("pause")),
+        lambda: gate.release("abort"),
+        lambda: gate.release("update"),
+        lambda: gate.release("pause"),
+    ):
+        step()
+        seen.append((str(gate.state), gate.epoch))
+
+    assert seen == [("paused", 1), ("draining", 2), ("draining", 2), ("paused", 3), ("paused", 3), ("open", 4)]
+
+
+def test_a_pause_softens_no_drain_not_even_ones_own():
+    """Only a release does."""
+    gate = Gate()
+    gate.place(drain(ANONYMOUS))
+    gate.place(pause(ANONYMOUS))
+
+    assert gate.state is GateState.DRAINING
+    gate.release(ANONYMOUS)
+    assert gate.state is GateState.OPEN
+
+
+def test_the_same_verb_by_the_same_holder_renews():
+    """The time runs from the last one."""
+    gate = Gate()
+    gate.place(pause("a", until=10.0))
+    gate.place(pause("a", until=20.0))
+
+    assert gate.expire(15.0) == ()
+    assert [hold.until for hold in gate.holds] == [20.0]
+    assert [hold.holder for hold in gate.expire(20.0)] == ["a"]
+    assert gate.state is GateState.OPEN
+
+
+def test_a_hold_that_ran_out_does_not_come_back():
+    """Its holder believes that the gate has been shut all the time, and is told that it was not."""
+    gate = Gate()
+    gate.place(pause("a", until=10.0))
+    gate.expire(11.0)
+
+    for verb in (lambda: gate.place(pause("a")), lambda: gate.place(drain("a")), lambda: gate.release("a")):
+        with pytest.raises(HoldExpired, match="another holder"):
+            verb()
+    assert gate.state is GateState.OPEN
+
+
+def test_the_anonymous_hold_comes_back():
+    """It is nobody's, so nobody believes anything of it."""
+    gate = Gate()
+    gate.place(pause(ANONYMOUS, until=10.0))
+    gate.expire(11.0)
+    gate.place(pause(ANONYMOUS))
+
+    assert gate.state is GateState.PAUSED
+
+
+def test_nobody_releases_what_is_not_there():
+    """The anonymous one may be released at any time, as a bare verb always could be."""
+    gate = Gate()
+    gate.place(pause("a"))
+
+    with pytest.raises(HoldNotFound):
+        gate.release("b")
+    assert gate.release(ANONYMOUS) is None
+    assert gate.state is GateState.PAUSED
+
+
+@pytest.mark.parametrize("state", ["open", "paused", "draining"])
+@pytest.mark.parametrize("work", [Work.TURN, Work.CONTINUATION])
+def test_a_session_that_is_not_open_answers_for_itself_in_every_state(state, work):
+    """It says 404; nobody holds its calls."""
+    gate = Gate()
+    if state != "open":
+        gate.place(pause("a") if state == "paused" else drain("a"))
+
+    assert gate.verdict(work, is_open=False) is Verdict.SERVE
+
+
+def test_one_hold_at_a_time_covers_the_engines():
+    """The second updater waits; a pause that leaves the engines alone does not."""
+    gate = Gate()
+    gate.place(pause("first", engines=True))
+    gate.place(pause("watcher"))
+
+    with pytest.raises(EnginesHeld, match="first"):
+        gate.place(pause("second", engines=True))
+    gate.place(pause("first", until=200.0, engines=True))
+    gate.release("first", engines_continued=True)
+    gate.place(pause("second", engines=True))
+    assert not gate.must_wake_engines
+
+
+@pytest.mark.parametrize("ends", ["expires", "is released without a word"])
+def test_engines_are_left_when_their_hold_ends_and_nobody_says_that_they_go_on(ends):
+    """A holder of the gate alone does not keep them paused; one of the engines does."""
+    gate = Gate()
+    gate.place(pause("first", until=10.0, engines=True))
+    gate.place(pause("watcher"))
+    if ends == "expires":
+        gate.expire(11.0)
+    else:
+        gate.release("first")
+
+    assert gate.must_wake_engines
+    gate.place(pause("second", engines=True))
+    assert not gate.must_wake_engines
+    gate.release("second", engines_continued=True)
+    assert gate.must_wake_engines  # it may not have known all of them
+    assert [hold.holder for hold in gate.engines_woken()] == ["first"]
+    assert not gate.must_wake_engines
+
+
+def test_nobody_pauses_engines_that_are_being_continued():
+    """The continuing would reach them after the pause."""
+    gate = Gate(are_engines_waking=True)
+
+    with pytest.raises(EnginesHeld, match="being continued"):
+        gate.place(pause("update", engines=True))
+
+
+HOLDERS = st.sampled_from(["a", "b", "c", ANONYMOUS])
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["pause", "drain"]), HOLDERS, st.integers(1, 9)),
+    st.tuples(st.just("release"), HOLDERS, st.just(0)),
+    st.tuples(st.just("wait"), st.just(""), st.integers(1, 5)),
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+def test_the_gate_is_shut_exactly_while_somebody_holds_it(steps):
+    """Against a model that keeps, by holder, what was asked and until when."""
+    gate, now, model, gone, epoch = Gate(), 0, {}, set(), 0
+    for verb, holder, number in steps:
+        before = gate.state
+        if verb == "wait":
+            now += number
+            gate.expire(now)
+            out = {name for name, (_, until) in model.items() if until <= now}
+            gone |= out - {ANONYMOUS}
+            model = {name: hold for name, hold in model.items() if name not in out}
+        elif holder in gone:
+            with pytest.raises(HoldExpired):
+                gate.release(holder) if verb == "release" else gate.place(pause(holder, now + number))
+        elif verb == "release":
+            if holder in model or holder == ANONYMOUS:
+                gate.release(holder)
+                model.pop(holder, None)
+            else:
+                with pytest.raises(HoldNotFound):
+                    gate.release(holder)
+        else:
+            gate.place(Hold(holder, HoldKind(verb), now + number))
+            strongest = "drain" if "drain" in (verb, model.get(holder, ("", 0))[0]) else "pause"
+            model[holder] = (strongest, now + number)
+        epoch += gate.state is not before
+        kinds = {kind for kind, _ in model.values()}
+        assert gate.state == ("draining" if "drain" in kinds else "paused" if kinds else "open")
+        assert {hold.holder for hold in gate.holds} == set(model)
+        assert gate.epoch == epoch

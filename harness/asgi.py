@@ -41,7 +41,9 @@ async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket bound to that address; port 0 takes a free one. Raises `HarnessError` for a taken one."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named: asyncio switches Nagle's algorithm off (40 ms for an answer) only where a socket says that it is TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -99,7 +99,7 @@ class AgentRunner:
         try:
             prepare_workdir(task.workdir, task.prompt)
             log = AgentLog(task.workdir / LOG_FILE)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return AgentRun(AgentEnd(Ending.NOT_PREPARED, detail=str(error)))
         with log:
             match task.agent:

@@ -19,12 +19,12 @@ from typing import Self
 import structlog
 
 from harness.bounded import to_the_end
-from harness.errors import GateClosed, SessionServerError
+from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.manager.abort_signal import AbortSignal
 from harness.manager.abort_values import AgentHooks, Keep, was_cut_short
 from harness.manager.agent_runner import AgentRun, AgentRunner
 from harness.manager.outcome import RolloutFacts, classify, classify_uncreated
-from harness.manager.rollout import AgentTask, Outcome, Rollout
+from harness.manager.rollout import AgentTask, Outcome, OutcomeKind, Rollout
 from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
 from harness.manager.session_record import SessionRecord, empty_session, read_record
 from harness.sessions.lifecycle import Phase
@@ -77,7 +77,11 @@ class SessionManager:
         signal = self._signal
         started = time.monotonic()
         try:
+            task.require_text()
             session = await self._create(task, signal)
+        except ScenarioError as error:
+            outcome = Outcome(OutcomeKind.NOT_STARTED, error.cause, error.message)
+            return _rollout_without_session(task, outcome, time.monotonic() - started)
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
             return _rollout_without_session(task, outcome, time.monotonic() - started)

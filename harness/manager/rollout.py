@@ -4,13 +4,14 @@ A rollout is one agent, run once, against one session. However the agent ends, t
 `Outcome`: a bad rollout is data, not a crash.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from harness.errors import Cause
+from harness.errors import Cause, ScenarioError
 from harness.types import Json, Sample
 
 
@@ -108,6 +109,18 @@ class AgentTask:
     metadata: Json = field(default_factory=dict)
     resumes: str | None = None
     """The session of a rollout that was cut short with `Keep.SESSIONS`: this one goes on from what it has recorded."""
+
+    def require_text(self) -> None:
+        """Raise `ScenarioError` where a part of the task that leaves this process holds a lone surrogate.
+
+        Such a string can be read (JSON escapes it, file names hold it) and cannot be written in UTF-8.
+        """
+        parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}
+        for name, part in parts.items():
+            try:
+                json.dumps(part, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise ScenarioError(f"{name}: expected text, got a lone surrogate: {error}; replace it") from error
 
 
 @dataclass(frozen=True, slots=True)

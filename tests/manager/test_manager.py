@@ -98,6 +98,33 @@ leave(json.dumps({"heard": answer}))
     )
 
 
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("prompt", {"prompt": "caf\udce9"}),
+        ("metadata", {"metadata": {"file": "caf\udce9"}}),
+        ("session", {"session": {"metadata": {"file": ["caf\udce9"]}}}),
+    ],
+)
+async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes: dict[str, Any]):
+    """What no file and no request can hold is the task's own fault, and nobody else's."""
+    async with manager_of(tmp_path, Step(text="Hello.")) as (manager, _):
+        rollout = await manager.run(program(tmp_path, "ask('Hello?')", **changes))
+        assert (await manager.run(program(tmp_path, "ask('Hello?')"))).outcome.kind is OutcomeKind.FINISHED
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.SCENARIO)
+    assert rollout.outcome.detail.startswith(f"{part}: expected text, got a lone surrogate: ")
+
+
+async def test_a_path_that_is_none_is_an_outcome(tmp_path: Path):
+    """A directory that no system call takes."""
+    task = program(tmp_path / "a\0b", "ask('Hello?')")
+    async with manager_of(tmp_path, Step(text="Hello.")) as (manager, _):
+        rollout = await manager.run(task)
+
+    assert rollout.outcome.kind is OutcomeKind.NOT_STARTED
+
+
 async def test_a_function_runs_to_its_end(tmp_path: Path):
     """By the contract `run(base_url, prompt, request_kwargs, metadata, **kwargs)`."""
     seen: dict[str, Any] = {}

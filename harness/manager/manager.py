@@ -194,12 +194,12 @@ def _rollout(session: SessionHandle, run: AgentRun, record: SessionRecord, secon
 
 
 def _facts(run: AgentRun, record: SessionRecord) -> RolloutFacts:
-    turns = record.facts.turns
-    failed = turns.get(TurnStatus.FAILED, 0)
+    statuses = [turn.status for turn in record.facts.turns]
+    failed = statuses.count(TurnStatus.FAILED)
     return RolloutFacts(
         end=run.end,
         result=run.result,
-        answered=sum(turns.values()) - failed,
+        answered=len(statuses) - failed,
         failed=failed,
         refusals=record.facts.refusals,
         is_drained=record.facts.phase == Phase.CLOSING,

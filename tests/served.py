@@ -58,8 +58,8 @@ class Client:
         return message
 
     async def record(self, session: Served) -> Json:
-        """The session's record."""
-        answer = await self.http.get(f"/sessions/{session.session_id}")
+        """The session's record, with whole prompts."""
+        answer = await self.http.get(f"/sessions/{session.session_id}?ids=prompts")
         assert answer.status_code == 200, answer.text
         record: Json = answer.json()
         return record

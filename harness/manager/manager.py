@@ -194,12 +194,12 @@ def _rollout(session: SessionHandle, run: AgentRun, record: SessionRecord, secon
 
 
 def _facts(run: AgentRun, record: SessionRecord) -> RolloutFacts:
-    statuses = [turn.status for turn in record.facts.turns]
-    failed = statuses.count(TurnStatus.FAILED)
+    turns = record.facts.turns
+    failed = turns.get(TurnStatus.FAILED, 0)
     return RolloutFacts(
         end=run.end,
         result=run.result,
-        answered=len(statuses) - failed,
+        answered=sum(turns.values()) - failed,
         failed=failed,
         refusals=record.facts.refusals,
         is_drained=record.facts.phase == Phase.CLOSING,

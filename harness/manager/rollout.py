@@ -132,6 +132,7 @@ class Rollout:
     outcome: Outcome
     samples: tuple[Sample, ...]
     session: Json
-    """`GET /sessions/{id}` after the agent ended; empty records when there was none."""
+    """`GET /sessions/{id}?ids=none` after the agent ended: the conversation, statuses and ledger, without token columns
+    (the samples have the tokens); an empty record when there was no session."""
     agent_result: Json | None
     seconds: float

@@ -11,13 +11,14 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import msgspec
 
-from harness.errors import SessionServerError
-from harness.types import Json
+from harness.errors import RunError, SessionServerError
+from harness.samples.codec import sample_from_binary
+from harness.types import Json, Sample, TurnStatus
 
 _T = TypeVar("_T")
 Futures = Collection[asyncio.Future[None]]
@@ -37,6 +38,25 @@ class SessionHandle(msgspec.Struct, frozen=True):
     base_url: str
     """Ends in `/sessions/<id>`; OpenAI clients append `/v1`."""
     api_key: str
+
+
+class SessionFacts(msgspec.Struct, frozen=True):
+    """What tells how a rollout ended, and whether its session has settled."""
+
+    phase: str
+    turns: dict[TurnStatus, int] = msgspec.field(default_factory=dict)
+    """Recorded turns by their status."""
+    refusals: dict[str, int] = msgspec.field(default_factory=dict)
+    turns_in_flight: int = 0
+
+
+class Collected(NamedTuple):
+    """Everything a rollout is made of, as the server had it at one moment."""
+
+    facts: SessionFacts
+    session: Json
+    """The record, without token columns."""
+    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +91,15 @@ class SessionClient:
         content = await self._call("POST", "/sessions", deadline_s=self._deadlines.create_s, body=body, give_up=give_up)
         return decoded(content, SessionHandle)
 
-    async def read(self, session_id: str) -> Json:
-        """The session's record; empty records when the server does not know it."""
-        path = f"/sessions/{session_id}"
-        return decoded(await self._call("GET", path, deadline_s=self._deadlines.read_s), dict[str, Any])
+    async def facts(self, session_id: str) -> SessionFacts:
+        """How the session stands; phase `unknown` when the server does not know it."""
+        path = f"/sessions/{session_id}/facts"
+        return decoded(await self._call("GET", path, deadline_s=self._deadlines.read_s), SessionFacts)
 
-    async def samples(self, session_id: str) -> list[Json]:
-        """The session's samples as JSON objects."""
-        path = f"/sessions/{session_id}/samples"
-        answer = decoded(await self._call("GET", path, deadline_s=self._deadlines.read_s), _SamplesAnswer)
-        return answer.samples
+    async def collect(self, session_id: str) -> Collected:
+        """Facts, record and samples of one moment; empty ones when the server does not know the session."""
+        path = f"/sessions/{session_id}/samples?format=msgpack"
+        return _collected(await self._call("GET", path, deadline_s=self._deadlines.read_s))
 
     async def delete(self, session_id: str) -> None:
         """The session is gone from the server; idempotent."""
@@ -128,13 +147,25 @@ def decoded(content: bytes, kind: type[_T]) -> _T:
         raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
 
 
+def _collected(content: bytes) -> Collected:
+    try:
+        answer = msgspec.msgpack.decode(content, type=_CollectedAnswer)
+        samples = tuple(sample_from_binary(sample) for sample in answer.samples)
+    except (*_NOT_DECODABLE, RunError) as error:
+        raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
+    return Collected(answer.facts, decoded(answer.session, dict[str, Any]), samples)
+
+
 @cache
 def _tls_context() -> ssl.SSLContext:
     """One for all clients: loading the certificates takes longer than a call."""
     return httpx.create_ssl_context(trust_env=False)
 
 
-class _SamplesAnswer(msgspec.Struct):
+class _CollectedAnswer(msgspec.Struct):
+    facts: SessionFacts
+    session: bytes
+    """JSON."""
     samples: list[Json]
 
 

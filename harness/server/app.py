@@ -20,13 +20,19 @@ from starlette.routing import Route
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
 from harness.errors import EngineUnavailable, StoreError
-from harness.samples.codec import sample_to_json
-from harness.samples.merge import merge_branches
 from harness.samples.versions import known_version
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.left_engines import LeftEngines
 from harness.server.live_weights import parse_expected, settle_weights
+from harness.server.reading import (
+    asked_ids,
+    collected_response,
+    facts_response,
+    record_response,
+    samples_response,
+    wants_binary,
+)
 from harness.server.registry import SessionRegistry
 from harness.server.requests import credential, read_body, require_admin
 from harness.server.responses import ErrorAnswers, json_response
@@ -35,14 +41,11 @@ from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.server.wire import parse_hold, parse_release, parse_session_config
 from harness.sessions.gate import GateState, Hold, HoldKind, Work
-from harness.sessions.record import empty_record, session_record, session_summary
+from harness.sessions.record import session_summary
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport
 from harness.telemetry.metrics import CONTENT_TYPE
 from harness.types import Json
-
-TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
-"""Warned of when samples are collected: turns after one that is not COMPLETED are in none (I3)."""
 
 log = structlog.get_logger()
 
@@ -81,6 +84,7 @@ class SessionServer:
                 Route("/sessions/{id}", self._record, methods=["GET"]),
                 Route("/sessions/{id}/", self._alive, methods=["GET"]),
                 Route("/sessions/{id}/v1", self._alive, methods=["GET"]),
+                Route("/sessions/{id}/facts", admin(self._facts), methods=["GET"]),
                 Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
                 Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models", self._models, methods=["GET"]),
@@ -123,18 +127,21 @@ class SessionServer:
         if request.method == "HEAD":
             return Response(media_type="application/json")
         require_admin(request.headers, self.settings.admin_token)
+        ids = asked_ids(request)
+        session_id, session = self._snapshot(request)
+        return await asyncio.to_thread(record_response, session_id, session, ids)
+
+    async def _facts(self, request: Request) -> Response:
         session_id = request.path_params["id"]
-        session = self.sessions.find(session_id)
-        if session is None:
-            return json_response(empty_record(session_id))
-        return await asyncio.to_thread(_record_response, session.snapshot())
+        return facts_response(session_id, self.sessions.find(session_id))
 
     async def _samples(self, request: Request) -> Response:
-        session = self.sessions.find(request.path_params["id"])
-        if session is None:
-            return json_response({"samples": []})
+        is_binary = wants_binary(request)
+        session_id, session = self._snapshot(request)
         live_version = known_version(self._turns.engine.weight_version)
-        return await asyncio.to_thread(_samples_response, session.snapshot(), live_version)
+        if is_binary:
+            return await asyncio.to_thread(collected_response, session_id, session, live_version)
+        return await asyncio.to_thread(samples_response, session, live_version)
 
     async def _delete(self, request: Request) -> Response:
         session_id = request.path_params["id"]
@@ -293,6 +300,12 @@ class SessionServer:
 
         return checked
 
+    def _snapshot(self, request: Request) -> tuple[str, Session | None]:
+        """The id in the path, and a copy of its session for another thread; None when there is no such session."""
+        session_id = request.path_params["id"]
+        session = self.sessions.find(session_id)
+        return session_id, None if session is None else session.snapshot()
+
     def _session_of(self, request: Request) -> Session:
         """The session of the path, or of the key when the path names none. Raises `SessionNotFound`."""
         session_id = request.path_params.get("id")
@@ -307,14 +320,3 @@ class SessionServer:
 def _hold_report(hold: Hold, now: float) -> Json:
     ends_in_s = round(hold.until - now, 3)
     return {"holder": hold.holder, "kind": str(hold.kind), "engines": hold.engines, "ends_in_s": ends_in_s}
-
-
-def _record_response(session: Session) -> Response:
-    return json_response(session_record(session))
-
-
-def _samples_response(session: Session, live_version: int | None) -> Response:
-    dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
-    if dropped:
-        log.warning(TRAILING_TURNS_DROPPED, session_id=session.session_id, turns=dropped)
-    return json_response({"samples": [sample_to_json(sample) for sample in session.samples(live_version)]})

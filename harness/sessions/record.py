@@ -1,19 +1,48 @@
-"""A session as JSON: what `GET /sessions/{id}` answers and what tools read."""
+"""A session as JSON: what `GET /sessions/{id}` answers and what tools read.
+
+A turn's prompt is that of its parent, the parent's output and `context_ids`, so a record by deltas is as long as the
+session is. Prompts that are written out make it as long as turns times length: only for whoever asks for that.
+"""
+
+from collections import Counter
+from enum import StrEnum
 
 from harness.sessions.session import Session
 from harness.types import Json, Turn
 
 
-def session_record(session: Session) -> Json:
-    """The whole record; prompts are written out in full, so its size grows with turns times length."""
+class RecordIds(StrEnum):
+    """Which columns of tokens a record has."""
+
+    DELTAS = "deltas"
+    """`context_ids`, `output_ids`, `logprobs` of every turn: linear."""
+    PROMPTS = "prompts"
+    """`prompt_ids` in the place of `context_ids`: grows with turns times length."""
+    NONE = "none"
+    """None of them: conversation, statuses, lengths and ledger."""
+
+
+def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS) -> Json:
+    """The record of a session and all its turns."""
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
         "metadata": dict(session.config.metadata),
-        "turns": [_turn_record(session, turn) for turn in session.turns],
+        "turns": [_turn_record(session, turn, ids) for turn in session.turns],
         "turns_in_flight": len(session.turns_in_flight),
         "refusals": dict(session.refusals),
         "ledger": session.ledger().to_json(),
+    }
+
+
+def session_facts(session: Session) -> Json:
+    """What decides how a rollout ended, and whether it has: no conversation, no tokens."""
+    return {
+        "session_id": session.session_id,
+        "phase": str(session.phase),
+        "turns": dict(Counter(str(turn.status) for turn in session.turns)),
+        "turns_in_flight": len(session.turns_in_flight),
+        "refusals": dict(session.refusals),
     }
 
 
@@ -41,15 +70,20 @@ def empty_record(session_id: str) -> Json:
     }
 
 
-def _turn_record(session: Session, turn: Turn) -> Json:
+def empty_facts(session_id: str) -> Json:
+    """The facts of a session that was never seen or has been deleted."""
+    return {"session_id": session_id, "phase": "unknown", "turns": {}, "turns_in_flight": 0, "refusals": {}}
+
+
+def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
     return {
         "turn": turn.index,
         "parent": turn.parent,
         "status": str(turn.status),
         "finish_reason": turn.finish_reason,
-        "prompt_ids": session.prompt_ids(turn).tolist(),
-        "output_ids": turn.output_ids.tolist(),
-        "logprobs": turn.logprobs.tolist(),
+        "prompt_length": turn.prompt_length,
+        "output_length": turn.output_ids.size,
+        **_columns(session, turn, ids),
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in turn.version_spans
         ],
@@ -73,3 +107,13 @@ def _turn_record(session: Session, turn: Turn) -> Json:
         "seconds": turn.seconds,
         "notes": dict(turn.notes),
     }
+
+
+def _columns(session: Session, turn: Turn, ids: RecordIds) -> Json:
+    if ids is RecordIds.NONE:
+        return {}
+    if ids is RecordIds.PROMPTS:
+        prompt = {"prompt_ids": session.prompt_ids(turn).tolist()}
+    else:
+        prompt = {"context_ids": turn.context_ids.tolist()}
+    return prompt | {"output_ids": turn.output_ids.tolist(), "logprobs": turn.logprobs.tolist()}

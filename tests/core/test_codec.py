@@ -3,6 +3,7 @@
 import json
 import struct
 
+import msgspec
 import numpy as np
 import pytest
 from fakes import sample
@@ -10,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import RunError
-from harness.samples.codec import read_jsonl, sample_from_json, sample_to_json, write_jsonl, write_parquet
+from harness.samples.codec import (
+    read_jsonl,
+    sample_from_binary,
+    sample_from_json,
+    sample_to_binary,
+    sample_to_json,
+    write_jsonl,
+    write_parquet,
+)
 from harness.types import Sample, SampleStatus, as_ids, as_logprobs
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -55,6 +64,30 @@ def bits(of: Sample):
     columns = [(getattr(of, name).dtype.str, getattr(of, name).tobytes()) for name in names]
     rest = [of.response_length, of.status, of.weight_versions, of.repeat_terminated, of.metadata, of.reward]
     return columns, [*rest, of.index, of.group_index]
+
+
+@given(samples())
+def test_the_binary_form_keeps_every_bit(original):
+    """Through msgpack, as it crosses a connection."""
+    wire = msgspec.msgpack.encode(sample_to_binary(original))
+
+    assert bits(sample_from_binary(msgspec.msgpack.decode(wire))) == bits(original)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": b"123"}, "tokens"),
+        ({"tokens": [1]}, "tokens"),
+        ({"metadata": "{"}, "metadata"),
+        ({"metadata": {}}, "metadata"),
+        ({"status": "excellent"}, "status"),
+    ],
+)
+def test_a_binary_form_that_is_none_names_the_field(change, message):
+    """A sentence, not a traceback."""
+    with pytest.raises(RunError, match=f"not a sample: {message}"):
+        sample_from_binary(sample_to_binary(sample()) | change)
 
 
 @given(samples())

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from harness.engines.scripted import ScriptedFault, Step
 from harness.manager.rollout import OutcomeKind
 from harness.samples.codec import sample_from_json
-from harness.server.app import TRAILING_TURNS_DROPPED
+from harness.server.reading import TRAILING_TURNS_DROPPED
 from harness.server.settings import ServerSettings
 from harness.types import Json, SampleStatus, TurnStatus
 from tests.manager.aborting import CALLING, QUICK, call, eventually, stage

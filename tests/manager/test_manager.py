@@ -93,9 +93,8 @@ leave(json.dumps({"heard": answer}))
     assert rollout.session["session_id"] == rollout.session_id
     assert rollout.session["metadata"] == {"prompt": 7}
     assert [sample.status for sample in rollout.samples] == [SampleStatus.COMPLETED]
-    assert rollout.samples[0].tokens.tolist() == (
-        rollout.session["turns"][0]["prompt_ids"] + rollout.session["turns"][0]["output_ids"]
-    )
+    [turn] = rollout.session["turns"]
+    assert rollout.samples[0].tokens.size == turn["prompt_length"] + turn["output_length"]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +369,7 @@ async def test_a_server_that_is_not_there_is_our_fault(tmp_path: Path):
     [
         http_answer(500, {"error": {"message": "bug", "code": "internal_error"}}),
         http_answer(200, {"turns": "none"}),
-        http_answer(200, {"turns": [], "samples": [{"tokens": [1]}]}),
+        http_answer(200, {"turns": {}, "samples": [{"tokens": [1]}]}),
     ],
 )
 async def test_a_record_that_cannot_be_read_costs_one_rollout(tmp_path: Path, record: bytes):

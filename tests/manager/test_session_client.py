@@ -8,13 +8,14 @@ import pytest
 
 from harness.errors import SessionServerError
 from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
+from harness.types import TurnStatus
 from tests.manager.servers import HANG_UP, SAY_NOTHING, UNREADABLE, CannedServer, canned_server, http_answer
 
 CREATED = http_answer(200, {"session_id": "a1", "base_url": "http://h/sessions/a1", "api_key": "k", "later": 1})
 GATE_CLOSED = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 0")
 LATER = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 3600")
 HTML = http_answer(502, b"<html>Bad Gateway</html>")
-RECORD = http_answer(200, {"session_id": "a1", "turns": []})
+FACTS = http_answer(200, {"session_id": "a1", "phase": "open", "turns": {"completed": 2}})
 
 
 @asynccontextmanager
@@ -55,9 +56,9 @@ async def test_creating_is_not_repeated_when_it_may_have_happened():
 
 async def test_reading_is_repeated_after_a_lost_answer_and_a_broken_gateway():
     """It changes nothing on the server."""
-    async with client_of(HANG_UP, HTML, RECORD) as (client, server):
-        assert await client.read("a1") == {"session_id": "a1", "turns": []}
-        assert server.requests == ["GET /sessions/a1"] * 3
+    async with client_of(HANG_UP, HTML, FACTS) as (client, server):
+        assert (await client.facts("a1")).turns == {TurnStatus.COMPLETED: 2}
+        assert server.requests == ["GET /sessions/a1/facts"] * 3
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_of_the_server(answer
     """Whatever is wrong with it."""
     async with client_of(answer) as (client, _):
         with pytest.raises(SessionServerError):
-            await client.read("a1")
+            await client.facts("a1")
 
 
 async def test_a_server_that_is_not_there_is_tried_until_the_deadline():

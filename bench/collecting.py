@@ -1,0 +1,210 @@
+"""What it costs to collect the rollouts of an abort: long sessions by the hundred, all at once.
+
+    python bench/collecting.py [--json] [--sessions 512] [--turns 50] [--tokens 32000]
+
+A session server in a process of its own restores that many sessions from a store, and a `SessionManager` in this one
+goes on with them (`resumes`). Every agent is inside a tool call when `abort_rollout` comes with its default budget.
+Printed: how long each step took, how many samples came back whole, and the memory of this process before, at its
+highest, with all samples held, and after they have been let go, beside what the samples' own columns take.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import sqlite3
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter
+from typing import Any
+
+import httpx
+import psutil
+import uvloop
+
+from harness.manager.abort import abort_rollout
+from harness.manager.manager import SessionManager
+from harness.manager.rollout import AgentTask, FunctionAgent
+from harness.types import Sample
+
+THIS = Path(__file__).resolve()
+ROOT = THIS.parent.parent
+MIB = 1 << 20
+_COLUMNS = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
+
+
+async def serve(directory: Path) -> None:
+    """Body of the server's process: prints its URL, runs until its standard input closes."""
+    async with _server(directory, "Understood.") as url:
+        print(url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+@asynccontextmanager
+async def _server(directory: Path, text: str) -> AsyncIterator[str]:
+    import structlog
+
+    from harness.engines.scripted import Script, ScriptedEngine, Step
+    from harness.server.serving import serve_in_process
+    from harness.store.connect import open_store
+    from harness.tokens.opening import open_chat_tokenizer
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    sys.path.insert(0, str(ROOT / "tests"))
+    from toy_model import write_toy_model
+
+    chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((Step(text=text),)), context_length=1 << 20)
+    async with serve_in_process(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
+        yield running.url
+
+
+async def write_one_session(directory: Path, turns: int, tokens: int) -> None:
+    """Have a server record a session of `turns` turns and about `tokens` tokens, and drain it."""
+    half = max(
+        1, tokens // turns // 2 - 20
+    )  # of a turn, in characters, which are tokens here; less what a template adds
+    async with _server(directory, "a" * half) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        session = (await http.post("/sessions", json={})).raise_for_status().json()
+        messages: list[Any] = []
+        for _ in range(turns):
+            messages.append({"role": "user", "content": "q" * half})
+            body = {"model": "m", "messages": messages}
+            answer = await http.post(f"/sessions/{session['session_id']}/v1/chat/completions", json=body)
+            messages.append(answer.raise_for_status().json()["choices"][0]["message"])
+        await http.post("/sessions/drain")
+
+
+def copy_session(database: Path, copies: int) -> list[str]:
+    """Put `copies` of the one session in `database` beside it; their ids."""
+    ids = [f"{number:032x}" for number in range(copies)]
+    with closing(sqlite3.connect(database)) as connection, connection:
+        sessions, turns = (
+            ", ".join(row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] not in own)
+            for table, own in (("sessions", ("session_id", "api_key")), ("turns", ("session_id",)))
+        )
+        [original] = connection.execute("SELECT session_id FROM sessions").fetchone()
+        for each in ids:
+            connection.execute(
+                f"INSERT INTO sessions (session_id, api_key, {sessions}) SELECT ?, ?, {sessions} FROM sessions"
+                " WHERE session_id = ?",
+                (each, f"sk-{each}", original),
+            )
+            connection.execute(
+                f"INSERT INTO turns (session_id, {turns}) SELECT ?, {turns} FROM turns WHERE session_id = ?",
+                (each, original),
+            )
+    return ids
+
+
+async def measure(url: str, server: psutil.Process, ids: list[str], directory: Path) -> dict[str, Any]:
+    """Go on with every session of `ids`, abort, and look at what comes back."""
+
+    async def tool_call(**_: Any) -> None:
+        started.release()
+        await asyncio.Event().wait()
+
+    started = asyncio.Semaphore(0)
+    agent = FunctionAgent("tool_call", tool_call)
+    async with SessionManager(url) as manager:
+        tasks = [AgentTask(agent, "go", directory / each, "m", resumes=each) for each in ids]
+        pending = [asyncio.create_task(manager.run(task)) for task in tasks]
+        for _ in ids:
+            await started.acquire()
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        with highest_memory() as highest:
+            began = perf_counter()
+            report = await abort_rollout(pending, [url], [], [manager.abort_hooks()])
+            seconds = perf_counter() - began
+    samples = [sample for rollout in report.rollouts for sample in rollout.samples]
+    gc.collect()
+    held = psutil.Process().memory_info().rss
+    figures = {
+        "sessions": len(ids),
+        "tokens_per_sample": int(samples[0].tokens.size) if samples else 0,
+        "turns_per_sample": len(samples[0].metadata["turns"]) if samples else 0,
+        "samples": len(samples),
+        "problems": len(report.problems),
+        "abort_s": round(seconds, 2),
+        "steps_s": {step.value: round(each, 2) for step, each in report.seconds.items()},
+        "samples_mib": round(sum(map(size_of, samples)) / MIB),
+        "manager_before_mib": round(before / MIB),
+        "manager_highest_mib": round(max(highest, default=held) / MIB),
+        "manager_holding_samples_mib": round(held / MIB),
+        "server_mib": round(server.memory_info().rss / MIB),
+    }
+    del report, samples, pending
+    gc.collect()
+    return figures | {"manager_after_mib": round(psutil.Process().memory_info().rss / MIB)}
+
+
+def size_of(sample: Sample) -> int:
+    """Bytes of the token columns."""
+    return sum(getattr(sample, name).nbytes for name in _COLUMNS)
+
+
+@contextmanager
+def highest_memory() -> Iterator[list[int]]:
+    """Resident bytes of this process, looked at every 20 ms for the time of the block."""
+    seen: list[int] = []
+    over = Event()
+
+    def look() -> None:
+        process = psutil.Process()
+        while not over.wait(0.02):
+            seen.append(process.memory_info().rss)
+
+    thread = Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+async def main(sessions: int, turns: int, tokens: int) -> dict[str, Any]:
+    """Write the store, start the server, collect."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        await write_one_session(directory, turns, tokens)
+        ids = copy_session(directory / "bench.db", sessions)
+        began = perf_counter()
+        server = await asyncio.create_subprocess_exec(
+            sys.executable, THIS, "--serve", directory, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            url = (await server.stdout.readline()).decode().strip()
+            restored_s = perf_counter() - began
+            figures = await measure(url, psutil.Process(server.pid), ids, directory / "work")
+        finally:
+            server.stdin.close()
+            await server.wait()
+        return {"restored_s": round(restored_s, 1)} | figures
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=32_000)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    asked = parse()
+    if asked.serve:
+        uvloop.run(serve(asked.serve))
+    else:
+        found = uvloop.run(main(asked.sessions, asked.turns, asked.tokens))
+        print(json.dumps(found) if asked.json else "\n".join(f"{name:30} {value}" for name, value in found.items()))

@@ -39,7 +39,7 @@ from harness.server.responses import ErrorAnswers, json_response
 from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
-from harness.server.wire import parse_hold, parse_release, parse_session_config
+from harness.server.wire import parse_hold, parse_release, parse_renewal, parse_session_config
 from harness.sessions.gate import GateState, Hold, HoldKind, Work
 from harness.sessions.record import session_summary
 from harness.sessions.session import Session
@@ -75,6 +75,7 @@ class SessionServer:
                 Route("/sessions", admin(self._list), methods=["GET"]),
                 Route("/sessions/drain", admin(self._drain), methods=["POST"]),
                 Route("/sessions/pause", admin(self._pause), methods=["POST"]),
+                Route("/sessions/renew", admin(self._renew), methods=["POST"]),
                 Route("/sessions/resume", admin(self._resume), methods=["POST"]),
                 Route("/sessions/gate", admin(self._gate), methods=["GET"]),
                 Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
@@ -211,6 +212,11 @@ class SessionServer:
         changed = self.gatekeeper.gate.epoch != epoch
         await self.gatekeeper.keep(hold)
         return json_response(self._gate_report() | {"changed": changed})
+
+    async def _renew(self, request: Request) -> Response:
+        hold = self.gatekeeper.renew(parse_renewal(await self._body(request)))
+        await self.gatekeeper.keep(hold)
+        return json_response(self._gate_report())
 
     async def _resume(self, request: Request) -> Response:
         wanted = parse_release(await self._body(request))

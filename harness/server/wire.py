@@ -55,17 +55,17 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
 _Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
-class HoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /sessions/pause` and `POST /sessions/drain`."""
+class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/renew`."""
 
     holder: _Holder = ANONYMOUS
     ttl_s: Annotated[float, msgspec.Meta(ge=0.05, le=86_400)] | None = None
-    engines: bool = False
 
-    @property
-    def seconds(self) -> float:
-        """How long the hold lasts unless it is renewed."""
-        return self.ttl_s or (ANONYMOUS_TTL_S if self.holder == ANONYMOUS else NAMED_TTL_S)
+
+class HoldRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/pause` and `POST /sessions/drain`."""
+
+    engines: bool = False
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +79,7 @@ _sessions = msgspec.json.Decoder(_CreateSession)
 _holds = msgspec.json.Decoder(HoldRequest)
 _releases = msgspec.json.Decoder(ReleaseRequest)
 _metadata_decoder = msgspec.json.Decoder(dict[str, Any])
+_renewals = msgspec.json.Decoder(RenewRequest)
 
 
 def parse_session_config(
@@ -109,6 +110,16 @@ def parse_session_config(
 def parse_hold(body: bytes) -> HoldRequest:
     """The hold that `body` asks for; an empty one asks for the anonymous hold. Raises `MalformedRequest`."""
     return decode_json(_holds, body or b"{}")
+
+
+def parse_renewal(body: bytes) -> RenewRequest:
+    """The hold that `body` renews. Raises `MalformedRequest`."""
+    return decode_json(_renewals, body or b"{}")
+
+
+def ttl_of(wanted: RenewRequest) -> float:
+    """Seconds that the hold lasts unless it is renewed."""
+    return wanted.ttl_s or (ANONYMOUS_TTL_S if wanted.holder == ANONYMOUS else NAMED_TTL_S)
 
 
 def parse_release(body: bytes) -> ReleaseRequest:

@@ -24,6 +24,7 @@ _T = TypeVar("_T")
 Futures = Collection[asyncio.Future[None]]
 
 _ATTEMPT_TIMEOUT_S = 30.0
+_CREATE = ("POST", "/sessions")
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
@@ -67,7 +68,7 @@ class Deadlines:
     """Long enough for a paused or draining gate to open again."""
     read_s: float = 60.0
     settle_s: float = 10.0
-    """How long turns in flight are waited for after their agent has ended, before the session is read."""
+    """How long turns in flight, which are told to end with their agent, are waited for before the session is read."""
     delete_s: float = 5.0
     """Short: it runs while a rollout is being cancelled. A session that could not be deleted stays on the server."""
 
@@ -101,6 +102,11 @@ class SessionClient:
         path = f"/sessions/{session_id}/samples?format=msgpack"
         return _collected(await self._call("GET", path, deadline_s=self._deadlines.read_s))
 
+    async def end(self, session_id: str, *, within_s: float) -> SessionFacts:
+        """The session accepts no further turn, and its turns in flight end; how it stands then, or after `within_s`."""
+        path, deadline_s = f"/sessions/{session_id}/end", self._deadlines.read_s + within_s
+        return decoded(await self._call("POST", path, deadline_s=deadline_s, body={"within_s": within_s}), SessionFacts)
+
     async def delete(self, session_id: str) -> None:
         """The session is gone from the server; idempotent."""
         await self._call("DELETE", f"/sessions/{session_id}", deadline_s=self._deadlines.delete_s)
@@ -122,7 +128,7 @@ class SessionClient:
                 return await self.attempt(method, path, body, timeout_s=deadline - time.monotonic())
             except SessionServerError as error:
                 wait_s = max(pause_s, error.retry_after_s)
-                if not _may_repeat(method, error) or time.monotonic() + wait_s >= deadline:
+                if not _may_repeat(method, path, error) or time.monotonic() + wait_s >= deadline:
                     raise
                 await _pause(wait_s, give_up, error)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -186,8 +192,8 @@ async def _pause(seconds: float, give_up: Futures, error: SessionServerError) ->
         raise error
 
 
-def _may_repeat(method: str, error: SessionServerError) -> bool:
-    return error.was_refused if method == "POST" else error.retryable
+def _may_repeat(method: str, path: str, error: SessionServerError) -> bool:
+    return error.was_refused if (method, path) == _CREATE else error.retryable
 
 
 def _not_answered(method: str, path: str, error: Exception) -> SessionServerError:

@@ -11,14 +11,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
-from harness.bounded import to_the_end
+from harness.bounded import to_the_end, within
 from harness.clock import Clock
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, StoreError
-from harness.server.connection import ClientConnection
+from harness.server.connection import HAND_OVER_S, ClientConnection
 from harness.server.generation import Generation
 from harness.sessions.continuation import Output
 from harness.sessions.outcome import Admission, broken_off_turn, lost_turn
@@ -44,6 +45,8 @@ class AdmittedTurn:
     outcome: Turn | None = None
     """How it ended, when nothing cut it off; whoever has it sampled says so."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    """Each will dismiss its client."""
 
     @property
     def output(self) -> Output:
@@ -63,9 +66,25 @@ class AdmittedTurns:
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
     async def wait_for(self, session: Session, index: int, client: ClientConnection) -> None:
-        """Return when that turn has its outcome. Raises `ClientLeft` when `client` leaves before."""
+        """Return when that turn has its outcome. Raises why `client` is dismissed when that comes before."""
         async with client.patience():
             await self._turns[session.session_id, index].is_over.wait()
+
+    def end(
+        self, session: Session, reason: HarnessError, *, after_s: float = 0.0, hand_over_s: float = HAND_OVER_S
+    ) -> None:
+        """Tell the engines, `after_s` from now, to hand over what they have of the turns of `session`.
+
+        Whatever they do, each turn has its outcome `hand_over_s` later.
+        """
+        loop = asyncio.get_running_loop()
+        for turn in self._of(session):
+            dismiss = partial(turn.client.dismiss, reason, hand_over_s=hand_over_s)
+            turn.timers.append(loop.call_later(after_s, dismiss))
+
+    async def ended(self, session: Session, *, within_s: float) -> None:
+        """Return when no turn of `session` is in flight, after `within_s` at the latest."""
+        await within(within_s, asyncio.gather(*(turn.is_over.wait() for turn in self._of(session))))
 
     @asynccontextmanager
     async def until_outcome(
@@ -80,7 +99,7 @@ class AdmittedTurns:
         self._turns[session.session_id, admission.index] = turn
         try:
             self.metrics.turns_in_flight(len(self._turns))
-            with client.on_leave(lambda: session.abandon(admission.index)):
+            with client.on_dismissal(lambda: session.abandon(admission.index)):
                 async with self._breaking_off(turn):
                     yield turn
                     assert turn.outcome is not None, "whoever has a turn sampled says how it ended"
@@ -133,8 +152,14 @@ class AdmittedTurns:
                 "repeat_guard_disagrees", session_id=session.session_id, turn=outcome.index, **disagreement._asdict()
             )
 
+    def _of(self, session: Session) -> list[AdmittedTurn]:
+        keys = ((session.session_id, admission.index) for admission in session.turns_in_flight)
+        return [self._turns[key] for key in keys]
+
     def _let_go(self, turn: AdmittedTurn) -> None:
         """Nobody waits for `turn` any more, even if a bug of ours has kept it from being recorded."""
+        for timer in turn.timers:
+            timer.cancel()
         turn.session.forfeit(turn.admission.index)
         del self._turns[turn.session.session_id, turn.admission.index]
         self.metrics.turns_in_flight(len(self._turns))

@@ -39,7 +39,7 @@ from harness.server.responses import ErrorAnswers, json_response
 from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
-from harness.server.wire import parse_hold, parse_release, parse_renewal, parse_session_config
+from harness.server.wire import parse_end, parse_hold, parse_release, parse_session_config
 from harness.sessions.gate import GateState, Hold, HoldKind, Work
 from harness.sessions.record import session_summary
 from harness.sessions.session import Session
@@ -57,7 +57,9 @@ class SessionServer:
 
     def __init__(self, turns: TurnService) -> None:
         self.settings = turns.settings
-        self.sessions = SessionRegistry(turns.store, turns.metrics)
+        self.sessions = SessionRegistry(
+            turns.store, turns.metrics, turns.admitted, drain_grace_s=turns.settings.drain_grace_s
+        )
         self.gatekeeper = turns.gatekeeper
         self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
         self._turns = turns
@@ -75,12 +77,12 @@ class SessionServer:
                 Route("/sessions", admin(self._list), methods=["GET"]),
                 Route("/sessions/drain", admin(self._drain), methods=["POST"]),
                 Route("/sessions/pause", admin(self._pause), methods=["POST"]),
-                Route("/sessions/renew", admin(self._renew), methods=["POST"]),
                 Route("/sessions/resume", admin(self._resume), methods=["POST"]),
                 Route("/sessions/gate", admin(self._gate), methods=["GET"]),
                 Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
                 Route("/sessions/sweep", admin(self._sweep_progress), methods=["GET"]),
                 Route("/sessions/weights", admin(self._weights), methods=["POST"]),
+                Route("/sessions/{id}/end", admin(self._end), methods=["POST"]),
                 Route("/sessions/{id}", admin(self._delete), methods=["DELETE"]),
                 Route("/sessions/{id}", self._record, methods=["GET"]),
                 Route("/sessions/{id}/", self._alive, methods=["GET"]),
@@ -101,7 +103,7 @@ class SessionServer:
     # Sessions
 
     async def _create(self, request: Request) -> Response:
-        config = parse_session_config(await self._body(request), self.settings.matchings, self.settings.limits)
+        config = parse_session_config(await self._body(request), self.settings.matchings)
         client = ClientConnection(request.receive, request.headers)
         async with client.watched():
             await self.gatekeeper.enter(Work.CREATE, client)
@@ -144,6 +146,15 @@ class SessionServer:
             return await asyncio.to_thread(collected_response, session_id, session, live_version)
         return await asyncio.to_thread(samples_response, session, live_version)
 
+    async def _end(self, request: Request) -> Response:
+        asked = parse_end(await self._body(request))
+        session_id = request.path_params["id"]
+        session = self.sessions.find(session_id)
+        if session is not None:
+            await self.sessions.end(session, within_s=asked.within_s)
+            self.gatekeeper.look_again()  # its calls that wait there get their answer
+        return facts_response(session_id, session)
+
     async def _delete(self, request: Request) -> Response:
         session_id = request.path_params["id"]
         for damaged in self.sessions.quarantined:
@@ -161,7 +172,7 @@ class SessionServer:
         body = await self._body(request)
         session = self._session_of(request)
         client = ClientConnection(request.receive, request.headers)
-        call = await self._turns.read_chat(session, body, client)
+        call = self._turns.read_chat(session, body, client)
         if call.chat.streaming is not None:
             return self._streamed(request, call, call.chat.streaming)
         async with client.watched():
@@ -212,11 +223,6 @@ class SessionServer:
         changed = self.gatekeeper.gate.epoch != epoch
         await self.gatekeeper.keep(hold)
         return json_response(self._gate_report() | {"changed": changed})
-
-    async def _renew(self, request: Request) -> Response:
-        hold = self.gatekeeper.renew(parse_renewal(await self._body(request)))
-        await self.gatekeeper.keep(hold)
-        return json_response(self._gate_report())
 
     async def _resume(self, request: Request) -> Response:
         wanted = parse_release(await self._body(request))
@@ -320,7 +326,7 @@ class SessionServer:
         return self.sessions.get(session_id)
 
     async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self.settings.limits)
+        return await read_body(request, self.settings.max_body_bytes)
 
 
 def _hold_report(hold: Hold, now: float) -> Json:

@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
-from harness.errors import ClientLeft, EngineError
+from harness.errors import EngineError, HarnessError
 from harness.samples.versions import is_version, policy_version
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
@@ -24,8 +24,6 @@ from harness.sessions.gate import Work
 from harness.sessions.outcome import Admission
 from harness.sessions.session import Session
 from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
-
-_STOP_S = 5.0  # what an engine gets to hand over the partial output of a client that left
 
 log = structlog.get_logger()
 
@@ -50,29 +48,28 @@ class Generation:
 
     @property
     def may_go_on(self) -> bool:
-        """The turn can still be completed: neither drained, nor left by its client, nor cut short too often."""
+        """The turn can still be completed: its session is open, its client waits, it was not cut short too often."""
         return (
             self.session.is_open
-            and not self.client.has_left
+            and self.client.dismissal is None
             and self._unsolicited_aborts <= self.settings.max_unsolicited_aborts
         )
 
     async def run(self) -> None:
         """Ask the engine until the output is complete or may not go on; in a drained session a failure ends it too.
 
-        Raises `EngineError`, `GateClosed`, `ClientLeft`; `output` then holds what there was.
+        Raises `EngineError`, `GateClosed`, or why the client was dismissed; `output` then holds what there was.
         """
-        while not self.output.is_complete:
-            await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
-            if not self.may_go_on:
-                return
-            try:
+        try:
+            while not self.output.is_complete:
+                await self.gatekeeper.enter(Work.CONTINUATION, self.client)
+                if not self.may_go_on:
+                    return
                 await self._next_segment()
-            except EngineError as error:
-                if self.session.is_open:
-                    raise
-                log.warning("engine_failed_after_drain", session_id=self.session.session_id, code=error.code)
-                return
+        except HarnessError as error:
+            if not self.session.is_drained:
+                raise
+            log.info("drained_turn_ended", session_id=self.session.session_id, code=error.code, error=error.message)
 
     async def _next_segment(self) -> None:
         epoch = self.gatekeeper.gate.epoch
@@ -131,7 +128,7 @@ class Generation:
     async def _ask_once(self, params: SamplingParams) -> GenerationResult:
         request_id = next(self.request_ids)
         version = self.engine.weight_version
-        async with self._stopped_on_leave(request_id):
+        async with self._stopped_on_dismissal(request_id):
             result = await self.engine.generate(
                 self._input_ids(),
                 params,
@@ -155,22 +152,23 @@ class Generation:
         return as_ids(np.concatenate([prompt_ids, so_far])) if so_far.size else prompt_ids
 
     @asynccontextmanager
-    async def _stopped_on_leave(self, request_id: str) -> AsyncIterator[None]:
-        """End the request inside the engine when the client leaves, and wait a bounded time for its partial output."""
+    async def _stopped_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
+        """End the request inside the engine when the client is dismissed, and wait a bounded time for its output."""
         stops: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(None) as deadline:
 
                 def stop() -> None:
-                    deadline.reschedule(asyncio.get_running_loop().time() + _STOP_S)
+                    deadline.reschedule(asyncio.get_running_loop().time() + self.client.hand_over_s)
                     stops.append(asyncio.create_task(self._stop(request_id)))
 
-                with self.client.on_leave(stop):
+                with self.client.on_dismissal(stop):
                     yield
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise ClientLeft(f"the client left, and the engine did not stop within {_STOP_S:g} s") from None
+            log.warning("engine_did_not_stop", session_id=self.session.session_id, waited_s=self.client.hand_over_s)
+            self.client.require_there()
         finally:
             for task in stops:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""The sessions a server holds: found by id and by key, opened, drained and closed.
+"""The sessions a server holds: found by id and by key, opened, drained, ended and closed.
 
 A session is held from before its opening first waits until it is closed: a drain takes every session there is, and so
 misses none that the gate has let through. What a step returns is durable (I9). A close or a drain that the store could
@@ -19,7 +19,9 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from harness.errors import GateClosed, SessionDamaged, SessionNotFound, StoreError
+from harness.errors import GateClosed, SessionClosing, SessionDamaged, SessionNotFound, StoreError
+from harness.server.admitted import AdmittedTurns
+from harness.server.connection import HAND_OVER_S
 from harness.sessions.session import Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore
@@ -27,6 +29,11 @@ from harness.telemetry.metrics import ServerMetrics
 
 API_KEY_PREFIX = "sk-harness-"
 """Of the key of every session."""
+
+_CLOSE_S = 2.0  # whoever deletes has little time; a turn that takes longer ends all the same
+
+END_NOT_KEPT = "session_end_not_kept"
+"""Logged when a session was ended and the store could not note that."""
 
 SESSION_QUARANTINED = "session_quarantined"
 """Logged for each session that the store cannot read back."""
@@ -37,9 +44,13 @@ log = structlog.get_logger()
 class SessionRegistry:
     """Live sessions; closed ones are forgotten here and kept by the store."""
 
-    def __init__(self, store: SessionStore, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, store: SessionStore, metrics: ServerMetrics, turns: AdmittedTurns, *, drain_grace_s: float
+    ) -> None:
         self._store = store
         self._metrics = metrics
+        self._turns = turns
+        self._drain_grace_s = drain_grace_s
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[str, Session] = {}
         self._quarantined: dict[str, DamagedSession] = {}
@@ -105,16 +116,39 @@ class SessionRegistry:
         return session
 
     async def drain(self) -> int:
-        """Have no session accept a further turn; returns how many did until now. Raises `StoreError`."""
+        """Have no session accept a further turn; returns how many did until now. Raises `StoreError`.
+
+        Turns in flight go on until their engines hand them over, for `drain_grace_s` at most.
+        """
         sessions = list(self)
         drained = [session for session in sessions if session.drain()]
+        hand_over_s = min(HAND_OVER_S, self._drain_grace_s / 2)
+        for session in drained:
+            after_s = self._drain_grace_s - hand_over_s
+            self._turns.end(session, SessionClosing("drained"), after_s=after_s, hand_over_s=hand_over_s)
         # Those drained before as well: the store may have failed at the time.
         await asyncio.gather(*(self._store.set_phase(session) for session in sessions))
         return len(drained)
 
+    async def end(self, session: Session, *, within_s: float) -> None:
+        """Have `session`, whose agent has ended, accept no further turn, and end those in flight in the engine.
+
+        Returns when nothing of it is in flight any more, after `within_s` at the latest. Where the store fails, that is
+        in force until a restart: what there is can be collected all the same.
+        """
+        session.end()
+        self._turns.end(session, SessionClosing("the session was ended: its agent is done, its owner collects"))
+        try:
+            await self._store.set_phase(session)
+        except StoreError as error:
+            log.warning(END_NOT_KEPT, session_id=session.session_id, error=error.message)
+        await self._turns.ended(session, within_s=within_s)
+
     async def close(self, session: Session) -> None:
-        """End `session` for good. Raises `StoreError`."""
+        """End `session` for good, and its turns in flight as `end` does. Raises `StoreError`."""
         session.close()
+        self._turns.end(session, SessionClosing("the session was deleted"))
+        await self._turns.ended(session, within_s=_CLOSE_S)
         await self._store.set_phase(session)
         self._forget(session)
 

@@ -3,7 +3,6 @@
 import ipaddress
 from dataclasses import dataclass
 
-from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import ScenarioError
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -21,6 +20,9 @@ class ServerSettings:
     """Required from whoever creates, reads, drains or deletes sessions, when set."""
     pause_timeout_s: float = 600.0
     """How long a paused gate holds a request before it answers 503."""
+    drain_grace_s: float = 20.0
+    """How long a turn in flight may go on after a drain. An engine that has not handed it over by then is not waited
+    for: the turn is ABORTED with what has arrived, and answered 404."""
     comment_every_s: float = 5.0
     """How long a streamed answer waits before it begins with a comment, and between two comments."""
     engine_attempts: int = 3
@@ -31,8 +33,7 @@ class ServerSettings:
     """How often a turn is continued that the engine cut short and nobody asked it to; then it is ABORTED."""
     score_inputs: bool = True
     """Have the first request after a weight update score the tokens before it; it has to read them anyway."""
-    limits: RequestLimits = DEFAULT_LIMITS
-    """How much one request may hold."""
+    max_body_bytes: int = 64 * 1024 * 1024
     model: str | None = None
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()

@@ -18,6 +18,9 @@ class Phase(StrEnum):
     """Accepts turns."""
     CLOSING = "closing"
     """Drained: every new turn is refused, for good."""
+    ENDED = "ended"
+    """Its agent has ended, and its owner collects: every new turn is refused, and none that was cut short is sampled
+    to its end."""
     CLOSED = "closed"
     """Given back by its owner; the server forgets it, a store keeps its record."""
 
@@ -31,6 +34,8 @@ class Command(StrEnum):
     """Record what a started turn produced."""
     DRAIN = "drain"
     """Accept no further turn."""
+    END = "end"
+    """The agent has ended; what it left in flight ends too."""
     CLOSE = "close"
     """The owner has collected what it wanted."""
 
@@ -39,12 +44,20 @@ TRANSITIONS: Mapping[tuple[Phase, Command], Phase] = {
     (Phase.OPEN, Command.ADMIT): Phase.OPEN,
     (Phase.OPEN, Command.COMMIT): Phase.OPEN,
     (Phase.OPEN, Command.DRAIN): Phase.CLOSING,
+    (Phase.OPEN, Command.END): Phase.ENDED,
     (Phase.OPEN, Command.CLOSE): Phase.CLOSED,
     (Phase.CLOSING, Command.COMMIT): Phase.CLOSING,
     (Phase.CLOSING, Command.DRAIN): Phase.CLOSING,
+    # Drained it was, and stays: what was cut short in it is ABORTED.
+    (Phase.CLOSING, Command.END): Phase.CLOSING,
     (Phase.CLOSING, Command.CLOSE): Phase.CLOSED,
+    (Phase.ENDED, Command.COMMIT): Phase.ENDED,
+    (Phase.ENDED, Command.DRAIN): Phase.ENDED,
+    (Phase.ENDED, Command.END): Phase.ENDED,
+    (Phase.ENDED, Command.CLOSE): Phase.CLOSED,
     (Phase.CLOSED, Command.COMMIT): Phase.CLOSED,
     (Phase.CLOSED, Command.DRAIN): Phase.CLOSED,
+    (Phase.CLOSED, Command.END): Phase.CLOSED,
     (Phase.CLOSED, Command.CLOSE): Phase.CLOSED,
 }
 

@@ -86,6 +86,11 @@ class Session:
         return (self.phase, Command.ADMIT) in TRANSITIONS
 
     @property
+    def is_drained(self) -> bool:
+        """Its rollout was aborted: a turn that is cut short is ABORTED, and trained as far as it came."""
+        return self.phase is Phase.CLOSING
+
+    @property
     def turns(self) -> Sequence[Turn]:
         """Recorded turns, in order of admission."""
         return self._tree.turns
@@ -222,12 +227,17 @@ class Session:
         return turn
 
     def refuse(self, error: HarnessError) -> None:
-        """Count a model call that was answered with `error`."""
-        self.refusals[error.code] += 1
+        """Count a model call that was answered with `error`; once the agent has ended, it says nothing of why."""
+        if self.phase is not Phase.ENDED:
+            self.refusals[error.code] += 1
 
     def drain(self) -> bool:
         """Accept no further turn, for good; False when that was so before."""
         return self._command(Command.DRAIN)
+
+    def end(self) -> bool:
+        """Accept no further turn, because the agent has ended; False when that was so before."""
+        return self._command(Command.END)
 
     def close(self) -> bool:
         """End the session for its owner; False when it was closed before."""

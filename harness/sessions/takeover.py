@@ -19,9 +19,9 @@ def successor_config(previous: Session, config: SessionConfig) -> SessionConfig:
 
     Raises `MalformedRequest` when `previous` cannot be taken over.
     """
-    if previous.phase is not Phase.CLOSING:
+    if previous.phase not in (Phase.CLOSING, Phase.ENDED):
         raise MalformedRequest(
-            f"resumes: expected a session that was drained, this one is {previous.phase}", param="resumes"
+            f"resumes: expected a session that was drained or ended, this one is {previous.phase}", param="resumes"
         )
     if previous.turns_in_flight:
         raise MalformedRequest(

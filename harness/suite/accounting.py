@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from harness.errors import LedgerImbalance
-from harness.sessions.ledger import Ledger, total
+from harness.sessions.ledger import DropReason, Ledger, total
 from harness.store.sqlite import read_sessions
 from harness.suite.rollouts import INTERRUPTED, RolloutRecord, has_table
 from harness.suite.storage import disk_failures
@@ -21,9 +21,8 @@ from harness.types import Sample
 def account_run(database: Path, settled: Sequence[RolloutRecord], samples: Iterable[Sample]) -> Ledger:
     """The ledger of all sessions in `database`. Raises `LedgerImbalance` naming what does not add up."""
     generated = generated_tokens(database)
-    for record in settled:
-        _check_session(record, generated)
-    ledger = total([*(record.ledger for record in settled), _abandoned(generated, settled)])
+    late = [_check_session(record, generated) for record in settled]
+    ledger = total([*(record.ledger for record in settled), *late, _abandoned(generated, settled)])
     ledger.check("run")
     _check_delivery(ledger, samples)
     return ledger
@@ -39,14 +38,17 @@ def generated_tokens(database: Path) -> dict[str, int]:
     }
 
 
-def _check_session(record: RolloutRecord, generated: dict[str, int]) -> None:
+def _check_session(record: RolloutRecord, generated: dict[str, int]) -> Ledger:
+    """What came to the store after a session had been read with turns in flight: nobody was handed that."""
     ledger = record.ledger
     ledger.check(f"session {record.number}")
     stored = generated.get(record.session_id or "", 0)
-    if stored != ledger.generated:
+    late = stored - ledger.generated
+    if late < 0 or (late and not record.session.turns_in_flight):
         raise LedgerImbalance(
             f"session {record.number}: the store holds {stored} sampled tokens, its ledger {ledger.generated}"
         )
+    return Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {})
 
 
 def _abandoned(generated: dict[str, int], settled: Sequence[RolloutRecord]) -> Ledger:

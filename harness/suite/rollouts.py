@@ -51,6 +51,8 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     truncated_turns: int = 0
     repeat_terminated_turns: int = 0
     tool_calls: int = 0
+    turns_in_flight: int = 0
+    """What was in flight when the session was read; its tokens came to the store afterwards."""
     ledger: Ledger = Ledger()
 
     @classmethod
@@ -62,6 +64,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
             truncated_turns=sum(turn["status"] == TurnStatus.TRUNCATED for turn in turns),
             repeat_terminated_turns=sum(turn["finish_reason"] == REPEAT_TERMINATED for turn in turns),
             tool_calls=sum(len(turn["reply"].get("tool_calls") or ()) for turn in turns),
+            turns_in_flight=session["turns_in_flight"],
             ledger=msgspec.convert(session["ledger"], Ledger),
         )
 

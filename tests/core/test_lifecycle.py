@@ -14,12 +14,19 @@ LEGAL = {
     (Phase.OPEN, Command.ADMIT): Phase.OPEN,
     (Phase.OPEN, Command.COMMIT): Phase.OPEN,
     (Phase.OPEN, Command.DRAIN): Phase.CLOSING,
+    (Phase.OPEN, Command.END): Phase.ENDED,
     (Phase.OPEN, Command.CLOSE): Phase.CLOSED,
     (Phase.CLOSING, Command.COMMIT): Phase.CLOSING,
     (Phase.CLOSING, Command.DRAIN): Phase.CLOSING,
+    (Phase.CLOSING, Command.END): Phase.CLOSING,
     (Phase.CLOSING, Command.CLOSE): Phase.CLOSED,
+    (Phase.ENDED, Command.COMMIT): Phase.ENDED,
+    (Phase.ENDED, Command.DRAIN): Phase.ENDED,
+    (Phase.ENDED, Command.END): Phase.ENDED,
+    (Phase.ENDED, Command.CLOSE): Phase.CLOSED,
     (Phase.CLOSED, Command.COMMIT): Phase.CLOSED,
     (Phase.CLOSED, Command.DRAIN): Phase.CLOSED,
+    (Phase.CLOSED, Command.END): Phase.CLOSED,
     (Phase.CLOSED, Command.CLOSE): Phase.CLOSED,
 }
 
@@ -35,7 +42,7 @@ def test_every_pair_of_phase_and_command_is_decided(phase, command):
 
 
 def test_no_command_reopens_a_session():
-    """Phases only ever move on: open, closing, closed."""
+    """Phases only ever move on: open, closing or ended, closed."""
     order = list(Phase)
 
     assert all(order.index(after) >= order.index(before) for (before, _), after in TRANSITIONS.items())
@@ -53,7 +60,7 @@ def test_what_was_admitted_may_always_be_recorded(phase):
     assert (session.turns, session.phase) == ([turn], phase)
 
 
-@pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.CLOSED])
+@pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.ENDED, Phase.CLOSED])
 def test_a_session_that_is_not_open_admits_nothing_and_stays_as_it_is(phase):
     """A refused turn is counted, and that is all that changes."""
     session = new_session()

@@ -124,6 +124,28 @@ async def test_a_path_that_is_none_is_an_outcome(tmp_path: Path):
     assert rollout.outcome.kind is OutcomeKind.NOT_STARTED
 
 
+async def test_a_model_call_that_outlives_its_agent_ends_with_it(tmp_path: Path):
+    """Of a helper that the agent left behind: its tokens are undelivered, and the sample is the agent's."""
+    left_behind: list[asyncio.Task[httpx.Response]] = []
+
+    async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
+        await chat(base_url, prompt)
+        left_behind.append(asyncio.create_task(chat(base_url, "and this takes for ever")))
+        while not any(live.output for live in server.server._turns.engine._live.values()):
+            await asyncio.sleep(0.002)
+
+    slow = Step(text="a long story", fault=ScriptedFault.HANG, fault_after=4, token_delay_s=0.01)
+    async with manager_of(tmp_path, Step(text="Hello."), slow) as (manager, server):
+        rollout = await manager.run(function(tmp_path, run))
+        late = await left_behind[0]
+
+    [sample] = rollout.samples
+    ledger = rollout.session["ledger"]
+    assert (rollout.outcome.kind, late.status_code) == (OutcomeKind.FINISHED, 404)
+    assert (rollout.session["turns_in_flight"], sample.metadata["turns"]) == (0, [0])
+    assert ledger["generated"] == ledger["trained"] + ledger["dropped"]["undelivered"] > ledger["trained"]
+
+
 async def test_a_function_runs_to_its_end(tmp_path: Path):
     """By the contract `run(base_url, prompt, request_kwargs, metadata, **kwargs)`."""
     seen: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from harness.errors import HarnessError, StoreError
+from harness.server.admitted import AdmittedTurns
 from harness.server.registry import SessionRegistry
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
@@ -85,7 +86,9 @@ class RegistryMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.disk = SlowDisk()
         self.metrics = ServerMetrics()
-        self.registry = SessionRegistry(self.disk, self.metrics)
+        self.registry = SessionRegistry(
+            self.disk, self.metrics, AdmittedTurns(self.disk, self.metrics), drain_grace_s=20.0
+        )
         self.tasks: set[asyncio.Task[Any]] = set()
         self.owned: list[Session] = []
         """Sessions that somebody was given and has not asked to close."""

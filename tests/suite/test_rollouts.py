@@ -1,14 +1,17 @@
 """Records of rollouts are durable one by one, and the last attempt is the one that counts."""
 
 import sqlite3
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import new_session, take_turn, user
 
 from harness.errors import Cause, LedgerImbalance, StoreError
 from harness.manager.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
+from harness.store.sqlite import SQLiteStore
 from harness.suite.accounting import account_run
 from harness.suite.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.rollouts import RolloutLog, RolloutRecord, SessionFacts, read_rollouts
@@ -90,6 +93,23 @@ def test_a_record_that_the_store_contradicts_is_a_bug(tmp_path: Path):
     """Its ledger counts tokens that no recorded turn has."""
     with RolloutLog(tmp_path / "run.db"), pytest.raises(LedgerImbalance, match="the store holds 0 sampled tokens"):
         account_run(tmp_path / "run.db", [_record()], [])
+
+
+@pytest.mark.parametrize("in_flight", [1, 0])
+async def test_tokens_that_came_after_the_record_are_undelivered(tmp_path: Path, in_flight: int):
+    """They are accounted for where the record says that a turn was in flight; without one they are a bug."""
+    session = new_session()
+    async with SQLiteStore(tmp_path / "run.db") as store:
+        await store.create(session)
+        late = take_turn(session, [user("hi")])
+        await store.commit(session.session_id, late)
+    facts = SessionFacts(turns_in_flight=in_flight)
+    records = [_record(session_id=session.session_id, session=facts)]
+
+    with nullcontext() if in_flight else pytest.raises(LedgerImbalance, match="its ledger 0"):
+        ledger = account_run(tmp_path / "run.db", records, [])
+        tokens = late.output_ids.size
+        assert ledger == Ledger(tokens, dropped={"undelivered": tokens})
 
 
 def test_an_unbalanced_session_is_a_bug(tmp_path: Path):

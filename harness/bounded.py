@@ -1,7 +1,8 @@
 """Awaiting what others wrote, for a bounded time.
 
 `within` trusts the work to obey its cancellation, `attempt` does not: what ignores it is left behind, and its end will
-not go unread. `to_the_end` is for the few things that must happen although the caller is cancelled.
+not go unread; `persist` makes it again until it works. `to_the_end` is for the few things that must happen although the
+caller is cancelled.
 """
 
 import asyncio
@@ -14,6 +15,11 @@ _T = TypeVar("_T")
 
 OBEY_S = 0.2
 """What a call gets to obey its cancellation; a well-behaved one ends at once."""
+
+_ATTEMPTS = 4  # of calls that hang
+_SHORTEST_ATTEMPT_S = 1.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
 
 
 async def within(seconds: float, work: Awaitable[object]) -> bool:
@@ -40,6 +46,22 @@ async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name
         return not_in_time(seconds)
     error = task.exception()
     return None if error is None else _said(error)
+
+
+async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
+    """Like `attempt`, made again and again until `call` does its work; the reason is that of the last attempt.
+
+    One attempt does not use up the time of the others: a call that hangs is made again.
+    """
+    loop = asyncio.get_running_loop()
+    until, pause_s = loop.time() + seconds, _FIRST_PAUSE_S
+    while True:
+        left_s = until - loop.time()
+        error = await attempt(call, min(left_s, max(seconds / _ATTEMPTS, _SHORTEST_ATTEMPT_S)), name=name)
+        if error is None or loop.time() + pause_s >= until:
+            return error
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 async def to_the_end(work: Awaitable[_T]) -> _T:

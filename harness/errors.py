@@ -3,7 +3,8 @@
     HarnessError
     ├── RequestError               the client sent something that cannot be served; state unchanged
     │   ├── MalformedRequest       400, names the field
-    │   ├── BodyTooLarge           413
+    │   ├── OverLimit              400, names the limit: `over_limit`
+    │   │   └── BodyTooLarge       413
     │   ├── PromptTooLong          400, `context_length_exceeded`
     │   ├── Unauthorized           401
     │   ├── RouteNotFound          404
@@ -19,6 +20,7 @@
     │   ├── BranchEnded            the branch's last turn is not COMPLETED
     │   └── LimitReached           turns or tokens of the session used up
     ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
+    ├── ServerBusy                 503 + Retry-After: too much waits to be read and encoded
     ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
     ├── EngineError                the engine failed; the tokens it produced are in the ledger
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
@@ -95,7 +97,17 @@ class MalformedRequest(RequestError):
     """Not JSON, a wrong type, an unknown role, an option that is not offered."""
 
 
-class BodyTooLarge(RequestError):
+class OverLimit(RequestError):
+    """More of something than the operator allows in one request; `limit` is the name of that limit."""
+
+    code = "over_limit"
+
+    def __init__(self, message: str, *, limit: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.limit = limit
+
+
+class BodyTooLarge(OverLimit):
     """The request body exceeds the server's limit."""
 
     status = 413
@@ -226,6 +238,15 @@ class GateClosed(HarnessError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ServerBusy(HarnessError):
+    """Too many large requests wait to be read and encoded; nothing of this one was kept."""
+
+    status = 503
+    code = "server_busy"
+    retryable = True
+    retry_after_s = 1
 
 
 class ClientLeft(HarnessError):

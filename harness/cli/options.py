@@ -57,11 +57,29 @@ Matchings = Annotated[
     ),
 ]
 
+RequestLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        envvar="HARNESS_LIMIT",
+        metavar="NAME=NUMBER",
+        help="How much one request may hold, such as body_bytes=33554432 (docs/limits.md); may be repeated.",
+        show_default=False,
+    ),
+]
+
 
 def server_settings(
-    host: str, port: int, admin_token: str | None, pause_timeout: float, matching: list[str] | None
+    host: str,
+    port: int,
+    admin_token: str | None,
+    pause_timeout: float,
+    matching: list[str] | None,
+    *,
+    limit: list[str] | None = None,
 ) -> "ServerSettings":
     """What these options say of a session server. Raises `ScenarioError` when nobody should serve like that."""
+    from harness.dialects.request_limits import read_limits
     from harness.server.settings import ServerSettings
 
     settings = ServerSettings(
@@ -70,6 +88,7 @@ def server_settings(
         admin_token=admin_token,
         pause_timeout_s=pause_timeout,
         matchings=tuple(matching or ()),
+        limits=read_limits(limit or ()),
     )
     settings.check()
     return settings

@@ -72,6 +72,7 @@ def router(
     pause_timeout: options.PauseTimeout = 600.0,
     admin_token: options.AdminToken = None,
     matching: options.Matchings = None,
+    limit: options.RequestLimits = None,
     as_json: options.Json = False,
 ) -> None:
     """Route to SGLang and vLLM workers and serve sessions from them, at one URL, until Ctrl+C.
@@ -86,7 +87,7 @@ def router(
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
-    settings = options.server_settings(host, port, admin_token, pause_timeout, matching)
+    settings = options.server_settings(host, port, admin_token, pause_timeout, matching, limit=limit)
     routing = RouterSettings(
         worker_urls=tuple(url.strip() for url in worker_urls.split(",") if url.strip()),
         router_url=router_url,

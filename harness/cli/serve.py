@@ -44,6 +44,7 @@ def serve(
     pause_timeout: options.PauseTimeout = 600.0,
     admin_token: options.AdminToken = None,
     matching: options.Matchings = None,
+    limit: options.RequestLimits = None,
     as_json: options.Json = False,
 ) -> None:
     """Serve sessions until Ctrl+C.
@@ -59,7 +60,7 @@ def serve(
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
-    settings = options.server_settings(host, port, admin_token, pause_timeout, matching)
+    settings = options.server_settings(host, port, admin_token, pause_timeout, matching, limit=limit)
     model_dir = model_directory(model)
     tokens_dir = tokenizer_directory(tokenizer, model_dir)
     chat_tokenizer = open_chat_tokenizer(tokens_dir, renderer=renderer)

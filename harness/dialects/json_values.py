@@ -1,28 +1,54 @@
-"""How much free-form JSON of others is taken as it comes: tool schemas, metadata.
+"""JSON of others: decoded with errors that name the field, and how much of it is taken as it comes.
 
 Encoders, templates and databases further in recurse into such values and hold integers in 64 bits. What would break
 one of them is refused here, where the field can still be named.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from harness.errors import MalformedRequest
+import msgspec
 
-_DEEPEST = 64
+from harness.errors import MalformedRequest, OverLimit
+
+_T = TypeVar("_T")
+
 _INTEGERS = range(-(2**63), 2**64)
 
 
-def check_json(value: Any, param: str) -> None:
-    """Raises `MalformedRequest` naming `param` when `value` is nested too deeply or holds an integer beyond 64 bits."""
+def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw, within: str = "") -> _T:
+    """The value in `content`, which is the field `within` of a request, or its whole body.
+
+    Raises `MalformedRequest` naming the field that is wrong.
+    """
+    try:
+        return decoder.decode(content)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        field = (within + path.rstrip("`")).lstrip(".")
+        raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+
+
+def check_json(value: Any, param: str, deepest: int) -> None:
+    """Raises an error naming `param`.
+
+    `OverLimit` when `value` is nested more than `deepest` levels, `MalformedRequest` when it holds an integer beyond
+    64 bits.
+    """
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(deepest):
         if any(type(each) is int and each not in _INTEGERS for each in level):
             raise MalformedRequest(f"{param}: an integer in it does not fit into 64 bits", param=param)
         level = [child for each in level for child in _children(each)]
         if not level:
             return
-    raise MalformedRequest(f"{param}: it is nested more than {_DEEPEST} levels deep", param=param)
+    raise OverLimit(
+        f"{param}: it is nested more than {deepest} levels deep (the server's limit `json_depth`)",
+        limit="json_depth",
+        param=param,
+    )
 
 
 def _children(value: Any) -> Iterable[Any]:

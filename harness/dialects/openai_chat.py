@@ -3,16 +3,20 @@
 Pure functions. `parse_request` accepts what clients really send: unknown fields are ignored, text parts are joined,
 empty values are dropped, so that a history which a client sends back normalises to what was served. What cannot be
 served is refused by name, never ignored: several choices, images, a schema beside tools.
+
+A body is decoded in pieces, message by message and tool by tool: a decoder holds the interpreter until it is done, and
+a body that holds more than the limits allow is refused before its pieces are looked at.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
 import msgspec
 
-from harness.dialects.json_values import check_json
+from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import HarnessError, MalformedRequest, RequestError
 from harness.tokens.parsing import ParsedOutput
 from harness.types import FinishReason, Json, Message, SamplingWishes, TopLogprobs, Turn
@@ -103,7 +107,7 @@ class _NamedTool(msgspec.Struct):
 
 
 class _JsonSchema(msgspec.Struct):
-    schema: dict[str, Any]
+    schema: msgspec.Raw
 
 
 class _ResponseFormat(msgspec.Struct):
@@ -116,9 +120,9 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _WireRequest(msgspec.Struct):
-    messages: list[_WireMessage]
+    messages: list[msgspec.Raw]
     model: str = ""
-    tools: list[_Tool] | None = None
+    tools: list[msgspec.Raw] | None = None
     tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
     n: int | None = 1
     stream: bool | None = False
@@ -137,29 +141,34 @@ class _WireRequest(msgspec.Struct):
     response_format: _ResponseFormat | None = None
 
 
+_NAMES_SHOWN = 8
+_NAME_SHOWN = 64  # characters
+
 _decoder = msgspec.json.Decoder(_WireRequest)
+_message_decoder = msgspec.json.Decoder(_WireMessage)
+_tool_decoder = msgspec.json.Decoder(_Tool)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def parse_request(body: bytes) -> ChatRequest:
-    """The request in `body`. Raises `MalformedRequest` naming the offending field."""
-    try:
-        wire = _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _field_error(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatRequest:
+    """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit."""
+    wire = decode_json(_decoder, body)
+    messages = _messages(wire, limits)
+    tools = _tools(wire, limits)
     _refuse_unsupported(wire)
     choice = wire.tool_choice
-    return ChatRequest(
-        messages=tuple(_message(message, i) for i, message in enumerate(wire.messages)),
-        tools=tuple(msgspec.to_builtins(tool) for tool in wire.tools or ()),
+    request = ChatRequest(
+        messages=messages,
+        tools=tuple(msgspec.to_builtins(tool) for tool in tools),
         tool_mode=ToolMode.REQUIRED if isinstance(choice, _NamedTool) else ToolMode(choice or "auto"),
-        tool_name=_required_tool(wire),
-        sampling=_wishes(wire),
+        tool_name=_required_tool(wire, tools),
+        sampling=_wishes(wire, limits),
         wants_logprobs=bool(wire.logprobs),
         model=wire.model,
         streaming=_streaming(wire),
     )
+    limits.check(request.messages, request.tools, request.sampling)
+    return request
 
 
 def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
@@ -218,14 +227,6 @@ def error_body(error: HarnessError) -> Json:
     return {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
 
 
-def _field_error(error: msgspec.ValidationError) -> MalformedRequest:
-    what, _, path = str(error).partition(" - at `$")
-    field = path.rstrip("`").lstrip(".")
-    if field.endswith(".role"):
-        what = f"expected one of {', '.join(get_args(_Role))}; {what}"
-    return MalformedRequest(f"{field or 'body'}: {what}", param=field or None)
-
-
 def _refuse_unsupported(wire: _WireRequest) -> None:
     """Raises `MalformedRequest` for what is asked for and not offered."""
     if not wire.messages:
@@ -235,8 +236,6 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
     if wire.stream_options is not None and not wire.stream:
         raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
     _check_ranges(wire)
-    for tool in wire.tools or ():
-        check_json(tool.function.parameters, "tools")
 
 
 def _check_ranges(wire: _WireRequest) -> None:
@@ -255,6 +254,32 @@ def _check_ranges(wire: _WireRequest) -> None:
         value = getattr(wire, name)
         if value is not None and not low <= value <= high:
             raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
+
+
+def _messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, ...]:
+    limits.require("messages", len(wire.messages), "messages")
+    try:
+        decoded = [decode_json(_message_decoder, raw, f"messages[{i}]") for i, raw in enumerate(wire.messages)]
+    except MalformedRequest as error:
+        if not (error.param or "").endswith(".role"):
+            raise
+        roles = ", ".join(get_args(_Role))
+        raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
+    return tuple(_message(message, i) for i, message in enumerate(decoded))
+
+
+def _tools(wire: _WireRequest, limits: RequestLimits) -> list[_Tool]:
+    raws = wire.tools or []
+    limits.require("tools", len(raws), "tools")
+    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
+    tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
+    for tool in tools:
+        check_json(tool.function.parameters, "tools", limits.json_depth)
+    return tools
+
+
+def _size_bytes(raw: msgspec.Raw) -> int:
+    return memoryview(raw).nbytes
 
 
 def _message(wire: _WireMessage, position: int) -> Message:
@@ -286,20 +311,32 @@ def _joined(parts: list[_TextPart] | None) -> str:
     return "".join(part.text for part in parts or ())
 
 
-def _required_tool(wire: _WireRequest) -> str | None:
+def _required_tool(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:
     """The function `tool_choice` names. Raises `MalformedRequest` when it demands a tool that is not offered."""
-    names = [tool.function.name for tool in wire.tools or ()]
-    if wire.tool_choice == "required" and not names:
+    if wire.tool_choice == "required" and not tools:
         raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
     if not isinstance(wire.tool_choice, _NamedTool):
         return None
     name = wire.tool_choice.function.name
+    names = [tool.function.name for tool in tools]
     if name not in names:
-        raise MalformedRequest(f"tool_choice: {name!r} is not among the tools {names}", param="tool_choice")
+        raise MalformedRequest(
+            f"tool_choice: expected one of {_list_of(names)}, got {_quoted(name)}", param="tool_choice"
+        )
     return name
 
 
-def _wishes(wire: _WireRequest) -> SamplingWishes:
+def _list_of(names: Sequence[str]) -> str:
+    """The first few of `names`, in a message that stays short."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(map(_quoted, names[:_NAMES_SHOWN])) + (f" and {more} more" if more > 0 else "") or "no tools"
+
+
+def _quoted(name: str) -> str:
+    return repr(name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…")
+
+
+def _wishes(wire: _WireRequest, limits: RequestLimits) -> SamplingWishes:
     stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
     return SamplingWishes(
         max_new_tokens=wire.max_completion_tokens or wire.max_tokens,
@@ -311,11 +348,11 @@ def _wishes(wire: _WireRequest) -> SamplingWishes:
         stop=tuple(text for text in stop if text),
         top_logprobs=wire.top_logprobs if wire.logprobs else None,
         min_new_tokens=wire.min_tokens,
-        json_schema=_json_schema(wire),
+        json_schema=_json_schema(wire, limits),
     )
 
 
-def _json_schema(wire: _WireRequest) -> str | None:
+def _json_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
     """The schema that the answer has to follow; None when it is free."""
     wanted = wire.response_format
     if wanted is None or wanted.type == "text":
@@ -331,8 +368,11 @@ def _json_schema(wire: _WireRequest) -> str | None:
         raise MalformedRequest(
             "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
         )
-    check_json(wanted.json_schema.schema, "response_format")
-    return msgspec.json.encode(wanted.json_schema.schema).decode()
+    raw = wanted.json_schema.schema
+    limits.require("schema_bytes", _size_bytes(raw), "response_format")
+    schema = decode_json(_object_decoder, raw, "response_format.json_schema.schema")
+    check_json(schema, "response_format", limits.json_depth)
+    return msgspec.json.encode(schema).decode()
 
 
 def _served_finish(turn: Turn) -> str:

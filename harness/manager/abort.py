@@ -4,8 +4,8 @@
 
 The order matters. Sessions are drained before the engines are told, so that a turn which the engine cuts short finds
 its session closed: it is stored ABORTED and answered 404, and no agent goes on from half an answer. Agents are told
-before they are ended, ended before their results are collected, and the gates open only when nothing of the rollout
-is left to come through them.
+before they are ended, ended before their results are collected, and the abort's holds leave the gates only when
+nothing of the rollout is left to come through them; a gate that somebody else holds as well stays shut.
 
 Whatever a server, an engine, a hook, an agent or a pending task does, it costs the time of its step and nothing else;
 what went wrong is in the report. What counts as wrong, and who has how much time, is decided in `abort_values.py`. Does
@@ -34,7 +34,7 @@ from harness.manager.abort_values import (
     partial_samples,
 )
 from harness.manager.engine_control import EngineWorker, as_workers
-from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.manager.gate_client import GateClient, SessionServerAddress, new_holder, renewed
 from harness.manager.quieten import Quiet, at_every_gate, quieten
 
 ABORT_STEP_ENDED = "abort_step_ended"
@@ -69,15 +69,18 @@ async def abort_rollout(
     """
     tasks = [asyncio.ensure_future(each) for each in pending]
     async with AsyncExitStack() as stack:
-        gates = [await stack.enter_async_context(GateClient(address)) for address in session_servers]
-        abort = _Abort(tasks, gates, as_workers(engine_workers), agent_hooks, budget or AbortBudget())
+        budget, holder = budget or AbortBudget(), new_holder("abort")
+        clients = (GateClient(address, holder, budget.hold_ttl_s) for address in session_servers)
+        gates = [await stack.enter_async_context(client) for client in clients]
+        abort = _Abort(tasks, gates, as_workers(engine_workers), agent_hooks, budget)
         try:
-            abort.mark(keep)
-            await abort.drain()
-            await abort.abort_engines()
-            await abort.call_hooks()
-            await abort.stop_agents()
-            await abort.collect()
+            async with renewed(gates):
+                abort.mark(keep)
+                await abort.drain()
+                await abort.abort_engines()
+                await abort.call_hooks()
+                await abort.stop_agents()
+                await abort.collect()
         finally:
             await to_the_end(abort.leave_open())
         return abort.report(keep, rollout_id)
@@ -150,9 +153,10 @@ class _Abort:
             await self._cancel_late()
 
     async def leave_open(self) -> None:
-        """Step 7, whatever happened: nothing of the rollout is left to come, and every gate is open."""
+        """Step 7, whatever happened: nothing of the rollout is left to come, and no gate is shut because of it."""
         try:
-            await self._cancel_late()
+            async with renewed(self._gates):
+                await self._cancel_late()
         finally:
             with self._step(Step.RESUME, self._budget.resume_s, is_last=True) as seconds:
                 self._resumed = await at_every_gate(self._gates, GateClient.resume, seconds)

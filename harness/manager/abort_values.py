@@ -65,6 +65,8 @@ class AbortBudget:
     resume_s: float = 10.0
     """The last step; this and `cancel_s` are kept back from `total_s`."""
     total_s: float = 90.0
+    hold_ttl_s: float = 60.0
+    """How long gates stay shut when this process dies; holds are renewed every third of it."""
 
     @property
     def working_s(self) -> float:

@@ -4,8 +4,9 @@
         ...  # train on what is there; the engines are idle, the agents wait at the gate
 
 What is pending stays pending. Turns in flight end inside the engines and are continued from their partial output when
-the gate opens, as the same turns; the agents notice nothing but time. The gate opens at the end of the block, whatever
-happens in it (I8), or earlier: with the weight update that somebody makes inside it.
+the gate opens, as the same turns; the agents notice nothing but time. The hold of this pause leaves the gate at the end
+of the block, whatever happens in it (I8); a weight update inside the block has a hold of its own and does not open it.
+The block must let the loop run: a hold that is not renewed runs out, so train in a thread.
 
 Bounded by others: a server holds a request for its `pause_timeout_s`, a client waits as long as it is built to, an
 agent has its deadline. A rollout that has to wait longer is aborted, and resumed from its session (`Keep.SESSIONS`).
@@ -20,7 +21,7 @@ import structlog
 from harness.bounded import to_the_end
 from harness.manager.abort_values import AbortBudget, Answer, ServerAnswer
 from harness.manager.engine_control import EngineWorker, as_workers
-from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.manager.gate_client import GateClient, SessionServerAddress, new_holder, renewed
 from harness.manager.quieten import Quiet, at_every_gate, quieten
 
 ROLLOUT_PAUSED = "rollout_paused"
@@ -58,14 +59,16 @@ async def paused_rollout(
 
     Of `budget` the seconds of draining, engines and resuming count. Never raises for what goes wrong on the way.
     """
-    budget = budget or AbortBudget()
+    budget, holder = budget or AbortBudget(), new_holder("pause")
     async with AsyncExitStack() as stack:
-        gates = [await stack.enter_async_context(GateClient(address)) for address in session_servers]
+        clients = (GateClient(address, holder, budget.hold_ttl_s) for address in session_servers)
+        gates = [await stack.enter_async_context(client) for client in clients]
         try:
-            paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
-            reached = [gate for gate, answer in zip(gates, paused, strict=True) if answer.error is None]
-            quiet = await quieten(as_workers(engine_workers), reached, budget.engines_s)
-            yield _report(paused, quiet)
+            async with renewed(gates):
+                paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
+                reached = [gate for gate, answer in zip(gates, paused, strict=True) if answer.error is None]
+                quiet = await quieten(as_workers(engine_workers), reached, budget.engines_s)
+                yield _report(paused, quiet)
         finally:
             await to_the_end(_resume(gates, budget.resume_s))
 

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from harness.errors import SessionServerError
-from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.manager.gate_client import HOLD_TTL_S, GateClient, SessionServerAddress
 from harness.manager.session_client import decoded
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 
@@ -23,8 +23,8 @@ _T = TypeVar("_T")
 class WeightClient:
     """The server at `address`; a context manager. Every verb raises `SessionServerError`."""
 
-    def __init__(self, address: SessionServerAddress | str) -> None:
-        self.gate = GateClient(address)
+    def __init__(self, address: SessionServerAddress | str, holder: str = "", ttl_s: float = HOLD_TTL_S) -> None:
+        self.gate = GateClient(address, holder, ttl_s)
         self.url = self.gate.address.url
         token = self.gate.address.admin_token
         headers = {"authorization": f"Bearer {token}"} if token else {}

@@ -41,6 +41,11 @@ class UpdateBudget:
     apply_s: float = 600.0
     verify_s: float = 10.0
     continue_s: float = 60.0
+    """An engine that fails to go on is asked again for so long; after that its session servers go on asking."""
+    turn_s: float = 150.0
+    """What an update waits for another one that has the engines; longer than the hold of one that has died."""
+    hold_ttl_s: float = 60.0
+    """How long gates and engines stay as they are when this process dies; holds are renewed every third of it."""
 
 
 @dataclass(frozen=True, slots=True)

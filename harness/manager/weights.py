@@ -15,9 +15,10 @@ takes a checkpoint that the engines can read, or a function that knows how.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableSequence, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,19 @@ from typing import NamedTuple
 
 import structlog
 
-from harness.bounded import attempt, to_the_end
+from harness.bounded import attempt, persist, to_the_end
 from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.workers import MISSED_UPDATE
-from harness.errors import EngineError, ScenarioError, UnknownWeightVersion
-from harness.manager.gate_client import GateClient, SessionServerAddress
+from harness.errors import (
+    EngineError,
+    EnginesHeld,
+    EngineUnavailable,
+    ScenarioError,
+    SessionServerError,
+    UnknownWeightVersion,
+)
+from harness.manager.gate_client import GateClient, SessionServerAddress, new_holder, renewed
 from harness.manager.sample_sweep import sweep_samples
 from harness.manager.weight_client import WeightClient
 from harness.manager.weight_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
@@ -40,6 +48,8 @@ from harness.sessions.weight_update import SweepRequest
 from harness.types import Sample
 
 WEIGHT_UPDATE_ENDED = "weight_update_ended"
+
+_ASK_AGAIN_S = (0.2, 1.0)  # uneven, so that two updates which stand in each other's way do not go on doing so
 
 log = structlog.get_logger(__name__)
 
@@ -96,13 +106,16 @@ class WeightUpdater:
         after everything has been opened again.
         """
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(WeightClient(address)) for address in self._addresses]
+            holder, ttl_s = new_holder("update"), self._budget.hold_ttl_s
+            servers = (WeightClient(address, holder, ttl_s) for address in self._addresses)
+            clients = [await stack.enter_async_context(server) for server in servers]
             engines = await reach(self._engines, stack)
             update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
             await update.sweep(self._unconsumed)
             try:
-                await update.pause()
-                yield update
+                async with update.renewed():
+                    await update.pause()
+                    yield update
             finally:
                 await to_the_end(update.reopen())
                 log.info(WEIGHT_UPDATE_ENDED, problems=update.report.problems, **update.report.telemetry())
@@ -124,8 +137,11 @@ class WeightUpdate:
         for error in engines.errors:
             self._note(UpdateStep.SWEEP, error)
         self._servers = tuple(zip(report.servers, clients, strict=True))
+        self._gates = tuple(client.gate for client in clients)
         self._budget = budget
         self._has_begun = False
+        self._has_engines = False
+        """No other update that the session servers know of has paused them."""
 
     async def sweep(self, unconsumed: MutableSequence[Sample] | None = None) -> None:
         """Every session server scores what waits for the live version, and this process what it holds itself.
@@ -147,19 +163,67 @@ class WeightUpdate:
                 self._at_every_server(UpdateStep.SWEEP, ask, longest_s), self._sweep_samples(unconsumed, request)
             )
 
+    def renewed(self) -> AbstractAsyncContextManager[None]:
+        """The holds of this update last as long as the block."""
+        return renewed(self._gates)
+
     async def pause(self) -> None:
-        """Hold new turns first, so that whatever the engines end finds its gate closed and waits there."""
+        """Hold new turns first, so that whatever the engines end finds its gate closed and waits there.
+
+        Raises `EngineUnavailable` when another update has the engines for longer than the budget allows to wait, and
+        `ScenarioError` when the one that was waited for has brought a later version.
+        """
         with self._step(UpdateStep.PAUSE_GATES):
-            await self._at_every_gate(UpdateStep.PAUSE_GATES, lambda gate: gate.pause(deadline_s=self._budget.gate_s))
+            await self._take_turn()
         with self._step(UpdateStep.PAUSE_ENGINES):
             mode = self.report.mode
             await self._at_every_engine(UpdateStep.PAUSE_ENGINES, lambda e: e.pause(mode), self._budget.pause_s)
 
+    async def _take_turn(self) -> None:
+        """Every gate is shut, and the engines are this update's. Two updates never hold a part of them each."""
+        until, has_waited = time.monotonic() + self._budget.turn_s, False
+        while (taken := await self._shut_gates()) is not None:
+            await self._open_gates()
+            if time.monotonic() >= until:
+                raise EngineUnavailable(f"waited {self._budget.turn_s:g} s for another update to end: {taken}")
+            has_waited = True
+            await asyncio.sleep(random.uniform(*_ASK_AGAIN_S))  # noqa: S311  # nothing secret
+        self._has_engines = True
+        if has_waited:
+            await self._live_version()
+            self._require_upwards()
+
+    async def _shut_gates(self) -> str | None:
+        """Why the engines are somebody else's at one of the servers, None when they are not."""
+        taken: list[str] = []
+
+        async def pause(gate: GateClient) -> None:
+            try:
+                await gate.pause(deadline_s=self._budget.gate_s, engines=True)
+            except SessionServerError as error:
+                if error.code != EnginesHeld.code:
+                    raise
+                taken.append(f"{gate.address.url}: {error.message}")
+
+        await self._at_every_gate(UpdateStep.PAUSE_GATES, pause)
+        return taken[0] if taken else None
+
+    async def _open_gates(self) -> None:
+        """Release the holds; engines that were not continued by this update are the servers' to continue."""
+        is_done = self._has_engines and UpdateStep.CONTINUE not in self.report.engine_errors
+
+        async def resume(gate: GateClient) -> None:
+            await gate.resume(deadline_s=self._budget.gate_s, engines_continued=is_done)
+
+        await self._at_every_gate(UpdateStep.RESUME_GATES, resume)
+
     async def apply(self, source: Path | Transfer) -> None:
         """Have every worker serve the new weights: a checkpoint in a folder that it can read, or a transfer.
 
-        Raises `EngineError` when no worker serves them afterwards, and what a transfer raises.
+        Raises `EngineError` when no worker serves them afterwards, and what a transfer raises; `EngineUnavailable`,
+        before anything is touched, when the hold of this update has run out.
         """
+        await self._require_held()
         self._has_begun, self.report.workers = True, ()
         with self._step(UpdateStep.APPLY):
             errors = await self._load(source, str(self.report.version))
@@ -171,15 +235,42 @@ class WeightUpdate:
             )
 
     async def reopen(self) -> None:
-        """Everything works again, without the workers that the update missed."""
-        if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some workers
-            await self._verify({})
-        with self._step(UpdateStep.CONTINUE):
-            await self._at_every_engine(UpdateStep.CONTINUE, lambda e: e.resume(), self._budget.continue_s)
-        if self.report.updated:
-            await self._tell_servers()
+        """Everything works again, without the workers that the update missed; engines of others are left alone."""
+        async with self.renewed():
+            if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some
+                await self._verify({})
+            with self._step(UpdateStep.CONTINUE):
+                await self._continue_engines()
+            if self.report.updated:
+                await self._tell_servers()
         with self._step(UpdateStep.RESUME_GATES):
-            await self._at_every_gate(UpdateStep.RESUME_GATES, lambda gate: gate.resume(deadline_s=self._budget.gate_s))
+            await self._open_gates()
+
+    async def _require_held(self) -> None:
+        """The gates are still shut by this update, so the engines are still its own."""
+        await asyncio.gather(
+            *(
+                attempt(partial(gate.renew, deadline_s=self._budget.gate_s), self._budget.gate_s, name="renew")
+                for gate in self._gates
+                if gate.is_held
+            )
+        )
+        lost = [gate.address.url for gate in self._gates if gate.is_lost]
+        if lost:
+            raise EngineUnavailable(
+                f"the hold of this update ran out at {', '.join(lost)}, so turns and engines went on: begin it again,"
+                " and let the loop run, or take a longer hold_ttl_s"
+            )
+
+    async def _continue_engines(self) -> None:
+        """Ask every engine until it goes on or the budget ends."""
+        self._has_engines &= not any(gate.is_lost for gate in self._gates)
+        if not self._has_engines:
+            return
+        engines = self._engines.values()
+        calls = (persist(engine.resume, self._budget.continue_s, name="continue engine") for engine in engines)
+        for error in filter(None, await asyncio.gather(*calls)):
+            self._note(UpdateStep.CONTINUE, error)
 
     async def _load(self, source: Path | Transfer, label: str) -> Mapping[str, str | None]:
         """Why each worker could not load, where that is known."""

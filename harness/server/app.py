@@ -39,7 +39,7 @@ from harness.server.responses import ErrorAnswers, json_response
 from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
-from harness.server.wire import parse_end, parse_hold, parse_release, parse_session_config
+from harness.server.wire import parse_end, parse_hold, parse_release, parse_renewal, parse_session_config
 from harness.sessions.gate import GateState, Hold, HoldKind, Work
 from harness.sessions.record import session_summary
 from harness.sessions.session import Session
@@ -77,6 +77,7 @@ class SessionServer:
                 Route("/sessions", admin(self._list), methods=["GET"]),
                 Route("/sessions/drain", admin(self._drain), methods=["POST"]),
                 Route("/sessions/pause", admin(self._pause), methods=["POST"]),
+                Route("/sessions/renew", admin(self._renew), methods=["POST"]),
                 Route("/sessions/resume", admin(self._resume), methods=["POST"]),
                 Route("/sessions/gate", admin(self._gate), methods=["GET"]),
                 Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
@@ -103,7 +104,7 @@ class SessionServer:
     # Sessions
 
     async def _create(self, request: Request) -> Response:
-        config = parse_session_config(await self._body(request), self.settings.matchings)
+        config = parse_session_config(await self._body(request), self.settings.matchings, self.settings.limits)
         client = ClientConnection(request.receive, request.headers)
         async with client.watched():
             await self.gatekeeper.enter(Work.CREATE, client)
@@ -172,7 +173,7 @@ class SessionServer:
         body = await self._body(request)
         session = self._session_of(request)
         client = ClientConnection(request.receive, request.headers)
-        call = self._turns.read_chat(session, body, client)
+        call = await self._turns.read_chat(session, body, client)
         if call.chat.streaming is not None:
             return self._streamed(request, call, call.chat.streaming)
         async with client.watched():
@@ -223,6 +224,11 @@ class SessionServer:
         changed = self.gatekeeper.gate.epoch != epoch
         await self.gatekeeper.keep(hold)
         return json_response(self._gate_report() | {"changed": changed})
+
+    async def _renew(self, request: Request) -> Response:
+        hold = self.gatekeeper.renew(parse_renewal(await self._body(request)))
+        await self.gatekeeper.keep(hold)
+        return json_response(self._gate_report())
 
     async def _resume(self, request: Request) -> Response:
         wanted = parse_release(await self._body(request))
@@ -326,7 +332,7 @@ class SessionServer:
         return self.sessions.get(session_id)
 
     async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self.settings.max_body_bytes)
+        return await read_body(request, self.settings.limits)
 
 
 def _hold_report(hold: Hold, now: float) -> Json:

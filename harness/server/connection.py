@@ -15,6 +15,8 @@ from harness.errors import ClientLeft, HarnessError
 HAND_OVER_S = 5.0
 """Long enough for an engine to notice an abort between two tokens; a client that comes back waits for it."""
 
+_LONGEST_COUNT = 9  # digits
+
 
 class ClientConnection:
     """One request's client.
@@ -95,6 +97,6 @@ class ClientConnection:
 
 
 def _retry_count(headers: Mapping[str, str]) -> int:
-    """`x-stainless-retry-count` of the SDKs of OpenAI and Anthropic; 0 when there is none."""
+    """`x-stainless-retry-count` of the SDKs of OpenAI and Anthropic; 0 when there is none that is a number."""
     count = headers.get("x-stainless-retry-count", "")
-    return int(count) if count.isdecimal() else 0
+    return int(count) if count.isdecimal() and len(count) <= _LONGEST_COUNT else 0

@@ -18,7 +18,7 @@ from harness.bounded import within
 from harness.clock import Clock
 from harness.errors import GateClosed, HoldNotFound, StoreError
 from harness.server.connection import ClientConnection
-from harness.server.wire import HoldRequest, ReleaseRequest
+from harness.server.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
 from harness.sessions.gate import Gate, Hold, HoldKind, Verdict, Work
 from harness.sessions.session import Session
 from harness.store.base import SessionStore
@@ -59,11 +59,15 @@ class Gatekeeper:
     def place(self, wanted: HoldRequest, kind: HoldKind) -> Hold:
         """Put a hold on the gate or renew it, in force at once; `keep` makes it durable. See `Gate.place`."""
         is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
-        hold = self.gate.place(Hold(wanted.holder, kind, self.clock() + wanted.seconds, wanted.engines))
+        hold = self.gate.place(Hold(wanted.holder, kind, self.clock() + ttl_of(wanted), wanted.engines))
         self.look_again()
         if is_new:
-            log.info(HOLD_PLACED, holder=hold.holder, kind=str(kind), ttl_s=wanted.seconds, engines=hold.engines)
+            log.info(HOLD_PLACED, holder=hold.holder, kind=str(kind), ttl_s=ttl_of(wanted), engines=hold.engines)
         return hold
+
+    def renew(self, wanted: RenewRequest) -> Hold:
+        """Have a hold last longer; see `Gate.renew`."""
+        return self.gate.renew(wanted.holder, self.clock() + ttl_of(wanted))
 
     async def keep(self, hold: Hold) -> None:
         """Return when `hold` is durable. Raises `StoreError`."""

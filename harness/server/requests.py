@@ -9,7 +9,10 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 
+from harness.dialects.request_limits import RequestLimits
 from harness.errors import BodyTooLarge, Unauthorized
+
+_SHOWN = 20  # digits of a declared length
 
 
 def credential(headers: Mapping[str, str]) -> str:
@@ -24,15 +27,26 @@ def require_admin(headers: Mapping[str, str], admin_token: str | None) -> None:
         raise Unauthorized("expected the admin token as `Authorization: Bearer ...`")
 
 
-async def read_body(request: Request, most_bytes: int) -> bytes:
-    """The request body. Raises `BodyTooLarge` as soon as it is known to be longer than `most_bytes`."""
+async def read_body(request: Request, limits: RequestLimits) -> bytes:
+    """The request body. Raises `BodyTooLarge` as soon as it is known to be too long."""
     declared = request.headers.get("content-length", "")
-    body = bytearray()
-    if not declared.isdecimal() or int(declared) <= most_bytes:
+    chunks: list[bytes] = []
+    size_bytes = 0
+    if _is_within(declared, limits.body_bytes):
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > most_bytes:
+            chunks.append(chunk)
+            size_bytes += len(chunk)
+            if size_bytes > limits.body_bytes:
                 break
         else:
-            return bytes(body)
-    raise BodyTooLarge(f"the request body is larger than {most_bytes} bytes")
+            return b"".join(chunks)
+    raise BodyTooLarge(
+        f"body: expected at most {limits.body_bytes} bytes (the server's limit `body_bytes`),"
+        f" got {declared[:_SHOWN] or f'{size_bytes} and more'}",
+        limit="body_bytes",
+    )
+
+
+def _is_within(declared: str, most_bytes: int) -> bool:
+    """Whether a body of the length that its header declares may be read; one that declares none is read up to there."""
+    return not declared.isdecimal() or (len(declared) <= _SHOWN and int(declared) <= most_bytes)

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from harness.dialects.openai_chat import error_body
-from harness.errors import GateClosed, HarnessError, MethodNotAllowed, RouteNotFound, TurnRefused
+from harness.errors import GateClosed, HarnessError, MethodNotAllowed, OverLimit, RouteNotFound, ServerBusy, TurnRefused
 from harness.telemetry.metrics import ServerMetrics
 
 log = structlog.get_logger()
@@ -31,10 +31,10 @@ def json_response(value: Any, status: int = HTTPStatus.OK, headers: dict[str, st
 def error_response(error: HarnessError) -> Response:
     """The answer for `error`, in the form OpenAI clients parse.
 
-    A refused turn carries `x-should-retry: false`, a closed gate `retry-after`.
+    A refused turn carries `x-should-retry: false`, a closed gate or a busy server `retry-after`.
     """
     headers: dict[str, str] = {}
-    if isinstance(error, GateClosed):
+    if isinstance(error, GateClosed | ServerBusy):
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, TurnRefused) or not error.retryable:
         headers["x-should-retry"] = "false"
@@ -59,6 +59,8 @@ class ErrorAnswers:
     async def refusal(self, request: Request, error: HarnessError) -> Response:
         """The answer to an error of ours."""
         self._metrics.error_answered(error.code)
+        if isinstance(error, OverLimit):
+            self._metrics.over_limit(error.limit)
         log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
         return error_response(error)
 

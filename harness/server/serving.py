@@ -81,6 +81,7 @@ async def serve_in_process(
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s)
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
         turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check)
+        stack.callback(turns.heavy_work.close)
         server = SessionServer(turns)
         restored = await server.sessions.restore()
         await gatekeeper.restore()

@@ -3,6 +3,7 @@
 import ipaddress
 from dataclasses import dataclass
 
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import ScenarioError
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -33,7 +34,8 @@ class ServerSettings:
     """How often a turn is continued that the engine cut short and nobody asked it to; then it is ABORTED."""
     score_inputs: bool = True
     """Have the first request after a weight update score the tokens before it; it has to read them anyway."""
-    max_body_bytes: int = 64 * 1024 * 1024
+    limits: RequestLimits = DEFAULT_LIMITS
+    """How much one request may hold."""
     model: str | None = None
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from harness.clock import Clock
-from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, parse_request, reply_message
+from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, reply_message
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, MalformedRequest, TurnAborted
@@ -23,6 +23,8 @@ from harness.server.admitted import AdmittedTurns
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
+from harness.server.heavy_work import HeavyWork
+from harness.server.prompts import TAIL, Prompts
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
@@ -34,19 +36,16 @@ from harness.sessions.outcome import (
     ended_turn,
     finish_reason_of,
 )
-from harness.sessions.retries import Treatment, request_digest
+from harness.sessions.retries import Treatment
 from harness.sessions.session import AfterIncomplete, Session
-from harness.sessions.tree import AttachPoint
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
-from harness.tokens.matching import chain_keys
-from harness.types import FinishReason, Json, Message, TokenIds, TopLogprobs, Turn, as_ids
+from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
+from harness.tokens.matching import ChainKey
+from harness.types import FinishReason, Json, TopLogprobs, Turn
 
-_LONG_TEXT = 20_000  # characters; encoding more than that is done off the event loop
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
-_TAIL = 256  # ids at the end of a prompt: enough to see what the generation prompt began
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,10 @@ class ModelCall:
 
     session: Session
     chat: ChatRequest
+    keys: Sequence[ChainKey]
+    """Digests of the prefixes of its conversation."""
     digest: str
+    """Of its body."""
     client: ClientConnection
     began_at: float
 
@@ -87,24 +89,28 @@ class TurnService:
     signal_check: SignalCheck | None = None
     """Looks once more at what the repeat guard said; None when no guard is wanted."""
     clock: Clock = time.time
+    prompts: Prompts = field(init=False)
+    heavy_work: HeavyWork = field(init=False)
     _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
     admitted: AdmittedTurns = field(init=False)
 
     def __post_init__(self) -> None:
         self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock)
+        self.heavy_work = HeavyWork(self.metrics, self.settings.limits.waiting_bytes)
+        self.prompts = Prompts(self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits)
 
     @property
     def model(self) -> str:
         """The model's name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
-    def read_chat(self, session: Session, body: bytes, client: ClientConnection) -> ModelCall:
-        """The chat completion that `body` asks of `session`. Raises `MalformedRequest`."""
+    async def read_chat(self, session: Session, body: bytes, client: ClientConnection) -> ModelCall:
+        """The chat completion that `body` asks of `session`. Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
         with _refusals_counted(session):
-            chat = parse_request(body)
-            self._check_offered(chat)
-        return ModelCall(session, chat, request_digest(body, client.idempotency_key), client, began_at)
+            read = await self.prompts.read(body, session.normal_form, client.idempotency_key)
+            self._check_offered(read.chat)
+        return ModelCall(session, read.chat, read.keys, read.digest, client, began_at)
 
     async def serve_chat(self, call: ModelCall) -> ServedTurn:
         """Answer a chat completion.
@@ -189,41 +195,19 @@ class TurnService:
 
     async def _admit(self, call: ModelCall) -> Admission:
         session, chat = call.session, call.chat
-        point = session.attach(chain_keys(chat.messages, chat.tools, session.normal_form))
+        point = session.attach(call.keys)
         diverged = session.divergence(point, chat.messages)
-        point, context_ids = await self._encode(session, point, chat)
+        point, context_ids = await self.prompts.encode(session, point, chat)
         call.client.require_there()
         request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.digest, diverged)
         session.require_fresh(point, policy_version(self.engine.weight_version))
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
-    async def _encode(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
-        """The ids that `point` does not have; a template that cannot extend there makes the request a new root."""
-        text_length = sum(len(message.get("content") or "") for message in chat.messages[point.matched :])
-        if text_length > _LONG_TEXT:
-            return await asyncio.to_thread(self._encode_now, session, point, chat)
-        return self._encode_now(session, point, chat)
-
-    def _encode_now(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
-        parent = session.parent_turn(point)
-        forced_ids = self._forced_ids(chat)
-        if parent is not None:
-            previous = _sampled_turn(parent, chat.messages[: point.matched])
-            ids = self.chat_tokenizer.extend_ids(previous, chat.messages[point.matched :], chat.tools)
-            if ids is not None:
-                return point, as_ids(ids + forced_ids)
-        ids = self.chat_tokenizer.render_ids(chat.messages, chat.tools)
-        return AttachPoint(None, 0, point.key), as_ids(ids + forced_ids)
-
-    def _forced_ids(self, chat: ChatRequest) -> list[int]:
-        """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
-        return self.chat_tokenizer.call_beginning_ids(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else []
-
     def _reply(self, admission: Admission, chat: ChatRequest, output: Output) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
-        context_ids = admission.request.context_ids[-_TAIL:].tolist()
-        sampled = SampledOutput(output.ids.tolist(), context_ids, self._forced_ids(chat), stop)
+        context_ids = admission.request.context_ids[-TAIL:].tolist()
+        sampled = SampledOutput(output.ids.tolist(), context_ids, self.prompts.forced_ids(chat), stop)
         parsed = self.chat_tokenizer.parse(sampled, chat.tools if chat.tool_mode is not ToolMode.NONE else ())
         message = reply_message(parsed, _call_id_prefix(admission))
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
@@ -269,17 +253,6 @@ async def _connections_noticed() -> None:
     await asyncio.sleep(_NOTICE_S)
     for _ in range(_NOTICE_ROUNDS):
         await asyncio.sleep(0)
-
-
-def _sampled_turn(turn: Turn, known: Sequence[Message]) -> SampledTurn:
-    """`turn`, which answered the messages `known` but the last, as what comes next depends on it."""
-    return SampledTurn(
-        turn.reply,
-        turn.output_ids.tolist(),
-        turn.context_ids[-_TAIL:].tolist(),
-        opens_with_system=known[0]["role"] in ("system", "developer"),
-        after_tools=any(message["role"] == "tool" for message in known),
-    )
 
 
 def _call_id_prefix(admission: Admission) -> str:

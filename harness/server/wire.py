@@ -1,11 +1,12 @@
 """The bodies of `POST /sessions` and of the verbs of the gate, checked field by field."""
 
 from collections.abc import Collection
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
-from harness.dialects.json_values import check_json
+from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
@@ -13,8 +14,6 @@ from harness.sessions.gate import ANONYMOUS
 from harness.sessions.session import AfterIncomplete, SessionConfig
 from harness.tokens.matching import Matching
 from harness.types import SamplingWishes
-
-_T = TypeVar("_T")
 
 NAMED_TTL_S = 60.0
 """How long a hold lasts whose holder does not say; it is renewed by the same verb."""
@@ -44,7 +43,7 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
-    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    metadata: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     limits: _Limits = msgspec.field(default_factory=_Limits)
     sampling: _Sampling = msgspec.field(default_factory=_Sampling)
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
@@ -56,17 +55,17 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
 _Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
-class HoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /sessions/pause` and `POST /sessions/drain`."""
+class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/renew`."""
 
     holder: _Holder = ANONYMOUS
     ttl_s: Annotated[float, msgspec.Meta(ge=0.05, le=86_400)] | None = None
-    engines: bool = False
 
-    @property
-    def seconds(self) -> float:
-        """How long the hold lasts unless it is renewed."""
-        return self.ttl_s or (ANONYMOUS_TTL_S if self.holder == ANONYMOUS else NAMED_TTL_S)
+
+class HoldRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/pause` and `POST /sessions/drain`."""
+
+    engines: bool = False
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,20 +86,28 @@ _sessions = msgspec.json.Decoder(_CreateSession)
 _holds = msgspec.json.Decoder(HoldRequest)
 _endings = msgspec.json.Decoder(EndRequest)
 _releases = msgspec.json.Decoder(ReleaseRequest)
+_metadata_decoder = msgspec.json.Decoder(dict[str, Any])
+_renewals = msgspec.json.Decoder(RenewRequest)
 
 
-def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) -> SessionConfig:
+def parse_session_config(
+    body: bytes, custom_matchings: Collection[str] = (), limits: RequestLimits = DEFAULT_LIMITS
+) -> SessionConfig:
     """The configuration in `body`; an empty body means the defaults.
 
     `custom_matchings` are the `package.module:function` paths that the operator allows: a path in a request names code.
-    Raises `MalformedRequest` naming the field.
+    Raises `MalformedRequest` naming the field, `OverLimit` naming the limit.
     """
-    wire = _read(_sessions, body)
-    check_json(wire.metadata, "metadata")
+    wire = decode_json(_sessions, body or b"{}")
+    limits.require("metadata_bytes", memoryview(wire.metadata).nbytes, "metadata")
+    metadata = decode_json(_metadata_decoder, wire.metadata, "metadata")
+    check_json(metadata, "metadata", limits.json_depth)
+    sampling = _wishes(wire.sampling)
+    limits.check_sampling(sampling)
     return SessionConfig(
-        metadata=wire.metadata,
+        metadata=metadata,
         limits=Limits(**msgspec.structs.asdict(wire.limits)),
-        sampling=_wishes(wire.sampling),
+        sampling=sampling,
         after_incomplete=wire.after_incomplete,
         selection=wire.selection,
         matching=_offered(wire.matching, custom_matchings),
@@ -110,29 +117,27 @@ def parse_session_config(body: bytes, custom_matchings: Collection[str] = ()) ->
 
 def parse_hold(body: bytes) -> HoldRequest:
     """The hold that `body` asks for; an empty one asks for the anonymous hold. Raises `MalformedRequest`."""
-    return _read(_holds, body)
+    return decode_json(_holds, body or b"{}")
+
+
+def parse_renewal(body: bytes) -> RenewRequest:
+    """The hold that `body` renews. Raises `MalformedRequest`."""
+    return decode_json(_renewals, body or b"{}")
+
+
+def ttl_of(wanted: RenewRequest) -> float:
+    """Seconds that the hold lasts unless it is renewed."""
+    return wanted.ttl_s or (ANONYMOUS_TTL_S if wanted.holder == ANONYMOUS else NAMED_TTL_S)
 
 
 def parse_end(body: bytes) -> EndRequest:
     """How `body` wants a session ended; an empty one means the defaults. Raises `MalformedRequest`."""
-    return _read(_endings, body)
+    return decode_json(_endings, body or b"{}")
 
 
 def parse_release(body: bytes) -> ReleaseRequest:
     """The hold that `body` releases; an empty one releases the anonymous hold. Raises `MalformedRequest`."""
-    return _read(_releases, body)
-
-
-def _read(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    """What `body` says, an empty one nothing but defaults. Raises `MalformedRequest` naming the field."""
-    try:
-        return decoder.decode(body or b"{}")
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
-        raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+    return decode_json(_releases, body or b"{}")
 
 
 def _wishes(wire: _Sampling) -> SamplingWishes:

@@ -15,7 +15,7 @@ something happened even when the gate is back in the state it knew.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
@@ -135,19 +135,24 @@ class Gate:
         self._change({**self._holds, hold.holder: hold})
         return hold
 
+    def renew(self, holder: str, until: float) -> Hold:
+        """Have `holder`'s hold last until then; unlike `place` it never shuts a gate that is open.
+
+        Raises `HoldNotFound` when there is none, `HoldExpired` when it has run out.
+        """
+        hold = replace(self._require(holder), until=until)
+        self._change({**self._holds, holder: hold})
+        return hold
+
     def release(self, holder: str, *, engines_continued: bool = False) -> Hold | None:
         """Take `holder`'s hold off the gate; `engines_continued` says that the engines it paused work again.
 
         Raises `HoldNotFound` when there is none, `HoldExpired` when it had run out before; the anonymous one may be
         released by anybody at any time, and is None when there is none.
         """
-        if holder in self._expired:
-            raise HoldExpired(holder)
-        hold = self._holds.get(holder)
-        if hold is None:
-            if holder == ANONYMOUS:
-                return None
-            raise HoldNotFound(holder)
+        if holder == ANONYMOUS and holder not in self._holds:
+            return None
+        hold = self._require(holder)
         self._end([hold], left=[hold] if hold.engines and not engines_continued else [])
         return hold
 
@@ -174,6 +179,13 @@ class Gate:
     def verdict(self, work: Work, *, is_open: bool = True) -> Verdict:
         """What happens to `work` that arrives now; a session that is not open answers for itself, whatever the gate."""
         return GATE_TABLE[self.state, work] if is_open else Verdict.SERVE
+
+    def _require(self, holder: str) -> Hold:
+        if holder in self._expired:
+            raise HoldExpired(holder)
+        if holder not in self._holds:
+            raise HoldNotFound(holder)
+        return self._holds[holder]
 
     def _require_free_engines(self) -> None:
         other = next((hold.holder for hold in self.holds if hold.engines), None)

@@ -22,6 +22,13 @@ class ServerMetrics:
         self._turns = Counter("harness_turns", "Recorded turns", ["status"], registry=self._registry)
         self._tokens = Counter("harness_tokens_generated", "Sampled tokens", registry=self._registry)
         self._errors = Counter("harness_errors", "Error answers", ["code"], registry=self._registry)
+        self._over_limit = Counter(
+            "harness_over_limit", "Requests that held more than a limit allows", ["limit"], registry=self._registry
+        )
+        self._heavy = Gauge(
+            "harness_heavy_work", "Large requests that are read or encoded, or wait for it", registry=self._registry
+        )
+        self._heavy_bytes = Gauge("harness_heavy_work_bytes", "Bytes of those requests", registry=self._registry)
         self._sessions = Counter("harness_sessions_created", "Sessions created", registry=self._registry)
         self._open = Gauge("harness_sessions_open", "Sessions held in memory", registry=self._registry)
         self._quarantined = Gauge(
@@ -65,6 +72,20 @@ class ServerMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+
+    def over_limit(self, limit: str) -> None:
+        """A request was refused because it held more than `limit` allows."""
+        self._over_limit.labels(limit).inc()
+
+    def heavy_work_began(self, size_bytes: int) -> None:
+        """A large request waits to be worked on off the event loop, or is."""
+        self._heavy.inc()
+        self._heavy_bytes.inc(size_bytes)
+
+    def heavy_work_ended(self, size_bytes: int) -> None:
+        """It is done with; called from any thread."""
+        self._heavy.dec()
+        self._heavy_bytes.dec(size_bytes)
 
     def session_created(self) -> None:
         """One more session."""

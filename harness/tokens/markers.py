@@ -4,6 +4,7 @@ A marker written out inside a message is swapped for a private character before 
 the rendered text are then the template's own; what the private characters stand for is encoded as ordinary characters.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_PRIVATE = re.compile("[" + "".join(f"{chr(codes[0])}-{chr(codes[-1])}" for codes in _PRIVATE_USE) + "]")
+_STRETCH = 100_000  # characters; a search holds the interpreter until it is done
 _WORDS_OF_THE_MODEL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Markers that stay markers in a replayed assistant message: they structure it and do not end it."""
 
@@ -24,7 +27,7 @@ class GuardedMessages:
         self.messages, self.tools = messages, tools
         self._tokenizer = tokenizer
         texts = list(_strings([messages, tools]))
-        found = {match for text in texts for match in tokenizer.marker_pattern.findall(text)}
+        found = {marker.group() for text in texts for marker in tokenizer.find_markers(text)}
         self._placeholders = _placeholders(found, texts) if found else {}
         if found:
             self.messages = [self._hide_in_message(message) for message in messages]
@@ -41,7 +44,7 @@ class GuardedMessages:
             return self._tokenizer.encode(text)
         ids: list[int] = []
         position = 0
-        for marker in self._tokenizer.marker_pattern.finditer(text):
+        for marker in self._tokenizer.find_markers(text):
             ids += self._encode_plain(text[position : marker.start()])
             ids += self._tokenizer.encode(marker.group())
             position = marker.end()
@@ -61,7 +64,12 @@ class GuardedMessages:
 
 def _placeholders(found: Collection[str], texts: Sequence[str]) -> dict[str, str]:
     """A private character that is in no text for each marker, longest marker first."""
-    used = set("".join(texts))
+    used = {
+        character
+        for text in texts
+        for start in range(0, len(text), _STRETCH)
+        for character in _PRIVATE.findall(text, start, start + _STRETCH)
+    }
     free = (chr(code) for codes in _PRIVATE_USE for code in codes if chr(code) not in used)
     placeholders = dict(zip(sorted(found, key=len, reverse=True), free, strict=False))
     if len(placeholders) < len(found):

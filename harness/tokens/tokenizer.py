@@ -8,7 +8,7 @@ forge a turn. Markers are the special tokens, and those further added tokens tha
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from harness.errors import TokenizerError
 
 _LONG_TEXT = 10_000  # characters, a few milliseconds
+_STRETCH = 100_000  # characters, likewise: a search holds the interpreter until it is done
 
 
 class Tokenizer:
@@ -59,6 +60,10 @@ class Tokenizer:
         """Ids of `text`, in which markers written out are ordinary characters."""
         return _encode(self._plain, text)
 
+    def count_plain(self, text: str) -> int:
+        """How many ids `encode_plain` gives; other threads run meanwhile."""
+        return len(self._plain.encode_batch_fast([text], add_special_tokens=False)[0])
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens written out; bytes that are not UTF-8 become U+FFFD."""
         return str(self._raw.decode(ids, skip_special_tokens=False))
@@ -77,6 +82,11 @@ class Tokenizer:
         return int(self._raw.get_vocab_size(with_added_tokens=True))
 
     @cached_property
+    def longest_token(self) -> int:
+        """The most characters of text that one id can stand for."""
+        return max(map(len, self._raw.get_vocab(with_added_tokens=True)), default=1)
+
+    @cached_property
     def markers(self) -> tuple[str, ...]:
         """Texts of the markers, longest first."""
         specials = {token.content for token in self._raw.get_added_tokens_decoder().values() if token.special}
@@ -86,6 +96,16 @@ class Tokenizer:
     def marker_pattern(self) -> re.Pattern[str]:
         """Matches a marker; nothing when there are none."""
         return re.compile("|".join(re.escape(text) for text in self.markers) or r"(?!)")
+
+    def find_markers(self, text: str) -> Iterator[re.Match[str]]:
+        """The markers in `text`, from left to right; a long text is searched in stretches, so that others get on."""
+        position, reach = 0, max(map(len, self.markers), default=1)
+        while position < len(text):
+            end = position + _STRETCH
+            found = self.marker_pattern.search(text, position, end + reach)
+            if found is not None and found.start() < end:
+                yield found
+            position = end if found is None or found.start() >= end else found.end()
 
     @cached_property
     def added_tokens(self) -> frozenset[str]:

@@ -392,7 +392,7 @@ def test_any_session_config_is_one_or_a_request_error(fields):
 )
 def test_a_wrong_session_config_is_named(fields, param):
     """An owner's typo is not ignored."""
-    with pytest.raises(MalformedRequest) as caught:
+    with pytest.raises(RequestError) as caught:
         parse_session_config(json.dumps(fields).encode())
 
     assert caught.value.param == param

@@ -142,6 +142,7 @@ async def test_a_rollout_without_a_session_ends_at_once(tmp_path: Path):
         staged.start(cooperate)
         await asyncio.sleep(0.1)
         report = await staged.abort()
+        assert staged.gate() == "draining"
         await somebody.resume(deadline_s=5)
         again = await staged.start(do_nothing)
 

@@ -1,10 +1,12 @@
 """What tests of the session server share."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import structlog
+from loop_watch import GROSS_S, LoopWatch, watching
 
 
 @pytest.fixture(name="quiet_logs")
@@ -17,3 +19,11 @@ def _quiet_logs() -> Iterator[None]:
 
 def _drop(logger: Any, method: str, event: Any) -> Any:
     raise structlog.DropEvent
+
+
+@pytest.fixture(name="loop_watch")
+async def _loop_watch() -> AsyncIterator[LoopWatch]:
+    """Measures the worst stall of the loop that the test and its server run on; a gross one fails the test."""
+    with watching(asyncio.get_running_loop()) as watch:
+        yield watch
+    assert watch.worst_s < GROSS_S, f"the event loop was kept busy for {watch.worst_s:.2f} s of processor time"

@@ -153,13 +153,13 @@ async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed(
     """Nobody knows whether the file has it: the same request goes on with the turn and makes it durable."""
     engine = ScriptedEngine(toy_tokenizer(), Script(steps=(Step(text="first"), Step(text="second"))))
     service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
-    asking = asyncio.create_task(service.serve_chat(service.read_chat(session, body(HI), patient_client())))
+    asking = asyncio.create_task(service.serve_chat(await service.read_chat(session, body(HI), patient_client())))
     while engine._played.total() == 0 or engine._live:
         await asyncio.sleep(0)
     asking.cancel()
     [cancelled] = await asyncio.gather(asking, return_exceptions=True)
     [given_up] = session.turns
-    again = await service.serve_chat(service.read_chat(session, body(HI), patient_client()))
+    again = await service.serve_chat(await service.read_chat(session, body(HI), patient_client()))
 
     assert isinstance(cancelled, asyncio.CancelledError)
     assert given_up.status is TurnStatus.FAILED

@@ -140,6 +140,20 @@ async def test_a_hold_that_is_renewed_lasts():
         assert (await client.gate())["state"] == "paused"
 
 
+async def test_renewing_never_shuts_a_gate_that_is_open():
+    """A renewal that arrives late, after the release, must not hold anybody up."""
+    async with serving() as client:
+        await verb(client, "pause", "mine", ttl_s=5)
+        renewed = (await verb(client, "renew", "mine", ttl_s=500)).json()
+        await verb(client, "resume", "mine")
+        late = await verb(client, "renew", "mine")
+        report = await client.gate()
+
+    assert renewed["holds"][0]["ends_in_s"] > 5
+    assert (late.status_code, late.json()["error"]["code"]) == (404, "hold_not_found")
+    assert report["state"] == "open"
+
+
 BAD = [
     ({"holder": ""}, "holder"),
     ({"holder": 7}, "holder"),

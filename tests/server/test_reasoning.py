@@ -29,7 +29,7 @@ async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning
     session = new_session(matching=matching)
 
     async def say(messages):
-        return await service.serve_chat(service.read_chat(session, body(messages), patient_client()))
+        return await service.serve_chat(await service.read_chat(session, body(messages), patient_client()))
 
     async with engine:
         first = await say([user("a")])

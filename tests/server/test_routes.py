@@ -8,6 +8,7 @@ import pytest
 from fakes import body, user
 from served import says, serving, url_of
 
+from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError, ScenarioError
 from harness.server.settings import ServerSettings
 
@@ -279,7 +280,7 @@ async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is_known(chunke
         for start in range(0, len(large), 65_536):
             yield large[start : start + 65_536]
 
-    async with serving(*says("hello"), settings=ServerSettings(max_body_bytes=100_000)) as client:
+    async with serving(*says("hello"), settings=ServerSettings(limits=RequestLimits(body_bytes=100_000))) as client:
         session = await client.create()
         try:
             answer = await client.http.post(url_of(session), content=pieces() if chunked else large)

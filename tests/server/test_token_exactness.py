@@ -46,7 +46,7 @@ async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -
             {"role": role, "content": text} | ({"tool_call_id": "c"} if role == "tool" else {}) for role, text in inputs
         ]
         request = body(messages, tools=[tool("add")] if has_tools else [])
-        served = await service.serve_chat(service.read_chat(session, request, patient_client()))
+        served = await service.serve_chat(await service.read_chat(session, request, patient_client()))
         messages.append(json.loads(json.dumps(served.body["choices"][0]["message"])))
     return session
 

@@ -1,0 +1,120 @@
+"""From a request body to prompt ids: what a model call says, and the ids that its session does not have yet.
+
+Both are work for a processor, in proportion to what the agent sent. Small requests are read and encoded on the spot,
+large ones off the event loop; what cannot fit into the context is refused before it is rendered.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from harness.dialects.openai_chat import ChatRequest, ToolMode, parse_request
+from harness.dialects.request_limits import RequestLimits
+from harness.engines.base import TokenProvider
+from harness.server.heavy_work import HeavyWork
+from harness.sessions.retries import request_digest
+from harness.sessions.session import Session
+from harness.sessions.tree import AttachPoint
+from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
+from harness.tokens.fitting import require_fitting, require_possible, text_size
+from harness.tokens.matching import ChainKey, NormalForm, chain_keys
+from harness.types import Message, TokenIds, Turn, as_ids
+
+TAIL = 256
+"""Ids at the end of a prompt: enough to see what the generation prompt began."""
+
+_LARGE_BODY = 100_000  # bytes, read in a few milliseconds
+_LONG_TEXT = 20_000  # characters, rendered and encoded in as many
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """What a request body says."""
+
+    chat: ChatRequest
+    keys: Sequence[ChainKey]
+    """Digests of the prefixes of its conversation (`tokens.matching`)."""
+    digest: str
+    """Of the body, which recognises a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Reads the model calls of one server and encodes their prompts."""
+
+    engine: TokenProvider
+    chat_tokenizer: ChatTokenizer
+    heavy_work: HeavyWork
+    limits: RequestLimits
+
+    def __post_init__(self) -> None:
+        assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
+
+    async def read(self, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
+        """The call in `body`, its history keyed by `form`.
+
+        Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
+        """
+        work = partial(self._read, body, form, idempotency_key)
+        return await self.heavy_work.do(len(body), work) if len(body) > _LARGE_BODY else work()
+
+    async def encode(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
+        """The ids that `point` does not have; a template that cannot extend there makes the request a new root.
+
+        Raises `RequestError` when the prompt does not fit or the template refuses it; `ServerBusy`.
+        """
+        parent = session.parent_turn(point)
+        if parent is not None:
+            new = chat.messages[point.matched :]
+            ids = await self._encoded(chat, new, partial(self._extend, parent, chat, point.matched))
+            if ids is not None:
+                return point, ids
+        ids = await self._encoded(chat, chat.messages, partial(self._render, chat))
+        assert ids is not None
+        return AttachPoint(None, 0, point.key), ids
+
+    def forced_ids(self, chat: ChatRequest) -> list[int]:
+        """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
+        return self.chat_tokenizer.call_beginning_ids(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else []
+
+    @property
+    def _context_length(self) -> int:
+        return self.engine.capabilities.context_length
+
+    def _read(self, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
+        chat = parse_request(body, self.limits)
+        require_possible(self.chat_tokenizer.tokenizer, chat.messages, chat.tools, self._context_length)
+        return ReadCall(chat, chain_keys(chat.messages, chat.tools, form), request_digest(body, idempotency_key))
+
+    async def _encoded(
+        self, chat: ChatRequest, messages: Sequence[Message], encode: Callable[[], Sequence[int] | None]
+    ) -> TokenIds | None:
+        """What `encode` makes of `messages`, with the beginning of the answer; None when it cannot."""
+        size = text_size(messages, chat.tools)
+        work = partial(self._encode, chat, messages, encode)
+        return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()
+
+    def _encode(
+        self, chat: ChatRequest, messages: Sequence[Message], encode: Callable[[], Sequence[int] | None]
+    ) -> TokenIds | None:
+        require_fitting(self.chat_tokenizer.tokenizer, messages, chat.tools, self._context_length)
+        ids = encode()
+        return None if ids is None else as_ids([*ids, *self.forced_ids(chat)])
+
+    def _extend(self, parent: Turn, chat: ChatRequest, matched: int) -> Sequence[int] | None:
+        previous = _sampled_turn(parent, chat.messages[:matched])
+        return self.chat_tokenizer.extend_ids(previous, chat.messages[matched:], chat.tools)
+
+    def _render(self, chat: ChatRequest) -> Sequence[int]:
+        return self.chat_tokenizer.render_ids(chat.messages, chat.tools)
+
+
+def _sampled_turn(turn: Turn, known: Sequence[Message]) -> SampledTurn:
+    """`turn`, which answered the messages `known` but the last, as what comes next depends on it."""
+    return SampledTurn(
+        turn.reply,
+        turn.output_ids.tolist(),
+        turn.context_ids[-TAIL:].tolist(),
+        opens_with_system=known[0]["role"] in ("system", "developer"),
+        after_tools=any(message["role"] == "tool" for message in known),
+    )

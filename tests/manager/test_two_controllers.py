@@ -1,0 +1,161 @@
+"""Controllers at once, and controllers that die: whose hold opens what, and when the engines go on."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harness.engines.scripted import Step
+from harness.errors import EngineError, EngineUnavailable
+from harness.manager.abort import abort_rollout
+from harness.manager.abort_values import AbortBudget
+from harness.manager.engine_control import EngineInProcess
+from harness.manager.gate_client import GateClient, renewed
+from harness.manager.pause import paused_rollout
+from harness.manager.weight_report import UpdateBudget
+from harness.manager.weights import WeightUpdater
+from tests.fakes import user
+from tests.manager.test_weights import CHECKPOINT, Engine, serving
+from tests.served import eventually
+
+BRIEF = AbortBudget(drain_s=5, engines_s=5, hooks_s=0.1, agents_s=0.05, kill_s=0.05, collect_s=0.5, hold_ttl_s=0.3)
+QUICK = UpdateBudget(sweep_s=0, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=0.5, hold_ttl_s=0.3, turn_s=5)
+
+
+async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update():
+    """A call that waits for the new weights would meet a paused engine under the old ones."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            report = await abort_rollout([], [client.url], [EngineInProcess(engine)], budget=BRIEF)
+            gate = await client.gate()
+            await update.apply(CHECKPOINT)
+
+        assert report.problems == update.report.problems == ()
+        assert (gate["state"], len(gate["holds"])) == ("paused", 1)
+        assert (await client.gate())["state"] == "open"
+
+
+async def test_an_update_inside_a_pause_does_not_open_its_gate():
+    """The rollout stands still until the block ends."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with paused_rollout([client.url], [EngineInProcess(engine)]):
+            async with WeightUpdater([engine], [client.url]).update(1) as update:
+                await update.apply(CHECKPOINT)
+            gate = await client.gate()
+
+        assert gate["state"] == "paused"
+        assert (await client.gate())["state"] == "open"
+
+
+async def test_the_second_update_waits_until_the_first_has_ended():
+    """Their steps do not interleave."""
+    engine = Engine()
+    async with serving(engine) as client:
+
+        async def update(version: int) -> None:
+            async with WeightUpdater([engine], [client.url], budget=QUICK).update(version) as update:
+                await asyncio.sleep(0.1)
+                await update.apply(CHECKPOINT)
+
+        first = asyncio.create_task(update(1))
+        await eventually(lambda: "pause abort" in engine.events)
+        await update(2)
+        await first
+
+        assert engine.events == ["pause abort", "update 1", "resume", "pause abort", "update 2", "resume"]
+        assert engine._running.is_set()
+
+
+async def test_an_update_that_waits_too_long_says_for_whom_and_touches_nothing():
+    """The engine is not continued under the one that has it."""
+    engine = Engine()
+    impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1):
+            with pytest.raises(EngineUnavailable, match=r"waited 0.1 s for another update .* 'update-"):
+                async with WeightUpdater([engine], [client.url], budget=impatient).update(2):
+                    pytest.fail("the block ran")
+            assert engine.events == ["pause abort"]
+            assert (await client.gate())["state"] == "paused"
+
+        assert engine.events == ["pause abort", "resume"]
+
+
+async def test_a_hold_is_renewed_as_long_as_its_block():
+    """Longer than it would last by itself."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url], budget=QUICK).update(1) as update:
+            await asyncio.sleep(3 * QUICK.hold_ttl_s)
+            state = (await client.gate())["state"]
+            await update.apply(CHECKPOINT)
+
+        assert (state, update.report.problems) == ("paused", ())
+
+
+async def test_an_update_whose_hold_ran_out_applies_nothing():
+    """Its engines have gone on, and may be somebody else's by now."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            client.server.gatekeeper.clock = lambda: 1e12
+            await eventually(lambda: not client.server.gatekeeper.gate.holds)
+            with pytest.raises(EngineUnavailable, match="ran out at http://"):
+                await update.apply(CHECKPOINT)
+
+        assert not [event for event in engine.events if event.startswith("update")]
+        assert engine._running.is_set()
+        assert any("hold" in problem for problem in update.report.problems)
+
+
+async def test_an_engine_that_fails_to_go_on_once_is_asked_again():
+    """One refused continue used to leave it paused behind an open gate."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+            engine.fails["resume"] = EngineError("500")
+            asyncio.get_running_loop().call_later(0.2, engine.fails.clear)
+
+        assert update.report.problems == ()
+        assert engine._running.is_set()
+
+
+async def test_an_engine_that_does_not_go_on_in_time_is_named_by_health_until_it_does():
+    """The gate opens; the server goes on asking."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url], budget=QUICK).update(1) as update:
+            await update.apply(CHECKPOINT)
+            engine.fails["resume"] = EngineError("worker seven does not go on")
+        await eventually(lambda: bool(client.server.left_engines._error))
+        left = await client.http.get("/health")
+        engine.fails.clear()
+        await eventually(lambda: client.server.left_engines.problem is None)
+
+        assert any("worker seven" in problem for problem in update.report.problems)
+        assert (left.status_code, "worker seven" in left.json()["engine"]["left_paused"]) == (503, True)
+        assert (await client.http.get("/health")).status_code == 200
+        assert await client.say(await client.create(), [user("a")])
+
+
+async def test_nothing_is_left_of_a_hold_that_was_never_placed():
+    """A controller whose first verb did not arrive ends all the same."""
+    async with serving(Engine()) as client, GateClient(client.url, "nobody") as gate, renewed([gate]):
+        report = await gate.resume(deadline_s=5)
+
+    assert report.state == "open"
+
+
+async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile():
+    """What finding 10 cost: a turn past the gate, under weights that are gone."""
+    engine = Engine(Step(text="hello"))
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            await abort_rollout([], [client.url], budget=BRIEF)
+            creating = asyncio.create_task(client.create())
+            await client.held(1)
+            await update.apply(Path("/checkpoint"))
+        await client.say(await creating, [user("a")])

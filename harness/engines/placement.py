@@ -7,10 +7,14 @@ prefill.
 
 Requests are served in the order in which they asked, worker by worker: one that waits for a full worker never lets a
 younger one pass to that worker, and never holds up those that can go elsewhere.
+
+Requests that may go to the same workers wait in one queue, of which only the first is ever looked at: those of sessions
+with a place in one queue per worker, the others in one, and requests that have failed somewhere in one for each set of
+workers that they have tried. So a decision costs what there are of workers, not of requests.
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,9 +48,19 @@ class Place(NamedTuple):
     """Tokens of the session that the worker's cache may hold."""
 
 
+class _Kind(NamedTuple):
+    """What decides where a request may go."""
+
+    home: WorkerLoad | None
+    """The worker where its session has its place."""
+    tried: frozenset[str]
+
+
 class _Waiting(NamedTuple):
     session_id: str | None
-    tried: Container[str]
+    kind: _Kind
+    order: int
+    """Counts the requests that have asked."""
 
 
 @dataclass(slots=True)
@@ -58,6 +72,10 @@ class Placement:
     workers: dict[str, WorkerLoad] = field(default_factory=dict)
     _places: "OrderedDict[str, Place]" = field(default_factory=OrderedDict)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
+    _queues: "dict[_Kind, OrderedDict[int, None]]" = field(default_factory=dict)
+    _tickets: dict[str, set[int]] = field(default_factory=dict)
+    """The waiting requests of each session."""
+    _asked: int = 0
 
     @property
     def waiting(self) -> int:
@@ -74,22 +92,34 @@ class Placement:
         """No further request goes there; sessions that had their place there move with their next one."""
         self.workers.pop(name).fence = "it left the pool"
 
-    def ask(self, ticket: int, session_id: str | None, tried: Container[str] = ()) -> None:
+    def ask(self, ticket: int, session_id: str | None, tried: Iterable[str] = ()) -> None:
         """A request wants to be served, by a worker that is not in `tried`."""
-        self._waiting[ticket] = _Waiting(session_id, tried)
+        self._asked += 1
+        kind = _Kind(self._home_of(session_id), frozenset(tried))
+        self._waiting[ticket] = _Waiting(session_id, kind, self._asked)
+        self._queues.setdefault(kind, OrderedDict())[ticket] = None
+        if session_id is not None:
+            self._tickets.setdefault(session_id, set()).add(ticket)
 
     def withdraw(self, ticket: int) -> None:
         """A request no longer waits. Idempotent."""
-        self._waiting.pop(ticket, None)
+        waiting = self._waiting.pop(ticket, None)
+        if waiting is None:
+            return
+        self._leave_queue(ticket, waiting.kind)
+        if waiting.session_id is not None:
+            tickets = self._tickets[waiting.session_id]
+            tickets.discard(ticket)
+            if not tickets:
+                del self._tickets[waiting.session_id]
 
     def grants(self, now: float) -> Iterator[tuple[int, WorkerLoad]]:
         """The waiting requests that can be served now, each with its worker, which counts it as in flight."""
-        for ticket, waiting in list(self._waiting.items()):
-            worker = self._choose(waiting, now)
-            if worker is not None and self._has_room(worker):
-                worker.in_flight += 1
-                del self._waiting[ticket]
-                yield ticket, worker
+        while (grant := self._next_grant(now)) is not None:
+            ticket, worker = grant
+            worker.in_flight += 1
+            self.withdraw(ticket)
+            yield ticket, worker
 
     def finish(self, worker: WorkerLoad) -> None:
         """A granted request has come to its end, whatever that was."""
@@ -110,21 +140,65 @@ class Placement:
         self._forget(self._places.pop(session_id, None))
         self._places[session_id] = Place(worker, tokens)
         worker.sessions += 1
+        self._requeue(session_id)
         if len(self._places) > _REMEMBERED_SESSIONS:
-            self._forget(self._places.popitem(last=False)[1])
+            forgotten, place = self._places.popitem(last=False)
+            self._forget(place)
+            self._requeue(forgotten)
 
     def _forget(self, place: Place | None) -> None:
         if place is not None:
             place.worker.sessions -= 1
 
-    def _choose(self, waiting: _Waiting, now: float) -> WorkerLoad | None:
-        """The worker to serve by, or to wait for; None while no worker may serve."""
-        offered = [each for each in self.workers.values() if not each.fence and each.name not in waiting.tried]
-        awake = [each for each in offered if not each.is_resting(now)]
-        place = self.place_of(waiting.session_id)
-        if place is not None and place.worker in awake:
-            return place.worker
-        return min(awake or offered, key=self._rank, default=None)
+    def _home_of(self, session_id: str | None) -> WorkerLoad | None:
+        place = self.place_of(session_id)
+        return None if place is None else place.worker
+
+    def _requeue(self, session_id: str) -> None:
+        """Put what waits for the session where its place is now, each request in the order in which it asked."""
+        for ticket in self._tickets.get(session_id, ()):
+            waiting = self._waiting[ticket]
+            kind = waiting.kind._replace(home=self._home_of(session_id))
+            if kind != waiting.kind:
+                self._leave_queue(ticket, waiting.kind)
+                self._waiting[ticket] = waiting._replace(kind=kind)
+                tickets = [*self._queues.get(kind, ()), ticket]
+                tickets.sort(key=lambda each: self._waiting[each].order)
+                self._queues[kind] = OrderedDict.fromkeys(tickets)
+
+    def _leave_queue(self, ticket: int, kind: _Kind) -> None:
+        queue = self._queues[kind]
+        del queue[ticket]
+        if not queue:
+            del self._queues[kind]
+
+    def _next_grant(self, now: float) -> tuple[int, WorkerLoad] | None:
+        """The oldest request whose worker has room."""
+        least_busy: dict[frozenset[str], WorkerLoad | None] = {}
+        found: tuple[int, int, WorkerLoad] | None = None
+        for kind, queue in self._queues.items():
+            worker = self._choose(kind, now, least_busy)
+            ticket = next(iter(queue))
+            order = self._waiting[ticket].order
+            if worker is not None and self._has_room(worker) and (found is None or order < found[0]):
+                found = order, ticket, worker
+        return None if found is None else found[1:]
+
+    def _choose(
+        self, kind: _Kind, now: float, least_busy: dict[frozenset[str], WorkerLoad | None]
+    ) -> WorkerLoad | None:
+        """The worker to serve by, or to wait for; None while no worker may serve.
+
+        `least_busy` keeps what was found for requests without a usable place.
+        """
+        home = kind.home
+        if home is not None and not home.fence and home.name not in kind.tried and not home.is_resting(now):
+            return home
+        if kind.tried not in least_busy:
+            offered = [each for each in self.workers.values() if not each.fence and each.name not in kind.tried]
+            awake = [each for each in offered if not each.is_resting(now)]
+            least_busy[kind.tried] = min(awake or offered, key=self._rank, default=None)
+        return least_busy[kind.tried]
 
     def _rank(self, worker: WorkerLoad) -> tuple[bool, int, int]:
         return (not self._has_room(worker), worker.in_flight, worker.sessions)

@@ -1,5 +1,9 @@
 """Which worker serves which request, and who waits: rules, and whatever order things happen in."""
 
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -95,6 +99,52 @@ def test_who_waits_for_one_worker_does_not_hold_up_the_others():
     assert list(under.grants(0.0)) == [(1, home)]
 
 
+def test_a_request_that_waits_follows_its_session():
+    """It asked while the session had no place; once another request has found one, the two wait there in order."""
+    under, (free, home) = placement(limit=1)
+    under.settle("b", home, tokens=10)
+    free.in_flight = home.in_flight = 1
+    under.ask(0, "a")
+    under.ask(1, "b")
+    under.settle("a", home, tokens=10)
+
+    under.finish(free)
+    assert list(under.grants(0.0)) == []
+    under.finish(home)
+    assert list(under.grants(0.0)) == [(0, home)]
+    under.finish(home)
+    assert list(under.grants(0.0)) == [(1, home)]
+
+
+@pytest.mark.parametrize("homeless", [True, False])
+def test_a_decision_costs_workers_not_requests(homeless):
+    """With twenty times as many that wait, one request that ends costs as many calls as before."""
+    costs = []
+    for waiting in (100, 2_000):
+        under, loads = placement(8, limit=1)
+        for load in loads:
+            load.in_flight = 1
+        for ticket in range(waiting):
+            session_id = None if homeless else f"s{ticket}"
+            under.settle(session_id, loads[ticket % 8], tokens=10)
+            under.ask(ticket, session_id)
+        under.finish(loads[0])
+        costs.append(calls_of(lambda under=under: list(under.grants(0.0))))
+
+    assert costs[0] == costs[1]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many calls `work` makes, of Python and of C."""
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event in ("call", "c_call") else None)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
 class PlacementMachine(RuleBasedStateMachine):
     """Requests, workers that come and go, fences and failures, in any order."""
 
@@ -152,6 +202,27 @@ class PlacementMachine(RuleBasedStateMachine):
         self.grant()
 
     def grant(self) -> None:
+        expected = self.grants_by_looking_at_everybody()
+        granted = [(ticket, worker) for ticket, worker in self.granted()]
+        assert granted == expected
+
+    def grants_by_looking_at_everybody(self) -> list[tuple[int, WorkerLoad]]:
+        """What the rules say, request by request in the order in which they asked."""
+        busy = {worker: worker.in_flight for worker in self.under.workers.values()}
+        grants = []
+        for ticket, (session_id, tried) in self.waiting.items():
+            awake = [worker for worker in self.offered(tried) if not worker.is_resting(self.now)]
+            worker = self.usable_home(session_id, tried) or min(
+                awake or self.offered(tried),
+                key=lambda each: (busy[each] >= self.LIMIT, busy[each], each.sessions),
+                default=None,
+            )
+            if worker is not None and busy[worker] < self.LIMIT:
+                busy[worker] += 1
+                grants.append((ticket, worker))
+        return grants
+
+    def granted(self) -> Iterator[tuple[int, WorkerLoad]]:
         for ticket, worker in self.under.grants(self.now):
             session_id, tried = self.waiting.pop(ticket)
             self.running.append((ticket, session_id, worker))
@@ -160,6 +231,7 @@ class PlacementMachine(RuleBasedStateMachine):
             assert not worker.fence
             assert worker.in_flight <= self.LIMIT
             assert worker is (self.usable_home(session_id, tried) or worker)
+            yield ticket, worker
         for session_id, tried in self.waiting.values():
             home = self.usable_home(session_id, tried)
             could = [home] if home else [worker for worker in self.offered(tried) if not worker.is_resting(self.now)]

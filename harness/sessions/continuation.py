@@ -33,6 +33,8 @@ from harness.types import (
 )
 
 _SEED_BITS = 63
+_IDS_PER_CHARACTER = 4  # a character has at most four bytes
+_CONTEXT_IDS = 16  # decoders look at left neighbors; the first characters of a cut may be broken
 
 
 class Endings(NamedTuple):
@@ -64,6 +66,8 @@ class Output:
     discarded: tuple[Discarded, ...] = ()
     scorings: tuple[PromptLogprobs, ...] = ()
     """Logprobs of input tokens, by absolute position, that came along with the requests."""
+    searched: int = 0
+    """How many tokens are known to complete no stop string."""
 
     @classmethod
     def nothing(cls) -> Self:
@@ -141,17 +145,18 @@ class Output:
 
     def _ended(self, params: SamplingParams, endings: Endings) -> Self:
         least = 0 if endings.may_stop_early else params.min_new_tokens
-        match = first_stop_string(self.ids, params.stop, endings.decode, least=least)
+        match = first_stop_string(self.ids, params.stop, endings.decode, least=least, searched=self.searched)
         if match is not None:
             return self._cut(match.end, match.text)
+        searched = replace(self, searched=int(self.ids.size))
         if self.finish is not FinishReason.ABORT:
-            return self
+            return searched
         last = int(self.ids[-1]) if self.ids.size else None
         if last is not None and _is_stop_id(last, params, endings):
-            return replace(self, finish=FinishReason.STOP, matched_stop=last)
+            return replace(searched, finish=FinishReason.STOP, matched_stop=last)
         if self.ids.size >= params.max_new_tokens:
-            return replace(self, finish=FinishReason.LENGTH)
-        return self
+            return replace(searched, finish=FinishReason.LENGTH)
+        return searched
 
     def _cut(self, end: int, stop: str) -> Self:
         """The first `end` tokens; what came after the stop string is discarded."""
@@ -182,16 +187,25 @@ class StopMatch(NamedTuple):
 
 
 def first_stop_string(
-    ids: TokenIds, stop: Sequence[str], decode: Callable[[Sequence[int]], str], *, least: int = 0
+    ids: TokenIds, stop: Sequence[str], decode: Callable[[Sequence[int]], str], *, least: int = 0, searched: int = 0
 ) -> StopMatch | None:
-    """The first stop string that `ids` complete behind the first `least`, joints between requests included."""
+    """The first stop string that `ids` complete behind the first `least`, joints between requests included.
+
+    The first `searched` ids are known to complete none: only those behind them are read, with as many before as a stop
+    string that began there can have.
+    """
     if not stop:
         return None
+    start = max(0, searched - max(map(len, stop)) * _IDS_PER_CHARACTER - _CONTEXT_IDS)
+    text = decode(ids[start:].tolist())
+    if not any(each in text for each in stop):
+        return None
+    # It is there, or nearly so: which token completes it is found by going through them one by one.
     strings = StopStrings(decode, stop)
     for position, token_id in enumerate(ids.tolist(), start=1):
-        text = strings.push(token_id)
-        if text is not None and position > least:
-            return StopMatch(position, text)
+        matched = strings.push(token_id)
+        if matched is not None and position > least:
+            return StopMatch(position, matched)
     return None
 
 

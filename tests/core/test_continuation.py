@@ -1,6 +1,8 @@
 """A turn made of several engine requests is the turn that one request would have made."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -182,15 +184,36 @@ def test_alternatives_of_both_requests_are_kept_together():
     assert output.top_logprobs.ids.shape == (4, 1)
 
 
-@given(st.text(alphabet="ab", max_size=12), st.integers(0, 12))
-def test_a_stop_string_is_found_wherever_the_joint_is(words, cut):
-    """The same token ends the turn as in one request."""
+@given(st.text(alphabet="abé", max_size=12), st.lists(st.integers(0, 14), max_size=4))
+def test_a_stop_string_is_found_wherever_the_joints_are(words, cuts):
+    """The same token ends the turn as in one request; characters may be cut as well."""
     ids = text(words)
-    whole = first_stop_string(as_ids(ids), ("aba", "bb"), toy_tokenizer().decode)
-    params = replace(PARAMS, stop=("aba", "bb"))
+    stop = ("aba", "bé", "éb")
+    whole = first_stop_string(as_ids(ids), stop, toy_tokenizer().decode)
+    params = replace(PARAMS, stop=stop)
 
-    output = output_of(
-        result(0, ids[:cut], FinishReason.ABORT), result(1, ids[cut:], FinishReason.LENGTH), params=params
-    )
+    output = Output.nothing()
+    for number, (start, end) in enumerate(pairwise([0, *sorted(cuts), len(ids)])):
+        if not output.is_complete:
+            part = result(number, ids[start:end], FinishReason.ABORT)
+            output = output.joined(part).settled(params, ENDINGS)
 
     assert output.ids.size == (len(ids) if whole is None else whole.end)
+
+
+def test_a_turn_that_is_cut_often_is_searched_once():
+    """Every token is read for a stop string when it comes, not again with each interruption."""
+    read: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        read.append(len(ids))
+        return toy_tokenizer().decode(ids)
+
+    endings = Endings(ENDINGS.eos_ids, decode)
+    params = replace(PARAMS, stop=("never said",), max_new_tokens=100_000)
+    output = Output.nothing()
+    for number in range(20):
+        output = output.joined(result(number, text("word " * 100), FinishReason.ABORT)).settled(params, endings)
+
+    assert output.ids.size == 10_000
+    assert sum(read) < 2 * output.ids.size

@@ -24,6 +24,7 @@
     ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
     ├── EngineError                the engine failed; the tokens it produced are in the ledger
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
+    │   │   └── WeightsUnsettled   an update of its weights is under way or broke off
     │   ├── EngineConnectionLost   died in the middle of a generation
     │   ├── EngineRejected         refused the request; a retry cannot help
     │   ├── EngineReplyInvalid     answered something that contradicts itself
@@ -300,6 +301,12 @@ class UnknownWeightVersion(EngineError):
 
     code = "unknown_weight_version"
     retryable = False
+
+
+class WeightsUnsettled(EngineUnavailable):
+    """An update of the engine's weights is under way or broke off; nothing is sampled until one has succeeded."""
+
+    code = "weights_unsettled"
 
 
 class IllegalTransition(HarnessError):

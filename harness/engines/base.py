@@ -107,7 +107,7 @@ class TokenProvider(Protocol):
 
     @property
     def weight_version(self) -> str:
-        """Label of the weights that would sample the next token."""
+        """Label of the weights that would sample the next token, as far as it is known here."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -152,13 +152,18 @@ class TokenProvider(Protocol):
         """Stop sampling until `resume`; requests that arrive meanwhile wait. Idempotent."""
 
     async def resume(self) -> None:
-        """Sample again. Idempotent."""
+        """Sample again. Idempotent. Raises `WeightsUnsettled` when its weights are half-way through an update."""
 
     async def update_weights(self, path: Path, version: str) -> None:
         """Load the checkpoint in `path` between two sampled tokens; later tokens carry `version`.
 
-        Raises `EngineRejected` when the checkpoint does not fit; the old weights then go on serving.
+        Raises `EngineRejected` when the checkpoint was refused before anything changed: the old weights go on serving.
+        Raises `WeightsUnsettled` when the update broke off later: nobody knows the weights, so the engine stays paused
+        under a label that is no version until an update succeeds. A cancellation leaves one of the two states.
         """
+
+    async def read_version(self) -> str:
+        """Ask the engine for the label of its weights, which `weight_version` is from then on. Raises `EngineError`."""
 
     async def health(self) -> EngineHealth:
         """Never blocks on a generation, answers while paused."""

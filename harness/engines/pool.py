@@ -10,7 +10,7 @@ restart engines, and does not find them; see `discovered`.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -21,7 +21,8 @@ from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenPro
 from harness.engines.placement import Place, Placement, WorkerLoad
 from harness.engines.queueing import AbortedWaiting, Queue
 from harness.engines.workers import Workers, in_common, oldest
-from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError, WeightsUnsettled
+from harness.samples.versions import is_unsettled
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -280,9 +281,12 @@ class EnginePool:
         await self._everywhere("pause", lambda worker: worker.pause(mode))
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`."""
+        """See `TokenProvider.resume`; workers whose weights are unsettled stay paused, and serve nobody anyhow."""
         self.workers.expect_pause(None)
-        await self._everywhere("resume", lambda worker: worker.resume())
+        await self._everywhere("resume", _resume)
+        self.workers.judge_weights()
+        if is_unsettled(self.weight_version):
+            raise WeightsUnsettled("every worker stays paused: an update of its weights is under way or broke off")
 
     async def update_weights(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; a worker that fails while another one succeeds is fenced."""
@@ -291,9 +295,20 @@ class EnginePool:
         finally:
             self.workers.judge_weights()
 
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`: every worker is asked, and kept from serving when its weights call for it.
+
+        Raises when one does not answer; what the others said counts all the same.
+        """
+        try:
+            await self._everywhere("say what they serve", lambda worker: worker.read_version())
+        finally:
+            self.workers.judge_weights()
+        return self.weight_version
+
     async def health(self) -> EngineHealth:
         """Ready while any worker is, paused when every ready one is; details come per worker."""
-        states = await self.probe()
+        states = await self._states()
         ready = [state for state in states.values() if state.ready]
         return EngineHealth(
             ready=bool(ready),
@@ -305,10 +320,13 @@ class EnginePool:
 
     async def probe(self) -> dict[str, EngineHealth]:
         """A look at every worker; one that has fallen behind the others' weights is fenced until it has caught up."""
+        with suppress(EngineError):  # who does not answer is known by its health
+            await self.read_version()
+        return await self._states()
+
+    async def _states(self) -> dict[str, EngineHealth]:
         workers = self.workers.providers
-        states = await asyncio.gather(*(worker.health() for worker in workers.values()))
-        self.workers.judge_weights()
-        return dict(zip(workers, states, strict=True))
+        return dict(zip(workers, await asyncio.gather(*(each.health() for each in workers.values())), strict=True))
 
     async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
         """The answers of all workers; when one fails, the failures of all of them as one error."""
@@ -323,6 +341,11 @@ class EnginePool:
         if failures:
             raise _collected(what, len(workers), failures)
         return [answer for answer in told if not isinstance(answer, BaseException)]
+
+
+async def _resume(worker: TokenProvider) -> None:
+    with suppress(WeightsUnsettled):
+        await worker.resume()
 
 
 async def _only(pieces: AsyncIterator[_T]) -> _T:

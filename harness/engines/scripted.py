@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Self, assert_never
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from msgspec.structs import replace
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
 from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
-from harness.samples.versions import policy_version
+from harness.samples.versions import known_version, policy_version
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -98,8 +99,14 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def scripted_logprobs(ids: TokenIds, start: int, version: str) -> Logprobs:
     """The logprobs of `ids` standing at positions `start`, `start + 1`, ... under the weights `version`."""
     position = np.arange(start, start + ids.size, dtype=np.int64)
-    mixed = ids.astype(np.int64) * 7919 + position * 104_729 + policy_version(version) * 15_485_863
+    mixed = ids.astype(np.int64) * 7919 + position * 104_729 + _salt(version) * 15_485_863
     return as_logprobs(-((mixed % 4093) + 1) / 1024)
+
+
+def _salt(version: str) -> int:
+    """What tells the weights of one label from those of another."""
+    number = known_version(version)
+    return crc32(version.encode()) if number is None else number
 
 
 @dataclass(slots=True)
@@ -260,7 +267,15 @@ class ScriptedEngine:
         """Only the label changes; `path` is not read. Raises `UnknownWeightVersion` for a label without a number."""
         del path
         policy_version(version)
+        self.relabel(version)
+
+    def relabel(self, version: str) -> None:
+        """Carry `version`, whatever it is, as an engine does when somebody else changes its label."""
         self._version = version
+
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`."""
+        return self._version
 
     async def health(self) -> EngineHealth:
         """Always ready."""

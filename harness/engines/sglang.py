@@ -35,6 +35,7 @@ from harness.engines.in_flight import InFlight
 from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
 from harness.engines.reply import Asked, aborted_before_start, fitting, verified, verified_scores
 from harness.engines.self_test import require_raw_logprobs
+from harness.engines.served_label import ServedLabel
 from harness.engines.served_model import ServedModel, served_model
 from harness.engines.sglang_wire import (
     Loads,
@@ -49,8 +50,8 @@ from harness.engines.sglang_wire import (
     read_reply,
     score_body,
 )
+from harness.engines.weight_change import WeightChange
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
-from harness.samples.versions import policy_version
 from harness.types import (
     GenerationDelta,
     GenerationResult,
@@ -103,7 +104,8 @@ class SGLangTokenProvider:
         self._flight = InFlight(self._end_in_engine)
         self._model: ServedModel | None = None
         self._server = ServerInfo(max_req_input_len=0)
-        self._version = "default"
+        self._served = ServedLabel("default")
+        self._change = WeightChange(self._client.name, self, self._served)
         self._wanted_guard = wanted_guard(repeat_guard, os.environ)
         self._guard: str | None = None
 
@@ -128,14 +130,14 @@ class SGLangTokenProvider:
 
     @property
     def weight_version(self) -> str:
-        """As the server reported it at entry, in the last update or in the last `health`."""
-        return self._version
+        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
+        return self._served.label
 
     async def __aenter__(self) -> Self:
         self._client.open()
         try:
             self._model = await self._find_model()
-            await self._read_version()
+            await self.read_version()
             await self._require_guard()
             if self._scale is LogprobScale.RAW:
                 await require_raw_logprobs(self, advice=_ADVICE)
@@ -164,8 +166,9 @@ class SGLangTokenProvider:
         async with self._flight.track(request_id) as live:
             if not await self._flight.admitted(live):
                 return aborted_before_start(asked)
+            moment = self._served.asking()
             reply = await self._client.call(self._exchange(asked, stream=False), Reply)
-        return verified(asked, read_reply(asked, reply))
+        return self._learned(verified(asked, read_reply(asked, reply)), moment)
 
     async def stream(
         self,
@@ -192,11 +195,14 @@ class SGLangTokenProvider:
         params = SamplingParams(max_new_tokens=1)
         asked = self._asked(uuid4().hex, input_ids, params, start)
         if start == input_ids.size:
-            return PromptLogprobs(start, as_logprobs(()), self._version)
+            return PromptLogprobs(start, as_logprobs(()), self._served.label)
         body = score_body(asked.request_id, input_ids, start)
         exchange = Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
+        moment = self._served.asking()
         scored, version = read_prompt_scores(asked, await self._client.call(exchange, Reply))
-        return verified_scores(asked, scored, version)
+        scores = verified_scores(asked, scored, version)
+        self._served.learn(version, moment)
+        return scores
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`; None also ends requests that other processes sent to the server."""
@@ -214,26 +220,56 @@ class SGLangTokenProvider:
 
     async def resume(self) -> None:
         """See `TokenProvider.resume`."""
+        await self._change.require_settled()
         await self._client.post("/continue_generation", {}, deadline_s=_CONTROL_S)
         self._flight.release()
 
     async def update_weights(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
-        policy_version(version)
-        if self._flight.is_held:
-            await self._load(path, version)
-            return
-        try:
-            await self.pause(PauseMode.KEEP)
-            await self._load(path, version)
-        finally:
-            await self.resume()
+        await self._change.run(path, version)
+
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`."""
+        moment = self._served.asking()
+        info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
+        self._served.learn(info.weight_version, moment)
+        return self._served.label
+
+    async def is_paused(self) -> bool:
+        """See `ChangingServer`; only a pause through this provider, SGLang does not tell."""
+        return self._flight.is_held
+
+    async def require_fitting(self, path: Path) -> None:
+        """See `ChangingServer`."""
+        info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
+        await asyncio.to_thread(require_fitting, Path(info.model_path), path)
+
+    async def announce_change(self, label: str) -> None:
+        """See `ChangingServer`; other engines behind this protocol change label and weights in one step."""
+        if self._server.engine == "sglang":
+            body = {"new_version": label, "abort_all_requests": False}
+            await self._client.post("/update_weight_version", body, deadline_s=_CONTROL_S)
+
+    async def load(self, path: Path, version: str) -> None:
+        """See `ChangingServer`; the server drops its cache and takes the label itself when it has the weights."""
+        body = {"model_path": str(path), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
+        exchange = Exchange("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
+        answer = await self._client.call(exchange, UpdateAnswer)
+        if not answer.success:
+            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {answer.message}")
+
+    async def settle(self, version: str) -> None:
+        """See `ChangingServer`."""
+        reported = await self.read_version()
+        if reported != version:
+            raise EngineReplyInvalid(
+                f"{self._client.name} reports weight version {reported!r} after an update to {version!r}"
+            )
 
     async def health(self) -> EngineHealth:
         """See `TokenProvider.health`; paused means paused through this provider, SGLang does not tell."""
         try:
             loads = await self._client.get("/v1/loads", Loads, deadline_s=_HEALTH_S)
-            await self._read_version()
         except EngineError as error:
             return EngineHealth(
                 ready=False, paused=self._flight.is_held, running=0, waiting=self._flight.waiting, detail=error.message
@@ -243,7 +279,7 @@ class SGLangTokenProvider:
             paused=self._flight.is_held,
             running=sum(load.num_running_reqs for load in loads.loads),
             waiting=sum(load.num_waiting_reqs for load in loads.loads) + self._flight.waiting,
-            detail=f"{self._client.url} version {self._version}",
+            detail=f"{self._client.url} version {self._served.label}",
         )
 
     async def active_guard(self) -> str | None:
@@ -275,9 +311,15 @@ class SGLangTokenProvider:
         body = generate_body(asked, stream=stream)
         return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
 
+    def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
+        """`result`, which says what the server serves."""
+        if result.version_spans:
+            self._served.learn(result.version_spans[-1].version, moment)
+        return result
+
     async def _streamed(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         exchange = self._exchange(asked, stream=True)
-        streamed = StreamedReply(asked)
+        streamed, moment = StreamedReply(asked), self._served.asking()
         async with aclosing(self._client.events(exchange)) as events:
             async for payload in events:
                 delta = streamed.feed(self._client.decode(exchange, payload, Reply))
@@ -285,24 +327,7 @@ class SGLangTokenProvider:
                     yield delta
         if not streamed.is_finished:
             raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
-        yield verified(asked, read_reply(asked, streamed.whole()))
-
-    async def _load(self, path: Path, version: str) -> None:
-        info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
-        await asyncio.to_thread(require_fitting, Path(info.model_path), path)
-        body = {"model_path": str(path), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
-        exchange = Exchange("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
-        answer = await self._client.call(exchange, UpdateAnswer)
-        if not answer.success:
-            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {answer.message}")
-        await self._read_version()
-        if self._version != version:
-            raise EngineReplyInvalid(
-                f"{self._client.name} reports weight version {self._version!r} after an update to {version!r}"
-            )
-
-    async def _read_version(self) -> None:
-        self._version = (await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)).weight_version
+        yield self._learned(verified(asked, read_reply(asked, streamed.whole())), moment)
 
     async def _end_in_engine(self, request_id: str) -> None:
         await self._client.post("/abort_request", {"rid": request_id}, deadline_s=_CONTROL_S)

@@ -7,7 +7,7 @@ found at entry, stated in `capabilities` and `health`, and never guessed later.
   or its reply is refused. A server without dev mode cannot change its weights over HTTP; its label stays `default`.
 - Prompt logprobs do not come with a stream: such a request is sent whole and yields its tokens in one delta.
 - A frozen request (`PauseMode.KEEP`) computes its cache anew on resume, so weights can change in between.
-- vLLM has no transaction around a reload: when one fails, the weights before it are loaded again.
+- vLLM has no transaction around a reload: what a failed one leaves behind serves nobody (`weight_change`).
 - Priorities are left alone; their sign differs between engines.
 - A repeat guard that is wanted answers a probe at entry; replies show it only where it ended them.
 """
@@ -27,6 +27,7 @@ from harness.engines.in_flight import InFlight
 from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
 from harness.engines.reply import Asked, fitting, verified, verified_scores, verified_tokens
 from harness.engines.self_test import require_raw_logprobs
+from harness.engines.served_label import ServedLabel
 from harness.engines.served_model import ServedModel, served_model
 from harness.engines.vllm_control import FIRST_LABEL, MISSING, VLLMControl
 from harness.engines.vllm_wire import (
@@ -38,8 +39,8 @@ from harness.engines.vllm_wire import (
     read_guard,
     read_piece,
 )
+from harness.engines.weight_change import WeightChange
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
-from harness.samples.versions import policy_version
 from harness.types import (
     GenerationDelta,
     GenerationResult,
@@ -94,7 +95,8 @@ class VLLMTokenProvider:
         self._flight = InFlight(self._end_in_engine)
         self._control = VLLMControl(self._client)
         self._entered_offer: _Offer | None = None
-        self._version = FIRST_LABEL
+        self._served = ServedLabel(FIRST_LABEL)
+        self._change = WeightChange(self._client.name, self, self._served)
         self._wanted_guard = wanted_guard(repeat_guard, os.environ)
         self._guard: str | None = None
 
@@ -119,15 +121,15 @@ class VLLMTokenProvider:
 
     @property
     def weight_version(self) -> str:
-        """As the server reported it at entry, in the last update or in the last `health`."""
-        return self._version
+        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
+        return self._served.label
 
     async def __aenter__(self) -> Self:
         self._client.open()
         try:
             self._entered_offer = await self._find_offer()
             await self._control.connect(weights=self._offer.model.root)
-            self._version = await self._control.label()
+            await self.read_version()
             await self._require_guard()
             if self._scale is LogprobScale.RAW:
                 await require_raw_logprobs(self, advice=_ADVICE)
@@ -154,8 +156,7 @@ class VLLMTokenProvider:
         asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
         async with self._flight.track(request_id) as live:
             await self._flight.admitted(live)
-            piece, label = await self._whole(asked, session_id)
-        return verified(asked, read_piece(asked, self._offer.api, piece, label))
+            return await self._whole_result(asked, session_id)
 
     async def stream(
         self,
@@ -180,12 +181,15 @@ class VLLMTokenProvider:
         params = SamplingParams(max_new_tokens=1, temperature=0.0)
         asked = self._asked(uuid4().hex, input_ids, params, start)
         if start == input_ids.size:
-            return PromptLogprobs(start, as_logprobs(()), self._version)
+            return PromptLogprobs(start, as_logprobs(()), self._served.label)
+        moment = self._served.asking()
         piece, label = await self._whole(asked, None)
         reply = read_piece(asked, self._offer.api, piece, label)
         if reply.prompt_scored is None:
             raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")
-        return verified_scores(asked, reply.prompt_scored, reply.version)
+        scores = verified_scores(asked, reply.prompt_scored, reply.version)
+        self._served.learn(scores.version, moment)
+        return scores
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`; in dev mode None also ends requests that other processes sent."""
@@ -201,28 +205,49 @@ class VLLMTokenProvider:
         await self._control.pause(mode)
 
     async def resume(self) -> None:
-        """See `TokenProvider.resume`."""
+        """See `TokenProvider.resume`; a server without usable weights would end with its next token."""
+        self._control.require_dev_mode("resume")
+        await self._change.require_settled()
         await self._control.resume()
 
     async def update_weights(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
-        policy_version(version)
         self._control.require_dev_mode("updates of weights")
-        if await self._control.is_paused():
-            await self._load(path, version)
-            return
-        try:
-            await self.pause(PauseMode.KEEP)
-            await self._load(path, version)
-        finally:
-            await self.resume()
+        await self._change.run(path, version)
+
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`."""
+        moment = self._served.asking()
+        self._served.learn(await self._control.label(), moment)
+        return self._served.label
+
+    async def is_paused(self) -> bool:
+        """See `ChangingServer`; whoever paused it."""
+        return await self._control.is_paused()
+
+    async def require_fitting(self, path: Path) -> None:
+        """See `ChangingServer`."""
+        await self._control.require_fitting(path)
+
+    async def announce_change(self, label: str) -> None:
+        """See `ChangingServer`."""
+        await self._control.relabel(label)
+
+    async def load(self, path: Path, version: str) -> None:
+        """See `ChangingServer`."""
+        del version
+        await self._control.reload(path)
+
+    async def settle(self, version: str) -> None:
+        """See `ChangingServer`."""
+        await self._control.flush()
+        await self._control.relabel(version)
 
     async def health(self) -> EngineHealth:
         """See `TokenProvider.health`."""
         try:
             metrics = await self._client.get_text("/metrics", deadline_s=_HEALTH_S)
             is_paused = await self._control.is_paused()
-            self._version = await self._control.label()
         except EngineError as error:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=error.message)
         mode = "dev mode" if self._control.has_dev_mode else "no dev mode"
@@ -231,7 +256,7 @@ class VLLMTokenProvider:
             paused=is_paused,
             running=metric_total(metrics, "vllm:num_requests_running"),
             waiting=metric_total(metrics, "vllm:num_requests_waiting"),
-            detail=f"{self._client.url} {self._offer.api.path}, {mode}, version {self._version}",
+            detail=f"{self._client.url} {self._offer.api.path}, {mode}, version {self._served.label}",
         )
 
     async def active_guard(self) -> str | None:
@@ -267,6 +292,17 @@ class VLLMTokenProvider:
         path = self._offer.api.path
         return Exchange("POST", path, self._generation_timeout_s, body, headers, asked.request_id)
 
+    async def _whole_result(self, asked: Asked, session_id: str | None) -> GenerationResult:
+        moment = self._served.asking()
+        piece, label = await self._whole(asked, session_id)
+        return self._learned(verified(asked, read_piece(asked, self._offer.api, piece, label)), moment)
+
+    def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
+        """`result`, which says what the server serves."""
+        if result.version_spans:
+            self._served.learn(result.version_spans[-1].version, moment)
+        return result
+
     async def _whole(self, asked: Asked, session_id: str | None) -> tuple[Piece, str]:
         """An unstreamed reply, and the weight label around it where the reply itself carries none."""
         before = await self._label_around()
@@ -278,7 +314,7 @@ class VLLMTokenProvider:
         self, asked: Asked, session_id: str | None
     ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         api, whole = self._offer.api, Piece()
-        before = await self._label_around()
+        moment, before = self._served.asking(), await self._label_around()
         exchange = self._exchange(asked, session_id, stream=True)
         async with aclosing(self._client.events(exchange)) as events:
             async for payload in events:
@@ -288,18 +324,18 @@ class VLLMTokenProvider:
                     yield verified_tokens(asked, piece.ids, piece.scored)
         if whole.finish_reason is None:
             raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
-        yield verified(asked, read_piece(asked, api, whole, await self._same_label(asked, before)))
+        label = await self._same_label(asked, before)
+        yield self._learned(verified(asked, read_piece(asked, api, whole, label)), moment)
 
     async def _in_one_delta(
         self, asked: Asked, session_id: str | None
     ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        piece, label = await self._whole(asked, session_id)
-        result = verified(asked, read_piece(asked, self._offer.api, piece, label))
+        result = await self._whole_result(asked, session_id)
         yield GenerationDelta(result.output_ids, result.logprobs)
         yield result
 
     async def _label_around(self) -> str:
-        return self._version if self._offer.api.reports_spans else await self._control.label()
+        return self._served.label if self._offer.api.reports_spans else await self._control.label()
 
     async def _same_label(self, asked: Asked, before: str) -> str:
         after = await self._label_around()
@@ -309,10 +345,6 @@ class VLLMTokenProvider:
                 " ran, and /v1/completions does not tell which tokens are whose; start vLLM with --enable-scale-out"
             )
         return after
-
-    async def _load(self, path: Path, version: str) -> None:
-        await self._control.load(path, version)
-        self._version = version
 
     async def _end_in_engine(self, *request_ids: str) -> None:
         api = self._offer.api

@@ -13,7 +13,7 @@ import msgspec
 from harness.engines.base import PauseMode
 from harness.engines.checkpoint import require_fitting
 from harness.engines.http_client import EngineClient, Exchange
-from harness.errors import EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import Json
 
 MISSING = frozenset({403, 404, 405})
@@ -41,14 +41,14 @@ class VLLMControl:
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self._weights = ""
+        self._started_with = ""
         self.has_dev_mode = False
 
     async def connect(self, weights: str) -> None:
-        """Find out what the server has; `weights` is where its weights came from."""
+        """Find out what the server has; `weights` is where it took its first ones from."""
         answer = await self._client.ask(Exchange("GET", "/is_paused", _DEADLINE_S))
         self.has_dev_mode = answer.status not in MISSING
-        self._weights = weights
+        self._started_with = weights
 
     async def label(self) -> str:
         """The weight version that the server would report now."""
@@ -85,25 +85,27 @@ class VLLMControl:
         path = "/abort_requests" if self.has_dev_mode else "/inference/v1/abort_requests"
         await self._post(path, {"request_ids": list(engine_ids)})
 
-    async def load(self, path: Path, version: str) -> None:
-        """Serve the checkpoint in `path` as `version`; the engine must be paused.
+    async def require_fitting(self, path: Path) -> None:
+        """Raises `EngineRejected` when the checkpoint in `path` does not have the tensors that the server has."""
+        await asyncio.to_thread(require_fitting, Path(self._started_with), path)
 
-        Raises `EngineRejected` when the checkpoint does not fit; the old weights are loaded again then.
-        """
-        await asyncio.to_thread(require_fitting, Path(self._weights), path)
-        try:
-            await self._reload(str(path))
-            await self._post("/reset_prefix_cache", {})
-        except EngineError as error:
-            await self._put_back()
-            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {error.message}") from error
-        self._weights = str(path)
-        await self._post("/update_weight_version", {"new_version": version})
+    async def relabel(self, label: str) -> None:
+        """Tokens that are sampled from now on carry `label`; the engine must be paused."""
+        await self._post("/update_weight_version", {"new_version": label})
         reported = await self.label()
-        if reported != version:
+        if reported != label:
             raise EngineReplyInvalid(
-                f"{self._client.name} reports weight version {reported!r} after an update to {version!r}"
+                f"{self._client.name} reports weight version {reported!r} after it was labeled {label!r}"
             )
+
+    async def reload(self, path: Path) -> None:
+        """Load the checkpoint in `path`; the engine must be paused. A reload that fails leaves no usable weights."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
+
+    async def flush(self) -> None:
+        """Forget the keys and values that earlier weights computed."""
+        await self._post("/reset_prefix_cache", {})
 
     def require_dev_mode(self, what: str) -> None:
         """Raises `EngineRejected` when the server does not run in dev mode."""
@@ -111,20 +113,6 @@ class VLLMControl:
             raise EngineRejected(
                 f"{self._client.name} offers no {what}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
             )
-
-    async def _put_back(self) -> None:
-        """A reload that failed leaves a model without weights; to sample with it would end the server."""
-        try:
-            await self._reload(self._weights)
-        except EngineError as error:
-            raise EngineUnavailable(
-                f"{self._client.name} has lost its weights: those in {self._weights} could not be loaded again"
-                f" ({error.message}); restart it"
-            ) from error
-
-    async def _reload(self, weights: str) -> None:
-        body = {"method": "reload_weights", "kwargs": {"weights_path": weights}}
-        await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
 
     async def _post(self, path: str, body: Json) -> None:
         await self._client.post(path, body, deadline_s=_DEADLINE_S)

@@ -4,7 +4,8 @@ A worker is entered (its self-test included) before it serves, and left when its
 one from serving without letting it go: its sessions move, control still reaches it.
 
 All workers must serve the same vocabulary on the same logprob scale, and the same weights: a worker that has older ones
-than another, because it joined late or missed an update, is fenced until it reports the new ones.
+than another, because it joined late or missed an update, is fenced until it reports the new ones, and so is one whose
+weights are half-way through an update, be it the only one.
 Which worker serves a request is decided in `placement`; workers are not found here, see `discovered`.
 """
 
@@ -17,13 +18,16 @@ import structlog
 
 from harness.engines.base import Capabilities, PauseMode, TokenProvider
 from harness.engines.placement import Placement, WorkerLoad
-from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
-from harness.samples.versions import policy_version
+from harness.errors import EngineUnavailable, ScenarioError
+from harness.samples.versions import is_unsettled, known_version
 
 log = structlog.get_logger()
 
 MISSED_UPDATE = "it missed the update of its weights"
 """Fences a worker whose weights are older than the others', until it has caught up."""
+
+UNSETTLED = "an update of its weights is under way or broke off"
+"""Fences a worker whose weights nobody knows, until an update has succeeded."""
 
 
 class WorkerStatus(NamedTuple):
@@ -151,23 +155,29 @@ class Workers:
         self._changed()
 
     def unfence(self, name: str) -> None:
-        """The worker serves again, unless its weights are older than another's. Idempotent."""
+        """The worker serves again, unless its weights speak against it. Idempotent."""
         member = self._members[name]
-        member.load.fence = MISSED_UPDATE if self._is_stale(member) else ""
+        member.load.fence = self._objection(member)
         self._changed()
 
     def judge_weights(self) -> None:
-        """Fence who has older weights than another worker; who was fenced for that and has caught up serves again."""
+        """Fence who has older weights than another worker, or unsettled ones; who has caught up serves again."""
         for name, member in self._members.items():
-            is_stale = self._is_stale(member)
-            if is_stale and not member.load.fence:
-                self.fence(name, MISSED_UPDATE)
-            elif not is_stale and member.load.fence == MISSED_UPDATE:
+            objection = self._objection(member)
+            if member.load.fence not in ("", MISSED_UPDATE, UNSETTLED) or objection == member.load.fence:
+                continue
+            if objection:
+                self.fence(name, objection)
+            else:
                 self.unfence(name)
 
-    def _is_stale(self, member: _Member) -> bool:
+    def _objection(self, member: _Member) -> str:
+        """What in a worker's weights keeps it from serving; empty when nothing does."""
+        label = member.provider.weight_version
+        if is_unsettled(label):
+            return UNSETTLED
         newest = max(_recency(provider.weight_version) for provider in self.providers.values())
-        return _recency(member.provider.weight_version) < newest
+        return MISSED_UPDATE if _recency(label) < newest else ""
 
 
 def oldest(labels: Iterable[str]) -> str:
@@ -211,7 +221,5 @@ def _status(member: _Member) -> WorkerStatus:
 
 def _recency(label: str) -> int:
     """The policy version of a label; one that is none is older than all."""
-    try:
-        return policy_version(label)
-    except UnknownWeightVersion:
-        return -1
+    version = known_version(label)
+    return -1 if version is None else version

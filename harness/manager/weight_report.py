@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.engines.base import PauseMode
-from harness.samples.versions import is_version
+from harness.samples.versions import is_unsettled, is_version
 from harness.sessions.weight_update import LiveWeights, SweepReport
 
 
@@ -94,6 +94,11 @@ class UpdateReport:
     def updated(self) -> tuple[WorkerUpdate, ...]:
         """The workers that serve the version."""
         return tuple(worker for worker in self.workers if worker.error is None)
+
+    @property
+    def unsettled(self) -> tuple[WorkerUpdate, ...]:
+        """The workers in which the update broke off: they stay paused, and serve nobody until another one succeeds."""
+        return tuple(worker for worker in self.workers if is_unsettled(worker.weight_version))
 
     @property
     def problems(self) -> tuple[str, ...]:

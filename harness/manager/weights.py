@@ -43,7 +43,7 @@ from harness.manager.sample_sweep import sweep_samples
 from harness.manager.weight_client import WeightClient
 from harness.manager.weight_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.manager.weight_workers import Engines, reach
-from harness.samples.versions import is_version, known_version, policy_version
+from harness.samples.versions import is_unsettled, is_version, known_version, policy_version
 from harness.sessions.weight_update import SweepRequest
 from harness.types import Sample
 
@@ -229,19 +229,19 @@ class WeightUpdate:
             errors = await self._load(source, str(self.report.version))
         await self._verify(errors)
         if not self.report.updated:
+            kept = "some workers serve nobody" if self.report.unsettled else "the old weights go on serving"
             raise EngineError(
-                f"no worker serves weight version {self.report.version}, the old weights go on serving:"
-                f" {'; '.join(self.report.problems)}"
+                f"no worker serves weight version {self.report.version}, {kept}: {'; '.join(self.report.problems)}"
             )
 
     async def reopen(self) -> None:
-        """Everything works again, without the workers that the update missed; engines of others are left alone."""
+        """Everything works again, without the workers that the update missed or broke off in."""
         async with self.renewed():
             if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some
                 await self._verify({})
             with self._step(UpdateStep.CONTINUE):
                 await self._continue_engines()
-            if self.report.updated:
+            if self.report.updated or self.report.unsettled:
                 await self._tell_servers()
         with self._step(UpdateStep.RESUME_GATES):
             await self._open_gates()
@@ -267,10 +267,14 @@ class WeightUpdate:
         self._has_engines &= not any(gate.is_lost for gate in self._gates)
         if not self._has_engines:
             return
-        engines = self._engines.values()
-        calls = (persist(engine.resume, self._budget.continue_s, name="continue engine") for engine in engines)
+        calls = (self._continue(engine) for engine in self._engines.values())
         for error in filter(None, await asyncio.gather(*calls)):
             self._note(UpdateStep.CONTINUE, error)
+
+    async def _continue(self, engine: TokenProvider) -> str | None:
+        """Why the engine does not go on; one whose weights nobody knows will not, however often it is asked."""
+        ask = attempt if is_unsettled(engine.weight_version) else persist
+        return await ask(engine.resume, self._budget.continue_s, name="continue engine")
 
     async def _load(self, source: Path | Transfer, label: str) -> Mapping[str, str | None]:
         """Why each worker could not load, where that is known."""
@@ -286,7 +290,7 @@ class WeightUpdate:
     async def _verify(self, load_errors: Mapping[str, str | None]) -> None:
         """Every worker says what it serves; when some serve the version, the others are fenced."""
         with self._step(UpdateStep.VERIFY):
-            silent = await self._at_every_worker(lambda provider: provider.health(), self._budget.verify_s)
+            silent = await self._at_every_worker(lambda provider: provider.read_version(), self._budget.verify_s)
         workers = {worker.name: worker for worker in self._workers()}
         found = {
             name: self._judged(worker, silent.get(name) or load_errors.get(name)) for name, worker in workers.items()
@@ -321,7 +325,7 @@ class WeightUpdate:
 
     async def _live_version(self) -> int | None:
         """The version that is about to be replaced; None when the engines cannot say."""
-        await self._at_every_engine(UpdateStep.SWEEP, lambda e: e.health(), self._budget.verify_s)
+        await self._at_every_engine(UpdateStep.SWEEP, lambda e: e.read_version(), self._budget.verify_s)
         try:
             return max(policy_version(engine.weight_version) for engine in self._engines.values())
         except (UnknownWeightVersion, ValueError) as error:  # the latter: there is no engine

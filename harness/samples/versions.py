@@ -16,6 +16,8 @@ from harness.types import Turn, VersionSpan
 NOT_SAMPLED = -1
 """Stands in a column of versions for a token that no policy sampled."""
 
+_UNSETTLED = "updating-"
+
 Versions = npt.NDArray[np.int32]
 """Policy versions, shape [n]; `NOT_SAMPLED` where no policy sampled the token."""
 
@@ -30,6 +32,19 @@ def policy_version(label: str) -> int:
     if not label.isdecimal():
         raise UnknownWeightVersion(f"expected a weight version label that is a number, the engine reported {label!r}")
     return int(label)
+
+
+def unsettled_label(label: str) -> str:
+    """What an engine is labeled while its weights change to those of `label`: a label that stands for no version.
+
+    Whatever it samples meanwhile, and for good when the update breaks off, is nobody's.
+    """
+    return _UNSETTLED + label
+
+
+def is_unsettled(label: str) -> bool:
+    """Whether `label` says that weights are half-way through an update."""
+    return label.startswith(_UNSETTLED)
 
 
 def known_version(label: str) -> int | None:

@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
-from harness.errors import EngineUnavailable, StoreError
-from harness.samples.versions import known_version
+from harness.engines.base import EngineHealth
+from harness.errors import EngineUnavailable, StoreError, WeightsUnsettled
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.left_engines import LeftEngines
@@ -141,8 +141,9 @@ class SessionServer:
 
     async def _samples(self, request: Request) -> Response:
         is_binary = wants_binary(request)
+        await self._turns.live.look()
+        live_version = self._turns.live.version
         session_id, session = self._snapshot(request)
-        live_version = known_version(self._turns.engine.weight_version)
         if is_binary:
             return await asyncio.to_thread(collected_response, session_id, session, live_version)
         return await asyncio.to_thread(samples_response, session, live_version)
@@ -280,10 +281,7 @@ class SessionServer:
         del request
         engine = await self._turns.engine.health()
         store_problem = self._turns.store.problem
-        left = self.left_engines.problem
-        status = StoreError.code if store_problem else EngineUnavailable.code if not engine.ready else "ok"
-        if left and status == "ok":
-            status = "engine_paused"
+        status = self._status(engine)
         body = {
             "status": status,
             "gate": str(self.gatekeeper.gate.state),
@@ -294,7 +292,7 @@ class SessionServer:
                 "running": engine.running,
                 "waiting": engine.waiting,
                 "detail": engine.detail,
-                "left_paused": left or "",
+                "left_paused": self.left_engines.problem or "",
                 "weight_version": self._turns.engine.weight_version,
             },
             "store": {
@@ -304,6 +302,16 @@ class SessionServer:
             },
         }
         return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _status(self, engine: EngineHealth) -> str:
+        """`ok`, or the code of the error that keeps turns from being served."""
+        if self._turns.store.problem:
+            return StoreError.code
+        if not engine.ready:
+            return EngineUnavailable.code
+        if self._turns.live.is_unsettled:
+            return WeightsUnsettled.code
+        return "engine_paused" if self.left_engines.problem else "ok"
 
     async def _render_metrics(self, request: Request) -> Response:
         del request

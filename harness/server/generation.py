@@ -15,9 +15,10 @@ import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, HarnessError
-from harness.samples.versions import is_version, policy_version
+from harness.samples.versions import is_version
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
+from harness.server.live_version import LiveVersion
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
@@ -34,6 +35,7 @@ class Generation:
 
     engine: TokenProvider
     gatekeeper: Gatekeeper
+    live: LiveVersion
     endings: Endings
     settings: ServerSettings
     request_ids: Iterator[str]
@@ -61,11 +63,13 @@ class Generation:
         Raises `EngineError`, `GateClosed`, or why the client was dismissed; `output` then holds what there was.
         """
         try:
-            while not self.output.is_complete:
-                await self.gatekeeper.enter(Work.CONTINUATION, self.client)
-                if not self.may_go_on:
-                    return
-                await self._next_segment()
+            with self.live.turn():
+                while not self.output.is_complete:
+                    await self.gatekeeper.enter(Work.CONTINUATION, self.client)
+                    await self.live.settled(self.client, lambda: self.may_go_on)
+                    if not self.may_go_on:
+                        return
+                    await self._next_segment()
         except HarnessError as error:
             if not self.session.is_drained:
                 raise
@@ -112,7 +116,9 @@ class Generation:
         """From where the input waits for the version that is live: the request that is made anyway scores it (I7)."""
         if not self.settings.score_inputs:
             return None
-        version = policy_version(self.engine.weight_version)
+        version = self.live.version
+        if version is None:
+            return None
         starts = (self.session.scoring_start(self.admission.parent, version, self.is_comparable), self._own(version))
         return min((start for start in starts if start is not None), default=None)
 
@@ -127,7 +133,7 @@ class Generation:
 
     async def _ask_once(self, params: SamplingParams) -> GenerationResult:
         request_id = next(self.request_ids)
-        version = self.engine.weight_version
+        version = self.live.version
         async with self._stopped_on_dismissal(request_id):
             result = await self.engine.generate(
                 self._input_ids(),
@@ -179,13 +185,13 @@ class Generation:
             await self.engine.abort(request_id)
 
 
-def _scored_by(version: str, result: GenerationResult) -> GenerationResult:
+def _scored_by(version: int | None, result: GenerationResult) -> GenerationResult:
     """`result`, without its scoring unless that is of `version`, which was live when it was asked for.
 
     Where the weights changed while an engine read the input, it says what the first token was sampled by: the scoring
     is then of two versions, or of one that nobody asked about.
     """
     scoring = result.prompt_logprobs
-    if scoring is None or is_version(scoring.version, policy_version(version)):
+    if scoring is None or (version is not None and is_version(scoring.version, version)):
         return result
     return replace(result, prompt_logprobs=None)

@@ -4,12 +4,14 @@ An update is driven from outside, past the providers of this process: what they 
 told which of its workers missed the update. A worker that has caught up by a later update serves again.
 """
 
+from contextlib import suppress
+
 import msgspec
 
 from harness.engines.base import TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.workers import MISSED_UPDATE, Workers
-from harness.errors import MalformedRequest
+from harness.errors import EngineError, MalformedRequest
 from harness.samples.versions import is_version
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights
 
@@ -28,7 +30,8 @@ async def settle_weights(engine: TokenProvider, expected: ExpectedWeights) -> Li
     A pool in which no worker has it is left as it is: better the old weights than none. An engine on its own cannot be
     fenced.
     """
-    await engine.health()
+    with suppress(EngineError):  # what the others say counts, and nothing is heard from an engine of one's own
+        await engine.read_version()
     if not isinstance(engine, EnginePool):
         return LiveWeights(expected.version, {engine.capabilities.engine: engine.weight_version}, {})
     if any(is_version(worker.weight_version, expected.version) for worker in engine.workers):

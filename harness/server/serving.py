@@ -89,6 +89,7 @@ async def serve_in_process(
         await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
         if isinstance(engine, EnginePool):
             engine.observe(turns.metrics)
+        await stack.enter_async_context(running(turns.live.follow()))
         embedded = await stack.enter_async_context(answering(_server(around(server.app())), listener))
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)

@@ -18,12 +18,12 @@ from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, repl
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, MalformedRequest, TurnAborted
-from harness.samples.versions import policy_version
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
 from harness.server.heavy_work import HeavyWork
+from harness.server.live_version import LiveVersion
 from harness.server.prompts import TAIL, Prompts
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
@@ -91,6 +91,7 @@ class TurnService:
     clock: Clock = time.time
     prompts: Prompts = field(init=False)
     heavy_work: HeavyWork = field(init=False)
+    live: LiveVersion = field(init=False)
     _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
     admitted: AdmittedTurns = field(init=False)
 
@@ -98,6 +99,7 @@ class TurnService:
         self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock)
         self.heavy_work = HeavyWork(self.metrics, self.settings.limits.waiting_bytes)
         self.prompts = Prompts(self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits)
+        self.live = LiveVersion(self.engine, patience_s=self.settings.pause_timeout_s)
 
     @property
     def model(self) -> str:
@@ -167,6 +169,7 @@ class TurnService:
         return Generation(
             self.engine,
             self.gatekeeper,
+            self.live,
             Endings(tokenizer.eos_ids, tokenizer.decode, self.engine.capabilities.may_stop_early),
             self.settings,
             self._request_ids,
@@ -195,12 +198,13 @@ class TurnService:
 
     async def _admit(self, call: ModelCall) -> Admission:
         session, chat = call.session, call.chat
+        await self.live.settled(call.client, lambda: session.is_open)
         point = session.attach(call.keys)
         diverged = session.divergence(point, chat.messages)
         point, context_ids = await self.prompts.encode(session, point, chat)
         call.client.require_there()
         request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.digest, diverged)
-        session.require_fresh(point, policy_version(self.engine.weight_version))
+        session.require_fresh(point, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
     def _reply(self, admission: Admission, chat: ChatRequest, output: Output) -> Reply:

@@ -135,9 +135,12 @@ class Session:
             index = turns[-1].parent
         return turns[::-1]
 
-    def require_fresh(self, point: AttachPoint, live: int) -> None:
-        """Raises `LimitReached` when the branch that ends at `point` is too old to go on under the version `live`."""
-        if self.config.limits.staleness is not None:
+    def require_fresh(self, point: AttachPoint, live: int | None) -> None:
+        """Raises `LimitReached` when the branch that ends at `point` is too old to go on under the version `live`.
+
+        Nothing is too old while the live version is not known.
+        """
+        if self.config.limits.staleness is not None and live is not None:
             require_fresh(self.config.limits, oldest_version(self.branch(point.parent)), live)
 
     def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:

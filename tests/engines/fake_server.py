@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ from tests.engines.lies import STATUSES, Lie, Told
 
 UNFIT_WEIGHTS = Path("/weights/that/do/not/fit")
 """A checkpoint that no server takes."""
+
+
+class Fault(StrEnum):
+    """What becomes of a control call."""
+
+    REFUSED = "refused"
+    """Answered with 500, and nothing done."""
+    LOST = "lost"
+    """Done, and answered with 500 all the same."""
+    HANGS = "hangs"
+    """Never answered, and nothing done."""
 
 
 class FakeServer:
@@ -42,6 +54,15 @@ class FakeServer:
         """Those of the same that were POSTs, which alone change anything."""
         self.bodies: list[Json] = []
         """Bodies of generations."""
+        self.faults: dict[str, list[Fault | None]] = {}
+        """By path, what becomes of the next POSTs there, in their order; None lets one through."""
+        self.holds: dict[str, asyncio.Event] = {}
+        """By path, what POSTs there wait for before anything is done."""
+        self.first_weights = "/weights/first"
+        self.weights: str | None = self.first_weights
+        """Where those came from that would sample the next token; None while nobody could tell."""
+        self.sampled: list[tuple[str | None, set[str]]] = []
+        """Of every generation, the weights that ended it, and the labels that were said of its tokens."""
         self.has_stale_cache = False
         """Weights were loaded, and the keys and values of those before them were not thrown away since."""
         self.url = ""
@@ -67,13 +88,24 @@ class FakeServer:
     @web.middleware
     async def _remember(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.paths.append(request.path)
-        if request.method == "POST":
-            self.posted.append(request.path)
-        return await handler(request)
+        if request.method != "POST":
+            return await handler(request)
+        self.posted.append(request.path)
+        if hold := self.holds.get(request.path):
+            await hold.wait()
+        fault = next(iter(self.faults.get(request.path, ())), None)
+        if request.path in self.faults:
+            del self.faults[request.path][:1]
+        if fault is Fault.HANGS:
+            await self._closing.wait()
+        answer = None if fault in (Fault.REFUSED, Fault.HANGS) else await handler(request)
+        if answer is None or fault is Fault.LOST:
+            return web.json_response({"error": {"message": f"so {fault} it was", "code": 500}}, status=500)
+        return answer
 
     async def _models(self, request: web.Request) -> web.Response:
         capabilities = self.engine.capabilities
-        card = {"id": capabilities.model, "max_model_len": capabilities.context_length, "root": "/weights/first"}
+        card = {"id": capabilities.model, "max_model_len": capabilities.context_length, "root": self.first_weights}
         cards = [card, {"id": "adapter", "max_model_len": 1}] if self.serves_models else []
         return web.json_response({"object": "list", "data": cards})
 
@@ -87,6 +119,9 @@ class FakeServer:
         if status := STATUSES.get(self.lie):
             return web.json_response({"error": {"message": "so says the server", "code": status}}, status=status)
         return None
+
+    def _note(self, told: Told) -> None:
+        self.sampled.append((self.weights, {span["version"] for span in told.spans}))
 
     def _watch(self, prompt_ids: Sequence[int], arguments: object) -> Watch | None:
         """The guard's view of a request, as the plugins have it."""

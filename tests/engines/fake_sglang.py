@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -37,6 +36,7 @@ class FakeSGLang(FakeServer):
             web.post("/pause_generation", self._pause),
             web.post("/continue_generation", self._continue),
             web.post("/update_weights_from_disk", self._update),
+            web.post("/update_weight_version", self._update_version),
             web.get("/model_info", self._model_info),
             web.get("/server_info", self._server_info),
             web.get("/v1/loads", self._loads),
@@ -93,6 +93,7 @@ class FakeSGLang(FakeServer):
 
     def _told(self, body: Json, result: GenerationResult) -> Told:
         told = Told.truth(result, self.engine.weight_version, self._scale(self._params(body)))
+        self._note(told)
         self._guarded(told, self._watched(body)).distorted(self.lie)
         start = body["logprob_start_len"]
         if start >= 0 and self.lie is not Lie.PROMPT_MISSING:
@@ -183,13 +184,23 @@ class FakeSGLang(FakeServer):
     async def _update(self, request: web.Request) -> web.Response:
         body = await request.json()
         if body["model_path"] == str(UNFIT_WEIGHTS):
+            self.weights = None
             return web.json_response({"success": False, "message": "shapes differ"}, status=400)
-        await self.engine.update_weights(Path(body["model_path"]), body["weight_version"])
+        self.weights = body["model_path"]
+        if version := body.get("weight_version"):
+            self.engine.relabel(version)
         self.has_stale_cache = not body.get("flush_cache", True)
         return web.json_response({"success": True, "message": "done", "num_paused_requests": 0})
 
+    async def _update_version(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body.get("abort_all_requests", True):
+            await self.engine.abort(None)
+        self.engine.relabel(body["new_version"])
+        return web.json_response({"success": True, "message": "done", "new_version": body["new_version"]})
+
     async def _model_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"model_path": "/weights/first", "weight_version": self.engine.weight_version})
+        return web.json_response({"model_path": self.first_weights, "weight_version": self.engine.weight_version})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         longest = self.engine.capabilities.context_length - 6

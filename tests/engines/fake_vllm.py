@@ -1,14 +1,12 @@
 """vLLM on loopback, as the real server was seen: two token endpoints, prefixed ids, control verbs in dev mode."""
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedEngine
-from harness.errors import EngineError
 from harness.types import GenerationDelta, GenerationResult, Json, SamplingParams, TopLogprobs, as_ids
 from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probe_answer
 from server_patch.repeat_terminate.watch import Watch
@@ -74,6 +72,7 @@ class FakeVLLM(FakeServer):
 
     async def _told(self, wire: Any, result: GenerationResult) -> Told:
         told = Told.truth(result, self.engine.weight_version, self._scale(wire.params()))
+        self._note(told)
         if wire.wants_prompt():
             scored = await self.engine.score(result.input_ids, start=1)
             told.prompt_named = result.input_ids[1:].tolist()
@@ -133,9 +132,11 @@ class FakeVLLM(FakeServer):
     async def _collective_rpc(self, request: web.Request) -> web.Response:
         path = (await request.json())["kwargs"]["weights_path"]
         self.loaded.append(path)
-        if path == str(UNFIT_WEIGHTS):
-            return web.json_response({"error": {"message": "shapes differ", "code": 500}}, status=500)
         self.has_stale_cache = True
+        if path == str(UNFIT_WEIGHTS):
+            self.weights = None
+            return web.json_response({"error": {"message": "shapes differ", "code": 500}}, status=500)
+        self.weights = path
         return web.json_response({"results": [None]})
 
     async def _reset(self, request: web.Request) -> web.Response:
@@ -146,10 +147,7 @@ class FakeVLLM(FakeServer):
 
     async def _update_version(self, request: web.Request) -> web.Response:
         version = (await request.json())["new_version"]
-        try:
-            await self.engine.update_weights(Path("unused"), version)
-        except EngineError as error:
-            return web.json_response({"error": {"message": error.message}}, status=400)
+        self.engine.relabel(version)
         return web.json_response({"success": True, "new_version": version})
 
     async def _version(self, request: web.Request) -> web.Response:

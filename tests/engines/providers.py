@@ -4,13 +4,14 @@ Where engines differ, the difference is an `Expectations`: the suite asserts it 
 docs/engines.md shows it.
 """
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any, NamedTuple
 
 import pytest
 from toy_model import write_toy_model
@@ -25,7 +26,7 @@ from harness.engines.vllm import VLLMTokenProvider
 from harness.lanes import LaneEngine
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import TokenIds, as_ids
-from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
+from tests.engines.fake_server import FakeServer, serving
 from tests.engines.fake_sglang import FakeSGLang
 from tests.engines.fake_vllm import FakeVLLM
 from tests.real_engines import on_real
@@ -97,7 +98,9 @@ class Bench:
     expects: Expectations
     weights: tuple[Path, Path]
     """Two checkpoints to change between; the first one is being served."""
-    unfit_weights: Path = UNFIT_WEIGHTS
+    unfit_weights: Path
+    has_weights: bool = False
+    """What it samples depends on the checkpoint, and not on its label only."""
     tolerance: float = 1e-6
     """Between a logprob when sampled and when scored, and between two runs of one greedy request, in nats."""
     slow_tokens: int = 400
@@ -152,9 +155,36 @@ def make_fake(kind: str, engine: ScriptedEngine, **options: bool) -> FakeServer:
 FAKE_KINDS = ("sglang", "sglang-incremental", "vllm", "vllm-completions")
 
 
+class ToyCheckpoints(NamedTuple):
+    """Folders that hold the headers of checkpoints: two that fit each other, and one of another model."""
+
+    first: Path
+    second: Path
+    unfit: Path
+
+
+@cache
+def toy_checkpoints() -> ToyCheckpoints:
+    """Written once for the test session."""
+    folder = Path(mkdtemp())
+    for name, shape in (("first", [2, 3]), ("second", [2, 3]), ("unfit", [2, 4])):
+        header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return ToyCheckpoints(folder / "first", folder / "second", folder / "unfit")
+
+
 def _toy_bench(provider: TokenProvider, expects: Expectations) -> Bench:
     ids = as_ids(toy_tokenizer().encode_plain("Say something, please."))
-    return Bench(provider, ids, toy_tokenizer(), expects, weights=(Path("/weights/a"), Path("/weights/b")))
+    checkpoints = toy_checkpoints()
+    return Bench(
+        provider,
+        ids,
+        toy_tokenizer(),
+        expects,
+        weights=(checkpoints.first, checkpoints.second),
+        unfit_weights=checkpoints.unfit,
+    )
 
 
 @asynccontextmanager
@@ -176,6 +206,7 @@ def _fake(kind: str) -> Kind:
     @asynccontextmanager
     async def opening() -> AsyncIterator[Bench]:
         fake = make_fake(kind, scripted_engine())
+        fake.first_weights = str(toy_checkpoints().first)
         async with serving(fake, notices_disconnects=kind.startswith("vllm")), fake_provider(fake) as provider:
             yield _toy_bench(provider, _FAKED[kind])
 
@@ -188,6 +219,7 @@ def _pool(kind: str) -> Kind:
         async with AsyncExitStack() as stack:
             fakes = [make_fake(kind, scripted_engine()) for _ in range(2)]
             for fake in fakes:
+                fake.first_weights = str(toy_checkpoints().first)
                 await stack.enter_async_context(serving(fake, notices_disconnects=kind.startswith("vllm")))
             pool = EnginePool([fake_provider(fake) for fake in fakes])
             yield _toy_bench(await stack.enter_async_context(pool), _FAKED[kind])
@@ -207,6 +239,7 @@ def _smollm2_bench(
         expects,
         weights=(model_dir, perturbed_dir),
         unfit_weights=unfit_dir,
+        has_weights=True,
         tolerance=1e-3,
         slow_tokens=120,
         step_s=2.0,

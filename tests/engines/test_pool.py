@@ -13,7 +13,7 @@ import pytest
 from harness.engines.base import LogprobScale, PauseMode, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import ScriptedEngine, Step
-from harness.engines.workers import MISSED_UPDATE
+from harness.engines.workers import MISSED_UPDATE, UNSETTLED
 from harness.errors import (
     EngineConnectionLost,
     EngineError,
@@ -149,8 +149,8 @@ async def test_control_that_fails_somewhere_says_where():
         with pytest.raises(EngineError, match=r"3 of 3 workers failed to update to version 2: worker 0: .*shapes"):
             await under.pool.update_weights(UNFIT_WEIGHTS, "2")
 
-        assert under.pool.weight_version == "1"
-        assert [fake.engine.weight_version for fake in under.fakes] == ["1", "1", "1"]
+        assert [fake.engine.weight_version for fake in under.fakes] == ["updating-2"] * 3
+        assert [status.fence for status in under.pool.workers] == [UNSETTLED] * 3
 
 
 async def test_a_worker_that_went_away_does_not_keep_the_others_from_control():

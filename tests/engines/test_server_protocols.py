@@ -131,16 +131,6 @@ async def test_vllm_without_any_abort_endpoint_says_so():
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_vllm_loads_the_old_weights_again_when_new_ones_do_not_fit():
-    """A failed reload may have changed half of them."""
-    fake = FakeVLLM(scripted_engine(Step(text="Hello there.")))
-    async with serving(fake, notices_disconnects=True), fake_provider(fake) as provider:
-        with pytest.raises(EngineRejected, match="shapes differ"):
-            await provider.update_weights(UNFIT_WEIGHTS, "1")
-
-    assert fake.loaded == [str(UNFIT_WEIGHTS), "/weights/first"]
-
-
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 async def test_new_weights_find_no_kv_cache_of_the_old_ones(kind: str):
     """The flush that is missing: a resume whose prefill hits a stale prefix gets logprobs of neither version."""
@@ -149,18 +139,6 @@ async def test_new_weights_find_no_kv_cache_of_the_old_ones(kind: str):
         await provider.update_weights(Path("/weights/b"), "1")
 
     assert not fake.has_stale_cache
-
-
-async def test_vllm_that_keeps_its_cache_keeps_its_old_weights():
-    """New weights without a label of their own would sample under the old one."""
-    fake = FakeVLLM(scripted_engine(Step(text="Hello there.")))
-    fake.flushes = False
-    async with serving(fake, notices_disconnects=True), fake_provider(fake) as provider:
-        with pytest.raises(EngineRejected, match="blocks are in use"):
-            await provider.update_weights(Path("/weights/b"), "1")
-
-        assert provider.weight_version == "0"
-    assert fake.loaded == ["/weights/b", "/weights/first"]
 
 
 async def test_the_self_test_works_on_every_provider():

@@ -179,6 +179,10 @@ class HuggingFaceTokenProvider:
         """See `TokenProvider.update_weights`."""
         await self._call(lambda engine: engine.update_weights(path, version))
 
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`."""
+        return self.weight_version
+
     async def flush_cache(self) -> bool:
         """Forget every cached prefix; False, with nothing changed, while requests are live and not paused."""
         return await self._call(lambda engine: engine.flush_cache())

@@ -245,6 +245,11 @@ class FaultyProvider:
         self._require_alive()
         await self._inner.update_weights(path, version)
 
+    async def read_version(self) -> str:
+        """See `TokenProvider`."""
+        self._require_alive()
+        return await self._inner.read_version()
+
     async def health(self) -> EngineHealth:
         """See `TokenProvider`."""
         if self._is_dead:

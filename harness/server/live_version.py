@@ -1,0 +1,107 @@
+"""What the engine of a server serves now, for whoever decides by it.
+
+Weights change behind a server's back: an update is driven from outside, by somebody who need not know that the server
+exists. So the engine is asked before a turn begins, before a turn that was cut short goes on, and once a second while
+turns run; its replies say it as well. Nothing depends on who else asks: `GET /health` does not.
+
+There is at most one question at a time. Whoever comes while one is under way shares the next one, which begins after
+it came, so its answer is not of before. An engine that does not answer costs a second; what was known goes on counting.
+
+An engine whose weights are half-way through an update serves nobody. Those who want a token wait here, as long as a
+closed gate would hold them.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from harness.engines.base import TokenProvider
+from harness.errors import EngineError, WeightsUnsettled
+from harness.samples.versions import is_unsettled, known_version
+from harness.server.connection import ClientConnection
+
+_LOOK_S = 1.0
+_AGAIN_S = 0.25
+
+
+class LiveVersion:
+    """The version that `engine` serves.
+
+    Args:
+        patience_s: How long somebody waits for an update to succeed.
+        every_s: How often the engine is asked while turns run.
+    """
+
+    def __init__(self, engine: TokenProvider, *, patience_s: float, every_s: float = 1.0) -> None:
+        self._engine = engine
+        self._patience_s = patience_s
+        self._every_s = every_s
+        self._one_question = asyncio.Lock()  # a question that has begun may have been answered before you came
+        self._begun = 0
+        self._ended = 0
+        self._turns = 0
+        self._has_turns = asyncio.Event()
+
+    @property
+    def is_unsettled(self) -> bool:
+        """An update of the weights is under way or broke off."""
+        return is_unsettled(self._engine.weight_version)
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that would sample the next token, as far as it is known."""
+        return known_version(self._engine.weight_version)
+
+    async def look(self) -> None:
+        """Ask the engine, with a question that begins from now on."""
+        wanted = self._begun + 1
+        async with self._one_question:
+            if self._ended >= wanted:
+                return
+            self._begun += 1
+            question = self._begun
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._engine.read_version()
+            self._ended = question
+
+    async def settled(self, client: ClientConnection, is_wanted: Callable[[], bool]) -> None:
+        """Return when the engine has been asked and its weights have a version, or nothing is wanted any more.
+
+        Raises `WeightsUnsettled` when that takes too long, `ClientLeft` when nobody waits for it.
+        """
+        await self.look()
+        if not self.is_unsettled:
+            return
+        try:
+            async with client.patience(), asyncio.timeout(self._patience_s):
+                await self._wait(is_wanted)
+        except TimeoutError:
+            raise WeightsUnsettled(
+                f"the engine carries the label {self._engine.weight_version!r}: an update of its weights is under way"
+                f" or broke off, and none has succeeded within {self._patience_s:g} s"
+            ) from None
+
+    async def _wait(self, is_wanted: Callable[[], bool]) -> None:
+        while is_wanted() and self.is_unsettled:
+            await asyncio.sleep(_AGAIN_S)
+            await self.look()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A turn runs inside the block."""
+        self._turns += 1
+        self._has_turns.set()
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            if not self._turns:
+                self._has_turns.clear()
+
+    async def follow(self) -> None:
+        """Ask again and again while turns run; for the life of the server."""
+        while True:
+            await self._has_turns.wait()
+            await self.look()
+            await asyncio.sleep(self._every_s)

@@ -181,8 +181,9 @@ class TurnService:
     async def _keep_scores(self, session: Session, generation: Generation) -> None:
         """Give the turns before this one what the engine scored of them on the way."""
         for scoring in generation.output.scorings:
-            for turn in session.take_scores(generation.admission.parent, scoring, generation.is_comparable):
-                await self.store.keep_scores(session.session_id, session.turn(turn.index))
+            changed = session.take_scores(generation.admission.parent, scoring, generation.is_comparable)
+            if changed:
+                await self.store.keep_scores(session.session_id, changed)
 
     def _outcome(self, call: ModelCall, generation: Generation) -> Turn:
         """The turn as it ended; one that could go on but for its client waits for the client's retry."""

@@ -53,8 +53,11 @@ class SessionStore(Protocol):
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
 
-    async def keep_scores(self, session_id: str, turn: Turn) -> None:
-        """Keep the proximal columns of a turn that is kept already; nothing else of it is touched."""
+    async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
+        """Keep the proximal columns of turns that are kept already, in one write, under way before this first waits.
+
+        Nothing else of them is touched. A turn that has another outcome by then keeps the columns of that one.
+        """
 
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""

@@ -1,5 +1,6 @@
 """A store that keeps nothing: sessions live as long as their server. For tests and throw-away servers."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -34,7 +35,7 @@ class MemoryStore:
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Nothing to do."""
 
-    async def keep_scores(self, session_id: str, turn: Turn) -> None:
+    async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """Nothing to do."""
 
     async def set_phase(self, session: Session) -> None:

@@ -23,7 +23,11 @@ INSERT_TURN = (
     "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ? WHERE session_id = ?"
-UPDATE_SCORES = "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ? WHERE session_id = ? AND turn = ?"
+# By their length, columns of one outcome never meet the ids of another.
+UPDATE_SCORES = (
+    "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ?"
+    " WHERE session_id = ? AND turn = ? AND length(output_ids) = ?"
+)
 UPDATE_DELIVERED = "UPDATE turns SET delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
@@ -82,7 +86,7 @@ def turn_row(session_id: str, turn: Turn) -> Row:
 
 def scores_row(session_id: str, turn: Turn) -> Row:
     """Parameters of `UPDATE_SCORES`."""
-    return *_scores(turn), session_id, turn.index
+    return *_scores(turn), session_id, turn.index, turn.output_ids.nbytes
 
 
 def session_from_row(row: sqlite3.Row) -> Session:

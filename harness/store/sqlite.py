@@ -7,7 +7,7 @@ the file. Whoever only reads opens a connection of its own, in a thread of its o
 import asyncio
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -73,9 +73,9 @@ class SQLiteStore:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
         await self._writer.write((rows.INSERT_TURN, rows.turn_row(session_id, turn)))
 
-    async def keep_scores(self, session_id: str, turn: Turn) -> None:
-        """Keep the proximal columns of a turn that is kept already; nothing else of it is touched."""
-        await self._writer.write((rows.UPDATE_SCORES, rows.scores_row(session_id, turn)))
+    async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
+        """Keep the proximal columns of turns, unless they have another outcome by now; nothing else is touched."""
+        await self._writer.write(*((rows.UPDATE_SCORES, rows.scores_row(session_id, turn)) for turn in turns))
 
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""

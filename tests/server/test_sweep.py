@@ -17,7 +17,9 @@ from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
 from harness.errors import EngineRejected
 from harness.server.serving import serve_in_process
+from harness.store.base import SessionStore
 from harness.store.connect import open_store
+from harness.store.sqlite import SQLiteStore
 from harness.types import PromptLogprobs, SamplingParams, as_ids
 
 NOWHERE = Path("/nowhere")
@@ -52,8 +54,15 @@ class MovingEngine(Engine):
 @asynccontextmanager
 async def serving(engine, store: Path | str = "memory") -> AsyncIterator[Client]:
     """A server in front of `engine`."""
+    async with serving_on(engine, open_store(store)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving_on(engine, store: SessionStore) -> AsyncIterator[Client]:
+    """The same, on a store of the caller's."""
     async with (
-        serve_in_process(engine, toy_template(), open_store(store)) as running,
+        serve_in_process(engine, toy_template(), store) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)
@@ -373,6 +382,58 @@ async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_o
         await client.http.post("/sessions/drain")
         await engine.abort(None)
         await again
+
+
+class SlowStore(SQLiteStore):
+    """Scores wait before they reach the disk, turns before they are known to be on it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.scores, self.turns = asyncio.Event(), asyncio.Event()
+        self.scores.set()
+        self.turns.set()
+        self.scores_waiting = self.turns_on_disk = 0
+
+    async def keep_scores(self, *given) -> None:
+        self.scores_waiting += 1
+        await self.scores.wait()
+        await super().keep_scores(*given)
+
+    async def commit(self, *given) -> None:
+        await super().commit(*given)
+        self.turns_on_disk += 1
+        await self.turns.wait()
+
+
+async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outcome(tmp_path):
+    """The sweep has scored its first part, the disk already has the whole of it: the file can be read again."""
+    engine = Engine(Step(text="one"), Step(text="a slow answer", token_delay_s=0.01))
+    store = SlowStore(tmp_path / "s.db")
+    async with serving_on(engine, store) as client:
+        session = await client.create()
+        first = await client.say(session, [user("a")])
+        messages = [user("a"), first, user("b")]
+        gone = asyncio.create_task(client.chat(session, messages))
+        await eventually(lambda: any(live.output for live in engine._live.values()))
+        gone.cancel()
+        await eventually(lambda: store.turns_on_disk == 2)
+        await engine.update_weights(NOWHERE, "1")
+        store.scores.clear()
+        store.turns.clear()
+        sweeping = asyncio.create_task(sweep(client, 1))
+        await eventually(lambda: store.scores_waiting == 1)
+        again = asyncio.create_task(client.chat(session, messages))
+        await eventually(lambda: store.turns_on_disk == 3)
+        store.scores.set()
+        await sweeping
+        store.turns.set()
+        assert (await again).status_code == 200
+        [before] = await client.samples(session)
+    async with serving(Engine(), tmp_path / "s.db") as client:
+        [after] = await client.samples(session)
+
+    assert after["tokens"] == before["tokens"]
+    assert scored_share(after) > 0
 
 
 async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up():

@@ -104,13 +104,14 @@ async def test_a_restored_session_goes_on_on_the_same_branch(tmp_path):
 
 
 async def test_closed_sessions_are_kept_and_not_taken_up(tmp_path):
-    """A restart restores open and drained ones; tools that look at a run see all of them."""
-    sessions = [numbered(number) for number in range(3)]
+    """A restart restores open, drained and ended ones; tools that look at a run see all of them."""
+    sessions = [numbered(number) for number in range(4)]
     sessions[1].drain()
-    sessions[2].close()
+    sessions[2].end()
+    sessions[3].close()
     await keep(tmp_path / "s.db", *sessions)
 
-    assert [session.phase for session in await load(tmp_path / "s.db")] == [Phase.OPEN, Phase.CLOSING]
+    assert [session.phase for session in await load(tmp_path / "s.db")] == list(Phase)[:3]
     assert [session.phase for session in read_sessions(tmp_path / "s.db")] == list(Phase)
 
 

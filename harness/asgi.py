@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import uvicorn
 
-from harness.errors import HarnessError
+from harness.errors import CannotListen
 
 _START_S = 30.0
 
@@ -40,7 +40,7 @@ async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket bound to that address; port 0 takes a free one. Raises `HarnessError` for a taken one."""
+    """A socket bound to that address; port 0 takes a free one. Raises `CannotListen`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named: asyncio switches Nagle's algorithm off (40 ms for an answer) only where a socket says that it is TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -49,7 +49,7 @@ def listening(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise HarnessError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return listener
 
 

@@ -35,7 +35,9 @@
     │   └── StoreFull              no space left on its device
     ├── TokenizerError             tokenizer or chat template cannot be loaded or is unusable
     ├── ModelError                 weights cannot be fetched, verified or converted
+    │   └── UnknownModel           a name or a folder that is no model
     ├── SessionServerError         a session server was not reached, or answered with an error
+    ├── CannotListen               an address that a server cannot answer at
     ├── LaneError                  an engine cannot be installed, started or found on this machine
     ├── AgentError                 an agent cannot be prepared or started
     ├── ScenarioError              a scenario file or its check is wrong
@@ -346,6 +348,18 @@ class ModelError(HarnessError):
 
     cause = Cause.SCENARIO
     code = "model_error"
+
+
+class UnknownModel(ModelError):
+    """A name, a hub id or a folder that is no model: somebody has to write another one."""
+
+    code = "unknown_model"
+
+
+class CannotListen(HarnessError):
+    """The address of a server cannot be bound: it is taken, or not one of this machine."""
+
+    code = "cannot_listen"
 
 
 class LaneError(HarnessError):

@@ -7,6 +7,7 @@ step; `HARNESS_DEBUG=1` shows where it was raised.
 
 import os
 import sys
+import threading
 import traceback
 from typing import Annotated
 
@@ -33,6 +34,9 @@ app.add_typer(model.app, name="model")
 app.add_typer(engine.app, name="engine")
 app.add_typer(verify.app, name="verify")
 
+_INTERRUPTED = 130
+"""What typer makes of Ctrl+C in a command that does not look after itself."""
+
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of all usage errors; typer does not export it."""
 
@@ -56,6 +60,8 @@ def main() -> None:
     """Run the command line and exit with an `ExitCode`."""
     try:
         code = app(prog_name="harness", standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
     except _UsageError as error:
         _fail(_usage_message(error), "usage", ExitCode.USAGE)
     except HarnessError as error:
@@ -67,7 +73,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  # the last resort of the process
         _fail(f"internal error: {type(error).__name__}: {error}", "internal_error", ExitCode.INTERNAL)
     else:
-        sys.exit(code if isinstance(code, int) else ExitCode.PASSED)
+        _leave(code if isinstance(code, int) else ExitCode.PASSED)
 
 
 def _fail(message: str, code: str, exit_code: ExitCode) -> None:
@@ -75,14 +81,26 @@ def _fail(message: str, code: str, exit_code: ExitCode) -> None:
         traceback.print_exc()
     elif exit_code is ExitCode.INTERNAL:
         message = f"{message}; HARNESS_DEBUG=1 shows where"
-    output.print_error(message)
+    if message:
+        output.print_error(message)
     if "--json" in sys.argv:
         output.print_json({"error": {"message": message, "code": code}, "exit_code": int(exit_code)})
-    sys.exit(exit_code)
+    _leave(exit_code)
+
+
+def _leave(code: int) -> None:
+    """Exit, at once where a thread is still in native code: the process aborts when the interpreter goes under it."""
+    if any(thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _usage_message(error: Exception) -> str:
-    """What is wrong with the command line, and where to look."""
+    """What is wrong with the command line, and where to look; empty for a command alone, which prints its help."""
+    if not error.format_message():  # type: ignore[attr-defined]  # of the usage error
+        return ""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "harness"
     return f"{error.format_message().rstrip('.')}; see `{command} --help`"  # type: ignore[attr-defined]  # of the usage error

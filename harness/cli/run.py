@@ -11,6 +11,7 @@ from harness.cli import options, output
 if TYPE_CHECKING:
     from harness.suite.opening import OpenedRun
     from harness.suite.report import RunReport
+    from harness.suite.rundir import RunDirectory
 
 _Suite = Annotated[
     str,
@@ -65,7 +66,7 @@ def run(
     Exit codes: 0 passed, 1 checks failed, 2 interrupted, 3 internal error, 4 usage, 5 nothing selected,
     6 infrastructure failed.
 
-    Examples: `harness run quickstart`, `harness run scenarios -n 8 --seed 1`, `harness run runs/DIR --resume`
+    Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`
     """
     from harness.engines.connect import EngineName
     from harness.suite.config import Overrides
@@ -75,6 +76,8 @@ def run(
         EngineName.parse(engine)
     overrides = Overrides(engine=engine, model=model, seed=seed)
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
+    if opened.directory.is_complete:
+        raise typer.Exit(_show_again(opened.directory, as_json=as_json))
     report = _execute(opened, concurrency, is_resumed=resume)
     _show(report, as_json=as_json)
     raise typer.Exit(report.exit_code)
@@ -116,6 +119,16 @@ def _show(report: "RunReport", *, as_json: bool) -> None:
     from harness.cli.summary import print_report
 
     print_report(report)
+
+
+def _show_again(directory: "RunDirectory", *, as_json: bool) -> int:
+    """The exit code of a run that is complete; nothing of it is done or written again."""
+    report = directory.read_result()
+    if as_json:
+        output.print_json(report)
+    else:
+        output.say(f"finished already, {report['status']}: {directory.result}")
+    return int(report["exit_code"])
 
 
 def _say_how_to_resume(opened: "OpenedRun") -> None:

@@ -104,11 +104,17 @@ def open_server(
     return provider(url, vocab_size=vocab_size, repeat_guard=repeat_guard)
 
 
+def require_address(url: str) -> None:
+    """Raise `ScenarioError` unless `url` is the address of an HTTP server."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ScenarioError(f"expected an address such as http://127.0.0.1:30000, got {url!r}")
+
+
 def _urls(kind: str, text: str) -> tuple[str, ...]:
     urls = tuple(url.strip() for url in text.split(",") if url.strip())
     for url in urls:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise ScenarioError(f"{kind}: expected an address such as http://127.0.0.1:30000, got {url!r}")
+        require_address(url)
     if not urls:
         raise ScenarioError(f"{kind} needs the address of a server: {kind}=http://127.0.0.1:30000")
     return urls

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from harness.engines.base import LogprobScale
+from harness.engines.connect import require_address
 from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.self_test import TOLERANCE, measure_scale
 from harness.engines.served_model import ServedModel, served_model
@@ -95,8 +96,9 @@ class Diagnosis:
 async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str = "") -> Diagnosis:
     """Examine the server at `url`; `tokenizer` is the one it should have.
 
-    Raises `EngineUnavailable` when there is no SGLang and no vLLM server at `url`.
+    Raises `EngineUnavailable` when there is no SGLang and no vLLM server at `url`, `ScenarioError` when that is none.
     """
+    require_address(url)
     client = EngineClient(url, "engine", api_key=api_key)
     client.open()
     try:

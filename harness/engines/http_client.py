@@ -127,7 +127,7 @@ class EngineClient:
             return msgspec.json.decode(content, type=kind)
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
             raise EngineReplyInvalid(
-                f"{self.name}: expected {kind.__name__} as JSON from {_what(exchange)}, got {excerpt(content)}"
+                f"{self.name}: expected another answer to {_what(exchange)}, got {excerpt(content)}"
                 f" ({error}); check the version of the server"
             ) from error
 

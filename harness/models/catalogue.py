@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from harness.errors import ModelError
+from harness.errors import UnknownModel
 from harness.models.tiny import TINY_RANDOM_QWEN3, GeneratedModel
 
 
@@ -58,8 +58,8 @@ CATALOGUE: Mapping[str, CatalogueModel | GeneratedModel] = MappingProxyType(
 
 
 def find_model(name: str) -> CatalogueModel | GeneratedModel:
-    """The catalogue entry called `name`; raises `ModelError` listing the known ones."""
+    """The catalogue entry called `name`; raises `UnknownModel` listing the known ones."""
     try:
         return CATALOGUE[name]
     except KeyError:
-        raise ModelError(f"expected one of {', '.join(CATALOGUE)}, got {name!r}") from None
+        raise UnknownModel(f"expected one of {', '.join(CATALOGUE)}, got {name!r}") from None

@@ -7,7 +7,7 @@ and a hub id.
 import re
 from pathlib import Path
 
-from harness.errors import ModelError
+from harness.errors import ModelError, UnknownModel
 from harness.models.cache import (
     cache_directory,
     install,
@@ -32,7 +32,7 @@ _REQUIRED_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 def resolve_model(model: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
     """The local folder of `model`: a catalogue name, a folder, or a hub id; downloads what is missing.
 
-    Blocks for as long as the download takes. Raises `ModelError`.
+    Blocks for as long as the download takes. Raises `ModelError`; `UnknownModel` when `model` names none.
     """
     if model in CATALOGUE:
         return get_model(model, cache=cache, progress=progress)
@@ -41,7 +41,7 @@ def resolve_model(model: str, *, cache: Path | None = None, progress: Progress =
         return _checked(folder.resolve())
     if _HUB_ID.fullmatch(model):
         return _checked(_download_from_hub(model))
-    raise ModelError(f"{model!r} is neither a folder, nor a hub id (`owner/name`), nor one of {', '.join(CATALOGUE)}")
+    raise UnknownModel(f"{model!r} is neither a folder, nor a hub id (`owner/name`), nor one of {', '.join(CATALOGUE)}")
 
 
 def get_model(name: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
@@ -85,7 +85,7 @@ def _recipe(model: CatalogueModel | GeneratedModel) -> dict[str, object]:
 def _checked(folder: Path) -> Path:
     missing = [pattern for pattern in _REQUIRED_FILES if not any(folder.glob(pattern))]
     if missing:
-        raise ModelError(f"{folder} is not a HuggingFace model folder: {', '.join(missing)} missing")
+        raise UnknownModel(f"{folder} is not a HuggingFace model folder: {', '.join(missing)} missing")
     return folder
 
 

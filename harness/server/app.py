@@ -20,6 +20,7 @@ from starlette.routing import Route
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
 from harness.engines.base import EngineHealth
+from harness.engines.served_model import SESSION_SERVER
 from harness.errors import EngineUnavailable, StoreError, WeightsUnsettled
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
@@ -200,7 +201,7 @@ class SessionServer:
 
     async def _models(self, request: Request) -> Response:
         del request
-        card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": "session-harness"}
+        card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": SESSION_SERVER}
         return json_response({"object": "list", "data": [card]})
 
     async def _alive(self, request: Request) -> Response:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from harness.dialects.openai_chat import error_body
 from harness.errors import GateClosed, HarnessError, MethodNotAllowed, OverLimit, RouteNotFound, ServerBusy, TurnRefused
+from harness.server.unknown_routes import UnknownRoutes
 from harness.telemetry.metrics import ServerMetrics
 
 log = structlog.get_logger()
@@ -46,6 +47,7 @@ class ErrorAnswers:
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
+        self._unknown_routes = UnknownRoutes()
 
     def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
         """What answers which error, as Starlette wants to be told."""
@@ -65,10 +67,17 @@ class ErrorAnswers:
         return error_response(error)
 
     async def _no_such_route(self, request: Request, error: HTTPException) -> Response:
-        what = f"{request.method} {request.url.path[:200]}"
+        method, path = request.method, request.url.path
+        what = f"{method} {path[:200]}"
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            return error_response(MethodNotAllowed(f"{what}: this route has other methods"))
-        return error_response(RouteNotFound(f"{what}: no such route"))
+            answer: HarnessError = MethodNotAllowed(f"{what}: this route has other methods")
+        else:
+            answer = RouteNotFound(f"{what}: no such route; model calls go to BASE_URL/v1/chat/completions")
+        self._metrics.error_answered(answer.code)
+        pattern = self._unknown_routes.note(method, path)
+        if pattern is not None:
+            log.warning(answer.code, route=pattern, hint="told once: an agent with another dialect or base URL?")
+        return error_response(answer)
 
     async def _nobody_reads(self, request: Request, error: ClientDisconnect) -> Response:
         """The client left while it was sending."""

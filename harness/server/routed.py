@@ -20,14 +20,14 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from harness.asgi import listening
 from harness.engines.base import PauseMode
-from harness.engines.connect import open_server
+from harness.engines.connect import open_server, require_address
 from harness.engines.discovered import DiscoveredPool, FoundWorker
 from harness.engines.repeat_guard import wanted_guard
 from harness.errors import LaneError, ScenarioError, Unauthorized
@@ -71,8 +71,7 @@ class RouterSettings:
     def check(self) -> None:
         """Raises `ScenarioError` unless exactly one gateway is meant, by addresses that are some."""
         for url in (*self.worker_urls, *([self.router_url] if self.router_url else ())):
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-                raise ScenarioError(f"expected an address such as http://127.0.0.1:30000, got {url!r}")
+            require_address(url)
         if bool(self.worker_urls) == (self.router_url is not None):
             raise ScenarioError(
                 "expected either --worker-urls URL[,URL], to start a gateway, or --router-url URL of one"
@@ -171,6 +170,8 @@ async def route_forever(
     opening = open_routed(
         routing, program, vocab_size=vocab_size, admin_token=settings.admin_token, is_guarded=is_guarded
     )
+    with listening(settings.host, settings.port):
+        pass  # a port that is taken is found before a gateway is started; it is bound when all else is ready
     async with opening as routed:
 
         def answers(running: RunningServer) -> None:

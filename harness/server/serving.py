@@ -106,12 +106,15 @@ async def serve_forever(
     *,
     around: Around = _alone,
 ) -> None:
-    """A session server until SIGINT or SIGTERM; calls `started` as soon as it answers."""
+    """A session server until SIGINT or SIGTERM; calls `started` as soon as it answers.
+
+    Until it answers signals have the effect that they have anywhere: nobody waits for a model to load before it ends.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
     async with serve_in_process(engine, chat_tokenizer, store, settings, around=around) as server:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, stop.set)
         started(server)
         await stop.wait()
 

@@ -4,7 +4,8 @@ import ipaddress
 from dataclasses import dataclass
 
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
-from harness.errors import ScenarioError
+from harness.errors import MalformedRequest, ScenarioError
+from harness.tokens.matching import normal_form
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 
@@ -45,12 +46,16 @@ class ServerSettings:
     """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""
 
     def check(self) -> None:
-        """Raises `ScenarioError` when the server would be open to the network without a token."""
+        """Raises `ScenarioError` for a server open to the network without a token, or a matching that is none."""
         if not _is_loopback(self.host) and not self.admin_token:
             raise ScenarioError(
                 f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
                 " pass --admin-token or bind 127.0.0.1"
             )
+        try:
+            normal_form(self.matchings)
+        except MalformedRequest as error:
+            raise ScenarioError(f"--matching: {error.message}") from error
 
 
 def _is_loopback(host: str) -> bool:

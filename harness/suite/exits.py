@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from harness.errors import (
     AgentError,
+    CannotListen,
     EngineError,
     HarnessError,
     LaneError,
@@ -16,6 +17,7 @@ from harness.errors import (
     ScenarioError,
     StoreError,
     TokenizerError,
+    UnknownModel,
 )
 
 
@@ -46,6 +48,8 @@ _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
     (NothingSelected, ExitCode.NOTHING_SELECTED),
     (ScenarioError, ExitCode.USAGE),
     (RunError, ExitCode.USAGE),
+    (UnknownModel, ExitCode.USAGE),
+    (CannotListen, ExitCode.INFRASTRUCTURE),
     (EngineError, ExitCode.INFRASTRUCTURE),
     (StoreError, ExitCode.INFRASTRUCTURE),
     (LaneError, ExitCode.INFRASTRUCTURE),

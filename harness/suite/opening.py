@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.errors import RunError
 from harness.suite.config import Overrides, RunConfig, SuiteSelection, select
+from harness.suite.exits import NothingSelected
 from harness.suite.folder import find_scenarios
 from harness.suite.rundir import RunDirectory, latest_run, new_run_path
 
@@ -19,7 +20,12 @@ class OpenedRun:
 
 def begin_run(suite: str, overrides: Overrides, out: Path | None) -> OpenedRun:
     """A new run of `suite` in `out`. Raises `RunError` when `out` is taken, `ScenarioError` when the suite is wrong."""
-    selection = select(suite, overrides)
+    try:
+        selection = select(suite, overrides)
+    except NothingSelected:
+        if _is_run_directory(suite):
+            raise RunError(f"{suite} is a run directory: add --resume to go on with it") from None
+        raise
     return OpenedRun(selection, RunDirectory.create(out or new_run_path(suite), selection.config))
 
 

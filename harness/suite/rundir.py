@@ -15,6 +15,7 @@ Whole files are replaced atomically, so that a reader never sees half of one, wh
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ from harness.suite.storage import disk_failures
 from harness.types import Json, Sample
 
 RUNS = Path("runs")
+
+_STAMP = r"-\d{8}-\d{6}(-\d+)?"
+"""What `new_run_path` puts behind the name of a suite; the suite `abort` is not `abort-often`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,16 @@ class RunDirectory:
         """The run has come to its end."""
         return self.result.is_file()
 
+    def read_result(self) -> Json:
+        """The report of a complete run. Raises `RunError` when the file holds none."""
+        with disk_failures(self.result):
+            content = self.result.read_bytes()
+        try:
+            report: Json = json.loads(content)
+            return {"status": str(report["status"]), "exit_code": int(report["exit_code"])} | report
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{self.result}: expected the report of a run, got something else: {error!r}") from error
+
     def workdir(self, number: int) -> Path:
         """The agent's working directory in rollout `number`."""
         return self.sessions / str(number)
@@ -152,8 +166,9 @@ def new_run_path(suite: str) -> Path:
 
 def latest_run(suite: str) -> RunDirectory:
     """The newest run of `suite` that is not complete. Raises `RunError` when there is none."""
-    runs = (RunDirectory(path.parent) for path in sorted(RUNS.glob(f"{_name_of(suite)}-*/config.toml"), reverse=True))
-    unfinished = next((run for run in runs if not run.is_complete), None)
+    name = re.compile(re.escape(_name_of(suite)) + _STAMP)
+    runs = (RunDirectory(path.parent) for path in sorted(RUNS.glob("*/config.toml"), reverse=True))
+    unfinished = next((run for run in runs if name.fullmatch(run.path.name) and not run.is_complete), None)
     if unfinished is None:
         raise RunError(f"no unfinished run of {suite!r} in {RUNS}/; name its directory with --out")
     return unfinished

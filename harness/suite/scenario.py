@@ -8,10 +8,12 @@ files around them are read in `folder.py`.
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
 from harness.suite.faults.spec import Fault
+from harness.suite.validation import WHOLE_SENTENCE
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 SCHEMA_VERSION = 1
@@ -21,7 +23,7 @@ def _known_engine(name: str) -> str:
     try:
         EngineName.parse(name)
     except ScenarioError as error:
-        raise ValueError(error.message) from None
+        raise PydanticCustomError(WHOLE_SENTENCE, "{sentence}", {"sentence": error.message}) from None
     return name
 
 

@@ -17,6 +17,9 @@ from harness.errors import ScenarioError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
+WHOLE_SENTENCE = "whole_sentence"
+"""Type of an error whose message says all: what was expected, and what came."""
+
 _MAX_SHOWN = 60
 """Characters of a wrong value that are worth a reader's time."""
 
@@ -46,6 +49,8 @@ def _describe(model: type[BaseModel], details: ErrorDetails) -> str:
             return f"{key}: expected a known key, got {name!r}{suggestion(str(name), _keys_at(model, parents))}"
         case "missing":
             return f"{key}: expected a value, got nothing"
+        case "whole_sentence":
+            return f"{key}: {details['msg']}"
         case _:
             return f"{key}: expected {_expectation(details)}, got {_shown(details['input'])}"
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Never leave the server: they end a command or a rollout.
 NOT_SERVED = {
     "agent_error",
+    "cannot_listen",
     "illegal_transition",
     "lane_error",
     "ledger_imbalance",
@@ -22,6 +23,7 @@ NOT_SERVED = {
     "session_server_error",
     "tokenizer_error",
     "turn_refused",
+    "unknown_model",
 }
 
 

@@ -15,6 +15,8 @@ from harness.suite.exits import ExitCode, NothingSelected, exit_code_of
         (errors.EngineUnavailable, ExitCode.INFRASTRUCTURE),
         (errors.StoreFull, ExitCode.INFRASTRUCTURE),
         (errors.ModelError, ExitCode.INFRASTRUCTURE),
+        (errors.UnknownModel, ExitCode.USAGE),
+        (errors.CannotListen, ExitCode.INFRASTRUCTURE),
         (errors.TokenizerError, ExitCode.INFRASTRUCTURE),
         (errors.AgentError, ExitCode.INFRASTRUCTURE),
         (errors.LedgerImbalance, ExitCode.INTERNAL),

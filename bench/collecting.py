@@ -76,7 +76,8 @@ async def write_one_session(directory: Path, turns: int, tokens: int) -> None:
             body = {"model": "m", "messages": messages}
             answer = await http.post(f"/sessions/{session['session_id']}/v1/chat/completions", json=body)
             messages.append(answer.raise_for_status().json()["choices"][0]["message"])
-        await http.post("/sessions/drain")
+        for verb in ("drain", "resume"):
+            (await http.post(f"/sessions/{verb}")).raise_for_status()
 
 
 def copy_session(database: Path, copies: int) -> list[str]:
@@ -113,8 +114,9 @@ async def measure(url: str, server: psutil.Process, ids: list[str], directory: P
     async with SessionManager(url) as manager:
         tasks = [AgentTask(agent, "go", directory / each, "m", resumes=each) for each in ids]
         pending = [asyncio.create_task(manager.run(task)) for task in tasks]
-        for _ in ids:
-            await started.acquire()
+        async with asyncio.timeout(300):
+            for _ in ids:
+                await started.acquire()
         gc.collect()
         before = psutil.Process().memory_info().rss
         with highest_memory() as highest:

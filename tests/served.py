@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Self
 import httpx
 from fakes import toy_template, toy_tokenizer
 
+from harness.clock import Clock
 from harness.engines.scripted import Script, ScriptedEngine, Step
 from harness.server.app import SessionServer
 from harness.server.serving import serve_in_process
@@ -102,22 +104,30 @@ def says(*texts: str) -> tuple[Step, ...]:
 
 @asynccontextmanager
 async def serving(
-    *steps: Step, store: Path | str = "memory", settings: ServerSettings | None = None, context_length: int = 1 << 20
+    *steps: Step,
+    store: Path | str = "memory",
+    settings: ServerSettings | None = None,
+    context_length: int = 1 << 20,
+    clock: Clock = time.time,
 ) -> AsyncIterator[Client]:
     """A running server and a client for it."""
     script = Script(steps=steps or (Step(text="Understood."),))
     engine = ScriptedEngine(toy_tokenizer(), script, context_length=context_length)
-    async with serving_with(engine, store=store, settings=settings) as client:
+    async with serving_with(engine, store=store, settings=settings, clock=clock) as client:
         yield client
 
 
 @asynccontextmanager
 async def serving_with(
-    engine: ScriptedEngine, *, store: Path | str = "memory", settings: ServerSettings | None = None
+    engine: ScriptedEngine,
+    *,
+    store: Path | str = "memory",
+    settings: ServerSettings | None = None,
+    clock: Clock = time.time,
 ) -> AsyncIterator[Client]:
     """The same in front of `engine`."""
     async with (
-        serve_in_process(engine, toy_template(), open_store(store), settings) as running,
+        serve_in_process(engine, toy_template(), open_store(store, clock), settings, clock=clock) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)

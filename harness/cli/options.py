@@ -68,6 +68,20 @@ RequestLimits = Annotated[
     ),
 ]
 
+IdleHours = Annotated[
+    float,
+    typer.Option(
+        envvar="HARNESS_IDLE_HOURS", min=0, help="A session that nobody asks for is closed after so long; 0 keeps it."
+    ),
+]
+
+KeepDays = Annotated[
+    float,
+    typer.Option(
+        envvar="HARNESS_KEEP_DAYS", min=0, help="The store forgets closed sessions after so long; 0 keeps them."
+    ),
+]
+
 
 def server_settings(
     host: str,
@@ -77,6 +91,8 @@ def server_settings(
     matching: list[str] | None,
     *,
     limit: list[str] | None = None,
+    idle_hours: float,
+    keep_days: float,
 ) -> "ServerSettings":
     """What these options say of a session server. Raises `ScenarioError` when nobody should serve like that."""
     from harness.dialects.request_limits import read_limits
@@ -89,6 +105,8 @@ def server_settings(
         pause_timeout_s=pause_timeout,
         matchings=tuple(matching or ()),
         limits=read_limits(limit or ()),
+        idle_ttl_s=idle_hours * 3600 or None,
+        keep_closed_s=keep_days * 86_400 or None,
     )
     settings.check()
     return settings

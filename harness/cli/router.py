@@ -73,6 +73,8 @@ def router(
     admin_token: options.AdminToken = None,
     matching: options.Matchings = None,
     limit: options.RequestLimits = None,
+    idle_hours: options.IdleHours = 24.0,
+    keep_days: options.KeepDays = 30.0,
     as_json: options.Json = False,
 ) -> None:
     """Route to SGLang and vLLM workers and serve sessions from them, at one URL, until Ctrl+C.
@@ -87,7 +89,9 @@ def router(
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
-    settings = options.server_settings(host, port, admin_token, pause_timeout, matching, limit=limit)
+    settings = options.server_settings(
+        host, port, admin_token, pause_timeout, matching, limit=limit, idle_hours=idle_hours, keep_days=keep_days
+    )
     routing = RouterSettings(
         worker_urls=tuple(url.strip() for url in worker_urls.split(",") if url.strip()),
         router_url=router_url,

@@ -45,6 +45,8 @@ def serve(
     admin_token: options.AdminToken = None,
     matching: options.Matchings = None,
     limit: options.RequestLimits = None,
+    idle_hours: options.IdleHours = 24.0,
+    keep_days: options.KeepDays = 30.0,
     as_json: options.Json = False,
 ) -> None:
     """Serve sessions until Ctrl+C.
@@ -60,7 +62,9 @@ def serve(
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
-    settings = options.server_settings(host, port, admin_token, pause_timeout, matching, limit=limit)
+    settings = options.server_settings(
+        host, port, admin_token, pause_timeout, matching, limit=limit, idle_hours=idle_hours, keep_days=keep_days
+    )
     model_dir = model_directory(model)
     tokens_dir = tokenizer_directory(tokenizer, model_dir)
     chat_tokenizer = open_chat_tokenizer(tokens_dir, renderer=renderer)

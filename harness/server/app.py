@@ -59,7 +59,12 @@ class SessionServer:
     def __init__(self, turns: TurnService) -> None:
         self.settings = turns.settings
         self.sessions = SessionRegistry(
-            turns.store, turns.metrics, turns.admitted, drain_grace_s=turns.settings.drain_grace_s
+            turns.store,
+            turns.metrics,
+            turns.admitted,
+            turns.clock,
+            drain_grace_s=turns.settings.drain_grace_s,
+            idle_ttl_s=turns.settings.idle_ttl_s,
         )
         self.gatekeeper = turns.gatekeeper
         self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
@@ -179,7 +184,7 @@ class SessionServer:
         if call.chat.streaming is not None:
             return self._streamed(request, call, call.chat.streaming)
         async with client.watched():
-            served = await self._turns.serve_chat(call)
+            served = await self._serve_chat(call)
             is_delivered = await client.is_still_there()
         if not is_delivered:
             return json_response(served.body)
@@ -189,12 +194,16 @@ class SessionServer:
 
     def _streamed(self, request: Request, call: ModelCall, streaming: Streaming) -> Response:
         turn = StreamedTurn(
-            serve=lambda: self._turns.serve_chat(call),
+            serve=lambda: self._serve_chat(call),
             events=lambda served: stream_body(served.body, wants_usage=streaming.wants_usage),
             refusal=lambda error: self._errors.refusal(request, error),
             delivery=lambda served: self._delivery(request, call, served),
         )
         return StreamedAnswer(turn, call.client, comment_every_s=self.settings.comment_every_s)
+
+    async def _serve_chat(self, call: ModelCall) -> ServedTurn:
+        with self.sessions.in_use(call.session):
+            return await self._turns.serve_chat(call)
 
     def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
         return Delivery(request.scope, partial(self._turns.mark_delivered, call, served))

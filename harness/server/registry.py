@@ -8,6 +8,9 @@ session that it would have taken over as it was.
 A session that the store cannot read back costs nobody else anything: it is quarantined. Its id and its key answer
 `SessionDamaged`, its rows stay as they are until it is deleted, and then it is closed unread.
 
+With an idle time to live, a session that nobody asks for by its id or its key for so long is closed. One with a call
+under way, admitted or still at the gate, is in use. After a restart the time begins anew.
+
 Which steps are legal is decided in `sessions.lifecycle`, what a session takes over from another in `sessions.takeover`,
 who may open one and when at the gate. A turn is the business of `turns`.
 """
@@ -15,13 +18,18 @@ who may open one and when at the gate. A turn is the business of `turns`.
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 
 import structlog
 
+from harness.clock import Clock
 from harness.errors import GateClosed, SessionClosing, SessionDamaged, SessionNotFound, StoreError
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import HAND_OVER_S
+from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore
@@ -38,6 +46,11 @@ END_NOT_KEPT = "session_end_not_kept"
 SESSION_QUARANTINED = "session_quarantined"
 """Logged for each session that the store cannot read back."""
 
+SESSIONS_EXPIRED = "sessions_expired"
+"""Logged with the sessions that nobody has used for too long."""
+
+_BATCH = 256  # sessions that are closed together: a commit of the store for all of them
+
 log = structlog.get_logger()
 
 
@@ -45,15 +58,28 @@ class SessionRegistry:
     """Live sessions; closed ones are forgotten here and kept by the store."""
 
     def __init__(
-        self, store: SessionStore, metrics: ServerMetrics, turns: AdmittedTurns, *, drain_grace_s: float
+        self,
+        store: SessionStore,
+        metrics: ServerMetrics,
+        turns: AdmittedTurns,
+        clock: Clock = time.time,
+        *,
+        drain_grace_s: float,
+        idle_ttl_s: float | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._turns = turns
+        self._clock = clock
         self._drain_grace_s = drain_grace_s
+        self._idle_ttl_s = idle_ttl_s
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[str, Session] = {}
         self._quarantined: dict[str, DamagedSession] = {}
+        self._last_used: dict[str, float] = {}
+        """By id, the longest unused first."""
+        self._calls: Counter[str] = Counter()
+        """Model calls under way, by the id of their session."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -70,19 +96,22 @@ class SessionRegistry:
         """The session with that id, None when it is not held. Raises `SessionDamaged`."""
         if damaged := self._quarantined.get(session_id):
             raise _damaged(damaged)
+        self._use(session_id)
         return self._by_id.get(session_id)
 
     def get(self, session_id: str) -> Session:
         """The session with that id. Raises `SessionNotFound`, `SessionDamaged`."""
         session = self.find(session_id)
         if session is None:
-            raise SessionNotFound(f"no session {session_id[:64]!r}: never created, or deleted")
+            unused = "" if self._idle_ttl_s is None else f", or not used for {self._idle_ttl_s:g} s"
+            raise SessionNotFound(f"no session {session_id[:64]!r}: never created, or deleted{unused}")
         return session
 
     def by_key(self, api_key: str) -> Session:
         """The session with that key. Raises `SessionNotFound`, `SessionDamaged`."""
         session = self._by_key.get(api_key)
         if session is not None:
+            self._use(session.session_id)
             return session
         for damaged in self._quarantined.values():
             if damaged.api_key == api_key:
@@ -111,7 +140,7 @@ class SessionRegistry:
         drained, and may be resumed in its turn; `SessionNotFound` or `MalformedRequest` when there is nothing to take
         over.
         """
-        session = await (self._opened(_new(config)) if config.resumes is None else self._successor(config))
+        session = await (self._opened(self._new(config)) if config.resumes is None else self._successor(config))
         self._metrics.session_created()
         return session
 
@@ -144,9 +173,33 @@ class SessionRegistry:
             log.warning(END_NOT_KEPT, session_id=session.session_id, error=error.message)
         await self._turns.ended(session, within_s=within_s)
 
-    async def close(self, session: Session) -> None:
+    @contextmanager
+    def in_use(self, session: Session) -> Iterator[None]:
+        """`session` is not idle in the block, and has just been used after it."""
+        self._calls[session.session_id] += 1
+        try:
+            yield
+        finally:
+            self._calls[session.session_id] -= 1
+            if not self._calls[session.session_id]:
+                del self._calls[session.session_id]
+            self._use(session.session_id)
+
+    async def expire(self) -> int:
+        """Close the sessions that nobody has used for the idle time to live; returns how many. Raises `StoreError`."""
+        expired = 0
+        while batch := self._unused():
+            for session in batch:  # with no wait in between, nobody can begin to use one
+                session.close(CloseReason.IDLE)
+            log.info(SESSIONS_EXPIRED, sessions=[session.session_id for session in batch], idle_s=self._idle_ttl_s)
+            await asyncio.gather(*(self.close(session, CloseReason.IDLE) for session in batch))
+            self._metrics.sessions_expired(len(batch))
+            expired += len(batch)
+        return expired
+
+    async def close(self, session: Session, reason: CloseReason = CloseReason.DELETED) -> None:
         """End `session` for good, and its turns in flight as `end` does. Raises `StoreError`."""
-        session.close()
+        session.close(reason)
         self._turns.end(session, SessionClosing("the session was deleted"))
         await self._turns.ended(session, within_s=_CLOSE_S)
         await self._store.set_phase(session)
@@ -154,8 +207,8 @@ class SessionRegistry:
 
     async def give_up(self, damaged: DamagedSession) -> None:
         """Close a quarantined session unread: its rows stay, and it is not taken up again. Raises `StoreError`."""
-        closed = Session(damaged.session_id, damaged.api_key, SessionConfig(), time.time())
-        closed.close()
+        closed = Session(damaged.session_id, damaged.api_key, SessionConfig(), self._clock())
+        closed.close(CloseReason.DAMAGED)
         await self._store.set_phase(closed)
         self._quarantined.pop(damaged.session_id, None)
         self._metrics.sessions_quarantined(len(self._quarantined))
@@ -168,14 +221,14 @@ class SessionRegistry:
             self._forget(session)
             raise
         if not session.is_open:
-            await self.close(session)
+            await self.close(session, CloseReason.DRAINED)
             raise GateClosed("the server was drained while the session was created; ask again later")
         return session
 
     async def _successor(self, config: SessionConfig) -> Session:
         """The new session that takes over from the one that `config` names."""
         previous = self.get(config.resumes or "")
-        session = _new(successor_config(previous, config))
+        session = self._new(successor_config(previous, config))
         for turn in turns_to_take_over(previous.turns):
             session.restore(turn)
         self._forget(previous)  # at once: only one session may take over from it
@@ -186,17 +239,43 @@ class SessionRegistry:
             self._forget(session)
             self._hold(previous)
             raise
-        previous.close()
+        previous.close(CloseReason.TAKEN_OVER)
         return session
+
+    def _unused(self) -> list[Session]:
+        """Some of the sessions whose time is over; those that a call keeps in use begin anew."""
+        if self._idle_ttl_s is None:
+            return []
+        now = self._clock()
+        over: list[Session] = []
+        for session_id in list(islice(self._last_used, _BATCH)):
+            if now - self._last_used[session_id] < self._idle_ttl_s:
+                break
+            session = self._by_id[session_id]
+            if self._calls[session_id] or session.turns_in_flight:
+                self._use(session_id)
+            else:
+                over.append(session)
+        return over
+
+    def _use(self, session_id: str) -> None:
+        if self._last_used.pop(session_id, None) is not None:
+            self._last_used[session_id] = self._clock()
+
+    def _new(self, config: SessionConfig) -> Session:
+        """A session with an id (32 hex digits) and a key of its own."""
+        return Session(secrets.token_hex(16), API_KEY_PREFIX + secrets.token_hex(16), config, self._clock())
 
     def _hold(self, session: Session) -> None:
         self._by_id[session.session_id] = session
         self._by_key[session.api_key] = session
+        self._last_used[session.session_id] = self._clock()
         self._metrics.sessions_open(len(self))
 
     def _forget(self, session: Session) -> None:
         self._by_id.pop(session.session_id, None)
         self._by_key.pop(session.api_key, None)
+        self._last_used.pop(session.session_id, None)
         self._metrics.sessions_open(len(self))
 
 
@@ -205,8 +284,3 @@ def _damaged(session: DamagedSession) -> SessionDamaged:
         f"session {session.session_id} cannot be read back from the store; the other sessions are served. DELETE closes"
         " it, its rows stay for `sqlite3`"
     )
-
-
-def _new(config: SessionConfig) -> Session:
-    """A session with an id (32 hex digits) and a key of its own."""
-    return Session(secrets.token_hex(16), API_KEY_PREFIX + secrets.token_hex(16), config, time.time())

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -14,11 +15,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from harness.asgi import EmbeddedServer, answering, listening
+from harness.clock import Clock
 from harness.engines.base import TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_guard, wanted_guard
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
+from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions
 from harness.server.http_protocol import ResetAwareProtocol
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
@@ -62,6 +65,7 @@ async def serve_in_process(
     settings: ServerSettings | None = None,
     *,
     around: Around = _alone,
+    clock: Clock = time.time,
 ) -> AsyncIterator[RunningServer]:
     """A session server in the running loop, for the time of the block; `around` makes what answers at its address.
 
@@ -78,15 +82,19 @@ async def serve_in_process(
         if guard is not None:
             require_guard(engine.capabilities, guard)
         metrics = ServerMetrics()
-        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s)
+        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
-        turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check)
+        turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock)
         stack.callback(turns.heavy_work.close)
         server = SessionServer(turns)
         restored = await server.sessions.restore()
         await gatekeeper.restore()
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))
         await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
+        if settings.idle_ttl_s is not None:
+            await stack.enter_async_context(running(close_idle_sessions(server.sessions)))
+        if settings.keep_closed_s is not None:
+            await stack.enter_async_context(running(forget_closed_sessions(store, settings.keep_closed_s)))
         if isinstance(engine, EnginePool):
             engine.observe(turns.metrics)
         await stack.enter_async_context(running(turns.live.follow()))

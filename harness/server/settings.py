@@ -37,6 +37,10 @@ class ServerSettings:
     """Have the first request after a weight update score the tokens before it; it has to read them anyway."""
     limits: RequestLimits = DEFAULT_LIMITS
     """How much one request may hold."""
+    idle_ttl_s: float | None = None
+    """After how long a session that nobody asks for is closed; None keeps it. `harness serve` says 24 hours."""
+    keep_closed_s: float | None = None
+    """How long the store keeps the rows of a closed session; None for ever. `harness serve` says 30 days."""
     model: str | None = None
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()

@@ -25,6 +25,21 @@ class Phase(StrEnum):
     """Given back by its owner; the server forgets it, a store keeps its record."""
 
 
+class CloseReason(StrEnum):
+    """Why a session was closed."""
+
+    DELETED = "deleted"
+    """Its owner gave it back."""
+    DRAINED = "drained"
+    """The server was drained while it was being created."""
+    IDLE = "idle"
+    """Nobody had used it for longer than the server keeps such sessions."""
+    TAKEN_OVER = "taken_over"
+    """Another session went on with its turns."""
+    DAMAGED = "damaged"
+    """It could not be read back, and was given up."""
+
+
 class Command(StrEnum):
     """What can be asked of a session."""
 

@@ -21,7 +21,7 @@ from harness.samples.versions import policy_version
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import Ledger, account
-from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance
+from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.outcome import Admission, TurnRequest, taken_up
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.tree import AttachPoint, TurnTree
@@ -67,6 +67,8 @@ class Session:
         self.config = config
         self.created_at = created_at
         self.phase = Phase.OPEN
+        self.closed_because: CloseReason | None = None
+        """None until it is closed."""
         self.refusals: Counter[str] = Counter()
         """Model calls that were answered with an error, by its code; they tell why an agent stopped."""
         self.normal_form = normal_form(config.matching)
@@ -242,8 +244,9 @@ class Session:
         """Accept no further turn, because the agent has ended; False when that was so before."""
         return self._command(Command.END)
 
-    def close(self) -> bool:
-        """End the session for its owner; False when it was closed before."""
+    def close(self, reason: CloseReason = CloseReason.DELETED) -> bool:
+        """End the session for its owner; False when it was closed before, and the reason of then stands."""
+        self.closed_because = self.closed_because or reason
         return self._command(Command.CLOSE)
 
     def restore(self, turn: Turn) -> None:

@@ -48,7 +48,10 @@ class SessionStore(Protocol):
         """Keep a session that has no turns yet."""
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """Keep a session that has the turns of `previous`, and `previous` as closed: both or neither."""
+        """Keep a session to which turns of `previous` move, and `previous` as closed: both or neither.
+
+        Raises `StoreError` when the store does not have all of those turns.
+        """
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
@@ -60,7 +63,10 @@ class SessionStore(Protocol):
         """
 
     async def set_phase(self, session: Session) -> None:
-        """Keep the phase of a session."""
+        """Keep the phase of a session, and why it is closed."""
+
+    async def forget_closed(self, older_than_s: float, most: int) -> int:
+        """Delete what is kept of at most `most` sessions that were closed so long ago; returns of how many."""
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""

@@ -41,6 +41,11 @@ class MemoryStore:
     async def set_phase(self, session: Session) -> None:
         """Nothing to do."""
 
+    async def forget_closed(self, older_than_s: float, most: int) -> int:
+        """Nothing is kept."""
+        del older_than_s, most
+        return 0
+
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Nothing to do."""
 

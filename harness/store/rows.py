@@ -22,7 +22,13 @@ INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, crea
 INSERT_TURN = (
     "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ? WHERE session_id = ?"
+UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ?, closed_because = ? WHERE session_id = ?"
+MOVE_TURN = "UPDATE turns SET session_id = ?, finish_reason = ?, delivered = ? WHERE session_id = ? AND turn = ?"
+SELECT_CLOSED_BEFORE = (
+    "SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_at < ? ORDER BY closed_at LIMIT ?"
+)
+DELETE_TURNS = "DELETE FROM turns WHERE session_id = ?"
+DELETE_SESSION = "DELETE FROM sessions WHERE session_id = ?"
 # By their length, columns of one outcome never meet the ids of another.
 UPDATE_SCORES = (
     "UPDATE turns SET proximal_logprobs = ?, proximal_versions = ?"
@@ -31,6 +37,7 @@ UPDATE_SCORES = (
 UPDATE_DELIVERED = "UPDATE turns SET delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
+SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
 SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"
 
 Row = tuple[Any, ...]
@@ -51,6 +58,17 @@ def hold_from_row(row: sqlite3.Row) -> Hold:
 def session_row(session: Session) -> Row:
     """Parameters of `INSERT_SESSION`."""
     return session.session_id, session.api_key, str(session.phase), _text(session.config), session.created_at
+
+
+def phase_row(session: Session, now: float) -> Row:
+    """Parameters of `UPDATE_PHASE`."""
+    closed_at = now if session.phase is Phase.CLOSED else None
+    return str(session.phase), closed_at, session.closed_because, session.session_id
+
+
+def moved_row(session_id: str, turn: Turn, previous_id: str) -> Row:
+    """Parameters of `MOVE_TURN`: the row of `turn` in another session, with what a takeover changes of it."""
+    return session_id, turn.finish_reason, int(turn.delivered), previous_id, turn.index
 
 
 def turn_row(session_id: str, turn: Turn) -> Row:

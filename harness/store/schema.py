@@ -71,7 +71,9 @@ CREATE TABLE holds (
 ) WITHOUT ROWID;
 """
 
-STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS)
+_CLOSE_REASONS = "ALTER TABLE sessions ADD COLUMN closed_because TEXT;"
+
+STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS)
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 
 SCHEMA_VERSION = FIRST_VERSION + len(STEPS)

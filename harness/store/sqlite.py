@@ -18,7 +18,7 @@ import msgspec
 from harness.clock import Clock
 from harness.errors import StoreError
 from harness.sessions.gate import Hold
-from harness.sessions.lifecycle import Phase
+from harness.sessions.lifecycle import CloseReason, Phase
 from harness.sessions.session import Session
 from harness.store import rows
 from harness.store.base import DamagedSession, LoadedSessions
@@ -62,12 +62,16 @@ class SQLiteStore:
         await self._writer.write((rows.INSERT_SESSION, rows.session_row(session)))
 
     async def take_over(self, session: Session, previous: Session) -> None:
-        """Keep a session that has the turns of `previous`, and `previous` as closed: both or neither."""
-        await self._writer.write(
+        """Keep a session to which turns of `previous` move, and `previous` as closed: both or neither."""
+        statements = [
             (rows.INSERT_SESSION, rows.session_row(session)),
-            *((rows.INSERT_TURN, rows.turn_row(session.session_id, turn)) for turn in session.turns),
-            (rows.UPDATE_PHASE, (str(Phase.CLOSED), session.created_at, previous.session_id)),
-        )
+            *(
+                (rows.MOVE_TURN, rows.moved_row(session.session_id, turn, previous.session_id))
+                for turn in session.turns
+            ),
+            (rows.UPDATE_PHASE, (str(Phase.CLOSED), self._clock(), str(CloseReason.TAKEN_OVER), previous.session_id)),
+        ]
+        await self._writer.write(*statements, changes=len(statements))
 
     async def commit(self, session_id: str, turn: Turn) -> None:
         """Keep the outcome of a turn, in the place of an earlier one of the same turn."""
@@ -79,8 +83,15 @@ class SQLiteStore:
 
     async def set_phase(self, session: Session) -> None:
         """Keep the phase of a session."""
-        closed_at = self._clock() if session.phase is Phase.CLOSED else None
-        await self._writer.write((rows.UPDATE_PHASE, (str(session.phase), closed_at, session.session_id)))
+        await self._writer.write((rows.UPDATE_PHASE, rows.phase_row(session, self._clock())))
+
+    async def forget_closed(self, older_than_s: float, most: int) -> int:
+        """Delete the rows of at most `most` sessions that were closed so long ago; returns of how many."""
+        closed = await asyncio.to_thread(_closed_before, self._path, self._clock() - older_than_s, most)
+        if closed:
+            statements = [(sql, (each,)) for each in closed for sql in (rows.DELETE_TURNS, rows.DELETE_SESSION)]
+            await self._writer.write(*statements)
+        return len(closed)
 
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
@@ -103,14 +114,20 @@ class SQLiteStore:
         return await asyncio.to_thread(_read_holds, self._path)
 
 
+def read_session(path: Path, session_id: str) -> Session:
+    """One session of a store, for tools that look at a run. Raises `StoreError`."""
+    with reading(path) as connection:
+        row = connection.execute(rows.SELECT_SESSION, (session_id,)).fetchone()
+        if row is None:
+            raise StoreError(f"{path}: no session {session_id}")
+        return _read_whole(path, connection, row)
+
+
 def read_sessions(path: Path) -> list[Session]:
     """The sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
     with reading(path) as connection:
         found = connection.execute(rows.SELECT_SESSIONS).fetchall()
-        try:
-            return [_read_session(connection, row) for row in found]
-        except _Damaged as damaged:
-            raise StoreError(f"{path}: session {damaged} is damaged: {damaged.__cause__}") from damaged
+        return [_read_whole(path, connection, row) for row in found]
 
 
 @contextmanager
@@ -128,6 +145,18 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 class _Damaged(Exception):
     """The rows of a session are not what they should be; the cause says what is wrong."""
+
+
+def _closed_before(path: Path, time_s: float, most: int) -> list[str]:
+    with reading(path) as connection:
+        return [row["session_id"] for row in connection.execute(rows.SELECT_CLOSED_BEFORE, (time_s, most))]
+
+
+def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
+    try:
+        return _read_session(connection, row)
+    except _Damaged as damaged:
+        raise StoreError(f"{path}: session {damaged} is damaged: {damaged.__cause__}") from damaged
 
 
 def _load(path: Path) -> LoadedSessions:

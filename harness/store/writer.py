@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +42,8 @@ class _Write:
     """Statements, all or none; `done` is None when nobody waits for them."""
 
     statements: Sequence[Statement]
+    changes: int | None
+    """How many rows they must change; None for any number."""
     done: asyncio.Future[None] | None
 
 
@@ -64,19 +65,22 @@ class GroupWriter:
         """Why nothing can be written any more; None while the thread runs."""
         return self._ended
 
-    async def write(self, *statements: Statement) -> None:
-        """Return when `statements` are on the disk. Raises `StoreError`; none of them is kept then."""
+    async def write(self, *statements: Statement, changes: int | None = None) -> None:
+        """Return when `statements` are on the disk. Raises `StoreError`; none of them is kept then.
+
+        That is so too when they change another number of rows than `changes`: the store has not what they are about.
+        """
         if self._ended is not None:
             raise StoreError(self._ended)
         done = self._loop.create_future()
         self._waiting.add(done)
         done.add_done_callback(self._waiting.discard)
-        self._queue.put(_Write(statements, done))
+        self._queue.put(_Write(statements, changes, done))
         await done
 
     def note(self, *statements: Statement) -> None:
         """Write `statements` with the next group; nobody learns whether that worked."""
-        self._queue.put(_Write(statements, None))
+        self._queue.put(_Write(statements, None, None))
 
     async def stop(self) -> None:
         """Write what is queued and end the thread."""
@@ -120,13 +124,21 @@ class GroupWriter:
             if self._connection.in_transaction:  # a rollback failed, for want of memory perhaps: nothing may join it
                 self._connection.rollback()
             with self._connection:
-                for statement, parameters in chain.from_iterable(write.statements for write in group):
-                    self._connection.execute(statement, parameters)
+                for write in group:
+                    self._execute(write)
         # SQLITE_NOMEM is a MemoryError, a value that SQLite cannot hold a ValueError or an OverflowError. Whatever it
         # is, somebody waits for an answer, and those of the next group deserve an attempt of their own.
         except BaseException as error:  # noqa: BLE001
             return error
         return None
+
+    def _execute(self, write: _Write) -> None:
+        before = self._connection.total_changes
+        for statement, parameters in write.statements:
+            self._connection.execute(statement, parameters)
+        changes = self._connection.total_changes - before
+        if write.changes is not None and changes != write.changes:
+            raise sqlite3.IntegrityError(f"expected {write.changes} rows to change, {changes} did")
 
     def _answer(self, group: Sequence[_Write], error: BaseException | None) -> None:
         waiting = [write.done for write in group if write.done is not None]

@@ -31,6 +31,9 @@ class ServerMetrics:
         self._heavy_bytes = Gauge("harness_heavy_work_bytes", "Bytes of those requests", registry=self._registry)
         self._sessions = Counter("harness_sessions_created", "Sessions created", registry=self._registry)
         self._open = Gauge("harness_sessions_open", "Sessions held in memory", registry=self._registry)
+        self._expired = Counter(
+            "harness_sessions_expired", "Sessions closed because nobody used them", registry=self._registry
+        )
         self._quarantined = Gauge(
             "harness_sessions_quarantined", "Sessions that the store cannot read back", registry=self._registry
         )
@@ -94,6 +97,10 @@ class ServerMetrics:
     def sessions_open(self, count: int) -> None:
         """How many sessions are held now."""
         self._open.set(count)
+
+    def sessions_expired(self, count: int) -> None:
+        """So many sessions were closed because nobody had used them for too long."""
+        self._expired.inc(count)
 
     def sessions_quarantined(self, count: int) -> None:
         """How many sessions of the store cannot be read back."""

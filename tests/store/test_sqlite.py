@@ -116,7 +116,7 @@ async def test_closed_sessions_are_kept_and_not_taken_up(tmp_path):
 
 
 async def test_a_session_that_takes_over_is_kept_with_its_turns_and_the_other_as_closed(tmp_path):
-    """One step of the disk: there is no moment with the turns in two sessions, or in none."""
+    """One step of the disk: there is no moment with the turns in two sessions, or in none; nothing is copied."""
     previous, session = grown(1), numbered(2, RICH)
     for turn in previous.turns:
         session.restore(turn)
@@ -126,15 +126,36 @@ async def test_a_session_that_takes_over_is_kept_with_its_turns_and_the_other_as
         left, taken = read_sessions(tmp_path / "s.db")
 
     assert (left.phase, everything(taken)) == (Phase.CLOSED, everything(session))
+    assert len(left.turns) == 0
+
+
+async def test_turns_that_are_not_taken_over_stay_where_they_are(tmp_path):
+    """A failed one, for instance: its tokens are those of the session that it was in."""
+    previous, session = grown(1), numbered(2, RICH)
+    for turn in previous.turns[:2]:
+        session.restore(replace(turn, delivered=False))
+    await keep(tmp_path / "s.db", previous)
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.take_over(session, previous)
+
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        rows = connection.execute("SELECT session_id, turn, delivered FROM turns ORDER BY turn").fetchall()
+    assert rows == [
+        (session.session_id, 0, 0),
+        (session.session_id, 1, 0),
+        (previous.session_id, 2, 0),
+        (previous.session_id, 3, 0),
+    ]
 
 
 async def test_a_takeover_that_fails_changes_nothing(tmp_path):
-    """Not even what it had written before the row that failed."""
+    """Not even what it had written before: a turn that the store does not have cannot move."""
     previous, session = grown(1), numbered(2, RICH)
-    session.restore(replace(previous.turns[0], seconds=10**400))
+    session.restore(previous.turns[0])
+    session.restore(replace(previous.turns[1], index=77))
     await keep(tmp_path / "s.db", previous)
     async with SQLiteStore(tmp_path / "s.db") as store:
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError, match="expected 4 rows to change, 3 did"):
             await store.take_over(session, previous)
         [read] = read_sessions(tmp_path / "s.db")
 

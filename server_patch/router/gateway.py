@@ -28,6 +28,9 @@ log = structlog.get_logger()
 
 _LEASH = Path(__file__).with_name("leash.py")
 _LOOPBACK = "127.0.0.1"
+
+LOG_BYTES = 16 << 20
+"""A gateway's log begins anew at this size; the one before it stays."""
 _POLL_S = 0.1
 _TAIL_BYTES = 2000
 _STOP_S = 10.0
@@ -103,18 +106,20 @@ async def launch(
     worker_urls: Sequence[str],
     *,
     log_file: Path,
+    log_bytes: int = LOG_BYTES,
     arguments: Sequence[str] = (),
     start_timeout_s: float = 60.0,
 ) -> AsyncIterator[Gateway]:
     """A gateway of our own on loopback, for the time of the block.
 
-    `program` is its executable, `arguments` come last on its command line. Raises `GatewayError` when it does not
+    `program` is its executable, `arguments` come last on its command line. `log_file` keeps the last of what it prints:
+    at `log_bytes` it becomes `LOG_FILE.1`, and another one begins. Raises `GatewayError` when it does not
     answer in time; it need not have a worker by then.
     """
     port, metrics_port = _free_ports(2)
     command = [str(program), *_command_line(kind, worker_urls, port, metrics_port), *arguments]
     url = f"http://{_LOOPBACK}:{port}"
-    async with _leashed(command, log_file) as child:
+    async with _leashed(command, log_file, log_bytes) as child:
         await _answers(http, url, child, log_file, start_timeout_s)
         log.info("gateway_started", gateway=url, kind=str(kind), log=str(log_file))
         async with running(_say_if_it_ends(child, url, log_file)):
@@ -144,13 +149,17 @@ _OWN_ARGUMENTS = {
 
 
 @asynccontextmanager
-async def _leashed(command: Sequence[str], log_file: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _leashed(command: Sequence[str], log_file: Path, log_bytes: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """`command` as a process group that ends with the block, or with this process."""
-    with log_file.open("ab") as output:
+    try:
+        output = log_file.open("ab")
+    except OSError as error:
+        raise GatewayError(f"cannot write the gateway's log {log_file}: {error.strerror}") from error
+    with output:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_LEASH), *command),
+            *(sys.executable, "-I", "-S", str(_LEASH), str(log_file), str(log_bytes), *command),
             stdin=asyncio.subprocess.PIPE,
-            stdout=output,
+            stdout=output,  # of the leash itself
             stderr=output,
             start_new_session=True,
         )
@@ -193,7 +202,9 @@ async def _say_if_it_ends(child: asyncio.subprocess.Process, url: str, log_file:
 
 
 def _tail(log_file: Path) -> str:
-    said = log_file.read_bytes()[-_TAIL_BYTES:].decode("utf-8", errors="replace").strip()
+    with log_file.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        said = file.read(_TAIL_BYTES).decode("utf-8", errors="replace").strip()
     return said or f"it printed nothing; its log is {log_file}"
 
 

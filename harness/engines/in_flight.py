@@ -31,10 +31,12 @@ class InFlight:
 
     Args:
         take_back: Ends a request inside the engine; called for requests whose caller has gone.
+        longest_hold_s: What a request waits here for an engine that is paused.
     """
 
-    def __init__(self, take_back: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, take_back: Callable[[str], Awaitable[None]], *, longest_hold_s: float) -> None:
         self._take_back = take_back
+        self._longest_hold_s = longest_hold_s
         self._live: dict[str, LiveRequest] = {}
         self._open = asyncio.Event()
         self._open.set()
@@ -77,9 +79,18 @@ class InFlight:
             del self._live[request_id]
 
     async def admitted(self, live: LiveRequest) -> bool:
-        """Wait until the request may leave for the engine; False when it was aborted before that."""
-        while self.is_held and not live.aborted.is_set():
-            await _any_of(self._open, live.aborted)
+        """Wait until the request may leave for the engine; False when it was aborted before that.
+
+        Raises `EngineUnavailable` when the engine is paused for too long.
+        """
+        try:
+            async with asyncio.timeout(self._longest_hold_s):
+                while self.is_held and not live.aborted.is_set():
+                    await _any_of(self._open, live.aborted)
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"the engine has been paused for {self._longest_hold_s:g} s; continue it, then ask again"
+            ) from None
         if live.aborted.is_set():
             return False
         live.sent_at = asyncio.get_running_loop().time()

@@ -101,7 +101,7 @@ class SGLangTokenProvider:
         self._vocab_size = vocab_size
         self._scale = logprob_scale
         self._generation_timeout_s = generation_timeout_s
-        self._flight = InFlight(self._end_in_engine)
+        self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
         self._model: ServedModel | None = None
         self._server = ServerInfo(max_req_input_len=0)
         self._served = ServedLabel("default")
@@ -221,8 +221,11 @@ class SGLangTokenProvider:
     async def resume(self) -> None:
         """See `TokenProvider.resume`."""
         await self._change.require_settled()
-        await self._client.post("/continue_generation", {}, deadline_s=_CONTROL_S)
-        self._flight.release()
+        try:
+            await self._client.post("/continue_generation", {}, deadline_s=_CONTROL_S)
+        finally:
+            # Whether the engine obeyed or not, it holds the requests itself from now on: they have a deadline there.
+            self._flight.release()
 
     async def update_weights(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""

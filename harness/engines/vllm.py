@@ -92,7 +92,7 @@ class VLLMTokenProvider:
         self._vocab_size = vocab_size
         self._scale = logprob_scale
         self._generation_timeout_s = generation_timeout_s
-        self._flight = InFlight(self._end_in_engine)
+        self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
         self._control = VLLMControl(self._client)
         self._entered_offer: _Offer | None = None
         self._served = ServedLabel(FIRST_LABEL)

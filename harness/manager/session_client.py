@@ -23,8 +23,8 @@ from harness.types import Json, Sample, TurnStatus
 _T = TypeVar("_T")
 Futures = Collection[asyncio.Future[None]]
 
-_ATTEMPT_TIMEOUT_S = 30.0
 _CREATE = ("POST", "/sessions")
+_IDLE_CONNECTIONS = 100
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
@@ -65,7 +65,9 @@ class Deadlines:
     """How long each step around a session may take, repetitions included."""
 
     create_s: float = 120.0
-    """Long enough for a paused or draining gate to open again."""
+    """Long enough for a paused or draining gate to open again; one request may use up all of it."""
+    attempt_s: float = 30.0
+    """What one request of the other steps may take before it is made again."""
     read_s: float = 60.0
     settle_s: float = 10.0
     """How long turns in flight, which are told to end with their agent, are waited for before the session is read."""
@@ -78,17 +80,27 @@ class SessionClient:
 
     def __init__(self, server_url: str, *, admin_token: str | None = None, deadlines: Deadlines | None = None) -> None:
         headers = {"authorization": f"Bearer {admin_token}"} if admin_token else {}
-        self._http = httpx.AsyncClient(
-            base_url=server_url, headers=headers, timeout=_ATTEMPT_TIMEOUT_S, trust_env=False, verify=_tls_context()
-        )
         self._deadlines = deadlines or Deadlines()
+        self._http = httpx.AsyncClient(
+            base_url=server_url,
+            headers=headers,
+            timeout=self._deadlines.attempt_s,
+            # A gate that is shut holds the creations of a whole step; the other verbs must not wait behind them.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS),
+            trust_env=False,
+            verify=_tls_context(),
+        )
 
     async def close(self) -> None:
         """Close every connection."""
         await self._http.aclose()
 
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
-        """A session made from `body`, waiting for the gate when it is shut, until one of `give_up` is done."""
+        """A session made from `body`, waiting for the gate when it is shut, until one of `give_up` is done.
+
+        The server holds the request while its gate is paused, and a creation that got no answer cannot be made again:
+        so it waits for its answer as long as it has time.
+        """
         content = await self._call("POST", "/sessions", deadline_s=self._deadlines.create_s, body=body, give_up=give_up)
         return decoded(content, SessionHandle)
 
@@ -135,9 +147,12 @@ class SessionClient:
 
     async def attempt(self, method: str, path: str, body: Json | None = None, *, timeout_s: float) -> bytes:
         """The content of a successful answer to one request, never repeated; raises `SessionServerError`."""
+        is_held_at_gates = (method, path) == _CREATE
+        read_s = None if is_held_at_gates else self._deadlines.attempt_s
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._http.request(method, path, json=body)
+                timeout = httpx.Timeout(self._deadlines.attempt_s, read=read_s)
+                response = await self._http.request(method, path, json=body, timeout=timeout)
         except (httpx.RequestError, TimeoutError) as error:
             raise _not_answered(method, path, error) from error
         if response.is_error:

@@ -12,7 +12,8 @@ import structlog
 
 from harness.bounded import attempt
 from harness.engines.base import TokenProvider
-from harness.errors import StoreError
+from harness.engines.pool import EnginePool
+from harness.errors import StoreError, WeightsUnsettled
 from harness.server.gatekeeper import Gatekeeper
 
 ENGINES_WOKEN = "left_engines_continued"
@@ -52,12 +53,20 @@ class LeftEngines:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    async def _resume(self) -> None:
+        """Workers of a pool whose weights nobody knows stay paused on purpose; the others serve."""
+        try:
+            await self._engine.resume()
+        except WeightsUnsettled:
+            if not (isinstance(self._engine, EnginePool) and self._engine.workers.serving):
+                raise
+
     async def _wake(self) -> bool:
         """Try once; whether the engines obeyed."""
         gate = self._gatekeeper.gate
         gate.are_engines_waking = True
         try:
-            error = await attempt(self._engine.resume, _ATTEMPT_S, name="continue left engines")
+            error = await attempt(self._resume, _ATTEMPT_S, name="continue left engines")
         finally:
             gate.are_engines_waking = False
         if error is not None:

@@ -1,15 +1,29 @@
 """The control plane repeats what may succeed later, and nothing else, in bounded time."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from harness.errors import SessionServerError
+from harness.manager.gate_client import GateClient
+from harness.manager.manager import SessionManager
+from harness.manager.rollout import AgentTask, FunctionAgent, OutcomeKind
 from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
 from harness.types import TurnStatus
-from tests.manager.servers import HANG_UP, SAY_NOTHING, UNREADABLE, CannedServer, canned_server, http_answer
+from tests.manager.aborting import do_nothing, eventually
+from tests.manager.servers import (
+    HANG_UP,
+    SAY_NOTHING,
+    UNREADABLE,
+    CannedServer,
+    canned_server,
+    http_answer,
+    scripted_server,
+)
 
 CREATED = http_answer(200, {"session_id": "a1", "base_url": "http://h/sessions/a1", "api_key": "k", "later": 1})
 GATE_CLOSED = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 0")
@@ -112,3 +126,23 @@ async def test_a_server_that_never_answers_costs_the_deadline():
             await client.delete("a1")
 
     assert time.monotonic() - started < 2
+
+
+async def test_everybody_who_waits_at_a_gate_runs_when_it_opens(tmp_path: Path):
+    """A step's rollouts begin while weights are updated: more than a pool of connections, longer than an attempt."""
+    deadlines = Deadlines(attempt_s=0.2)
+    async with (
+        scripted_server(tmp_path / "model") as server,
+        GateClient(server.url, "update") as gate,
+        SessionManager(server.url, deadlines=deadlines) as manager,
+    ):
+        await gate.pause(deadline_s=5)
+        agent = FunctionAgent("function", do_nothing)
+        tasks = [AgentTask(agent, "go", tmp_path / str(number), "scripted") for number in range(130)]
+        running = [asyncio.create_task(manager.run(task)) for task in tasks]
+        await eventually(lambda: server.server.gatekeeper.held == 130)
+        await asyncio.sleep(2 * deadlines.attempt_s)
+        await gate.resume(deadline_s=5)
+        rollouts = await asyncio.gather(*running)
+
+    assert {rollout.outcome.kind for rollout in rollouts} == {OutcomeKind.NO_MODEL_CALL}

@@ -1,29 +1,35 @@
 """An update driven from a process that has nothing but addresses: of engine servers, and of session servers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from harness.engines.base import PauseMode
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Step
 from harness.engines.workers import UNSETTLED
 from harness.errors import EngineError, ScenarioError
+from harness.manager.gate_client import GateClient
 from harness.manager.weight_report import UpdateBudget
+from harness.manager.weight_workers import reach
 from harness.manager.weights import WeightUpdater
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
+from harness.types import SamplingParams, as_ids
 from tests.engines.fake_server import FakeServer, Fault, serving
 from tests.engines.providers import fake_provider, make_fake, scripted_engine
 from tests.fakes import toy_template, user
 from tests.served import PATIENCE_S, Client, eventually
 
 CHECKPOINT = Path("/weights/b")
+CONTINUES = {"sglang": "/continue_generation", "vllm": "/resume"}
 QUICK = UpdateBudget(sweep_s=5, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=5)
 
 
@@ -149,6 +155,67 @@ async def test_a_worker_that_cannot_be_reached_is_reported_and_the_others_are_up
     assert [worker.error for worker in update.report.workers] == [None, None]
     assert len(update.report.problems) == 1
     assert "127.0.0.1:9" in update.report.problems[0]
+
+
+async def test_an_engine_that_refuses_to_go_on_once_goes_on(cluster: Cluster):
+    """Its turn would hang behind an open gate."""
+    for fake in cluster.fakes:
+        fake.faults[CONTINUES[cluster.kind]] = [Fault.REFUSED]
+
+    async with cluster.updater().update(1) as update:
+        await update.apply(CHECKPOINT)
+
+    assert update.report.problems == ()
+    assert await cluster.client.say(await cluster.client.create(), [user("a")])
+
+
+async def test_an_engine_that_never_goes_on_is_named_until_it_does(cluster: Cluster):
+    """The session server asks on when the update has given up; nothing else has to happen for the turns to go on."""
+    stubborn = cluster.fakes[1]
+    for fake in cluster.fakes:
+        fake.faults[CONTINUES[cluster.kind]] = [Fault.REFUSED] * 1000
+    updater = WeightUpdater(cluster.addresses, [cluster.client.url], budget=replace(QUICK, continue_s=0.2))
+
+    async with updater.update(1) as update:
+        await update.apply(CHECKPOINT)
+    await eventually(lambda: bool(cluster.client.server.left_engines._error))
+    left = await cluster.client.http.get("/health")
+    for fake in cluster.fakes:
+        fake.faults.clear()
+    await eventually(lambda: cluster.client.server.left_engines.problem is None)
+
+    assert any(stubborn.url in problem for problem in update.report.problems)
+    assert (left.status_code, left.json()["status"]) == (503, "engine_paused")
+    assert stubborn.url in left.json()["engine"]["left_paused"]
+    assert await cluster.client.say(await cluster.client.create(), [user("a")])
+
+
+async def test_an_engine_that_a_killed_update_left_paused_goes_on_within_the_ttl(cluster: Cluster):
+    """The update is dropped where it stands, as by `kill -9`; a new one does not have to come."""
+    async with AsyncExitStack() as stack:
+        gate = await stack.enter_async_context(GateClient(cluster.client.url, "killed", 0.3))
+        await gate.pause(deadline_s=5, engines=True)
+        engines = await reach(cluster.addresses, stack)
+        for engine in engines.reached.values():
+            await engine.pause(PauseMode.ABORT)
+
+    assert await cluster.client.say(await cluster.client.create(), [user("a")])
+
+
+async def test_a_provider_whose_engine_refuses_to_go_on_holds_no_request_back(cluster: Cluster):
+    """What it held waits in the engine then, where it has a deadline, and goes on with it."""
+    [provider, _] = cluster.pool.workers.providers.values()
+    await provider.pause(PauseMode.ABORT)
+    cluster.fakes[0].faults[CONTINUES[cluster.kind]] = [Fault.REFUSED]
+    with pytest.raises(EngineError):
+        await provider.resume()
+
+    asking = asyncio.create_task(
+        provider.generate(as_ids([1, 2, 3]), SamplingParams(max_new_tokens=4), request_id="0" * 32)
+    )
+    await eventually(lambda: bool(cluster.fakes[0].bodies))
+    await provider.resume()
+    assert (await asking).output_ids.size
 
 
 async def test_an_address_of_no_known_kind_is_refused():

@@ -21,6 +21,7 @@
     │   └── LimitReached           turns or tokens of the session used up
     ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
     ├── ServerBusy                 503 + Retry-After: too much waits to be read and encoded
+    │   └── ServerStopping         the server ends; the next one on its store goes on with the turn
     ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
     ├── EngineError                the engine failed; the tokens it produced are in the ledger
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
@@ -250,6 +251,15 @@ class ServerBusy(HarnessError):
     code = "server_busy"
     retryable = True
     retry_after_s = 1
+
+
+class ServerStopping(GateClosed):
+    """The server ends; with a durable store the same request goes on at the next one."""
+
+    code = "server_stopping"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_s=2)
 
 
 class ClientLeft(HarnessError):

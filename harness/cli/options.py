@@ -40,6 +40,18 @@ PauseTimeout = Annotated[
     float, typer.Option(envvar="HARNESS_PAUSE_TIMEOUT", min=0, help="Seconds a paused server holds a request.")
 ]
 
+DrainGrace = Annotated[
+    float,
+    typer.Option(envvar="HARNESS_DRAIN_GRACE", min=0, help="Seconds after a drain that an engine may keep a turn."),
+]
+
+StopGrace = Annotated[
+    float,
+    typer.Option(
+        envvar="HARNESS_STOP_GRACE", min=0, help="Seconds that turns in flight may go on after the signal to end."
+    ),
+]
+
 AdminToken = Annotated[
     str | None,
     typer.Option(
@@ -93,6 +105,8 @@ def server_settings(
     limit: list[str] | None = None,
     idle_hours: float,
     keep_days: float,
+    drain_grace: float,
+    stop_grace: float,
 ) -> "ServerSettings":
     """What these options say of a session server. Raises `ScenarioError` when nobody should serve like that."""
     from harness.dialects.request_limits import read_limits
@@ -103,6 +117,8 @@ def server_settings(
         port=port,
         admin_token=admin_token,
         pause_timeout_s=pause_timeout,
+        drain_grace_s=drain_grace,
+        stop_grace_s=stop_grace,
         matchings=tuple(matching or ()),
         limits=read_limits(limit or ()),
         idle_ttl_s=idle_hours * 3600 or None,

@@ -70,6 +70,8 @@ def router(
     port: options.Port = 8000,
     store: options.Store = "memory",
     pause_timeout: options.PauseTimeout = 600.0,
+    drain_grace: options.DrainGrace = 20.0,
+    stop_grace: options.StopGrace = 5.0,
     admin_token: options.AdminToken = None,
     matching: options.Matchings = None,
     limit: options.RequestLimits = None,
@@ -90,7 +92,16 @@ def router(
 
     configure_logging()
     settings = options.server_settings(
-        host, port, admin_token, pause_timeout, matching, limit=limit, idle_hours=idle_hours, keep_days=keep_days
+        host,
+        port,
+        admin_token,
+        pause_timeout,
+        matching,
+        limit=limit,
+        idle_hours=idle_hours,
+        keep_days=keep_days,
+        drain_grace=drain_grace,
+        stop_grace=stop_grace,
     )
     routing = RouterSettings(
         worker_urls=tuple(url.strip() for url in worker_urls.split(",") if url.strip()),

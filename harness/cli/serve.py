@@ -42,6 +42,8 @@ def serve(
     port: options.Port = 8000,
     store: options.Store = "memory",
     pause_timeout: options.PauseTimeout = 600.0,
+    drain_grace: options.DrainGrace = 20.0,
+    stop_grace: options.StopGrace = 5.0,
     admin_token: options.AdminToken = None,
     matching: options.Matchings = None,
     limit: options.RequestLimits = None,
@@ -63,7 +65,16 @@ def serve(
 
     configure_logging()
     settings = options.server_settings(
-        host, port, admin_token, pause_timeout, matching, limit=limit, idle_hours=idle_hours, keep_days=keep_days
+        host,
+        port,
+        admin_token,
+        pause_timeout,
+        matching,
+        limit=limit,
+        idle_hours=idle_hours,
+        keep_days=keep_days,
+        drain_grace=drain_grace,
+        stop_grace=stop_grace,
     )
     model_dir = model_directory(model)
     tokens_dir = tokenizer_directory(tokenizer, model_dir)

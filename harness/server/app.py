@@ -6,7 +6,8 @@ unknown routes included, is JSON.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 
@@ -21,7 +22,7 @@ from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
 from harness.engines.base import EngineHealth
 from harness.engines.served_model import SESSION_SERVER
-from harness.errors import EngineUnavailable, StoreError, WeightsUnsettled
+from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.left_engines import LeftEngines
@@ -67,6 +68,7 @@ class SessionServer:
             idle_ttl_s=turns.settings.idle_ttl_s,
         )
         self.gatekeeper = turns.gatekeeper
+        self.callers = turns.callers
         self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
         self._turns = turns
         self._metrics = turns.metrics
@@ -113,7 +115,8 @@ class SessionServer:
         config = parse_session_config(await self._body(request), self.settings.matchings, self.settings.limits)
         client = ClientConnection(request.receive, request.headers)
         async with client.watched():
-            await self.gatekeeper.enter(Work.CREATE, client)
+            with self.callers.present(client):
+                await self.gatekeeper.enter(Work.CREATE, client)
             # With no wait in between, a drain meets the gate or the session.
             session = await self.sessions.open(config)
         base = self.settings.public_url or str(request.base_url)
@@ -159,7 +162,8 @@ class SessionServer:
         session_id = request.path_params["id"]
         session = self.sessions.find(session_id)
         if session is not None:
-            await self.sessions.end(session, within_s=asked.within_s)
+            async with self._dismissible(request):
+                await self.sessions.end(session, within_s=asked.within_s)
             self.gatekeeper.look_again()  # its calls that wait there get their answer
         return facts_response(session_id, session)
 
@@ -273,7 +277,8 @@ class SessionServer:
         asked = parse_sweep(await self._body(request))
         sweep = Sweep(self._turns.engine, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
-        report = await sweep.run()
+        async with self._dismissible(request):
+            report = await sweep.run()
         self._metrics.swept(report.tokens_settled, report.tokens_left)
         return json_response(report)
 
@@ -315,6 +320,8 @@ class SessionServer:
 
     def _status(self, engine: EngineHealth) -> str:
         """`ok`, or the code of the error that keeps turns from being served."""
+        if self.callers.is_stopping:
+            return ServerStopping.code
         if self._turns.store.problem:
             return StoreError.code
         if not engine.ready:
@@ -341,6 +348,14 @@ class SessionServer:
         session_id = request.path_params["id"]
         session = self.sessions.find(session_id)
         return session_id, None if session is None else session.snapshot()
+
+    @asynccontextmanager
+    async def _dismissible(self, request: Request) -> AsyncIterator[None]:
+        """Work that takes a while, and ends with `ServerStopping` when the server does."""
+        client = ClientConnection(request.receive, request.headers)
+        with self.callers.present(client):
+            async with client.patience():
+                yield
 
     def _session_of(self, request: Request) -> Session:
         """The session of the path, or of the key when the path names none. Raises `SessionNotFound`."""

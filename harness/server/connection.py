@@ -49,11 +49,15 @@ class ClientConnection:
             await asyncio.wait([watcher])
 
     def dismiss(self, reason: HarnessError, *, hand_over_s: float = HAND_OVER_S) -> None:
-        """End every wait on behalf of the client with `reason`, unless there is an earlier one."""
+        """End every wait on behalf of the client; the first reason counts, and the shortest time to hand over."""
         if self.dismissal is None:
             self.dismissal, self.hand_over_s = reason, hand_over_s
-            for callback in list(self._callbacks):
-                callback()
+        elif hand_over_s < self.hand_over_s:
+            self.hand_over_s = hand_over_s
+        else:
+            return
+        for callback in list(self._callbacks):
+            callback()
 
     @contextmanager
     def on_dismissal(self, callback: Callable[[], None]) -> Iterator[None]:

@@ -69,6 +69,9 @@ async def serve_in_process(
 ) -> AsyncIterator[RunningServer]:
     """A session server in the running loop, for the time of the block; `around` makes what answers at its address.
 
+    At its end turns in flight get `stop_grace_s` to end. The others are kept as far as they came, and answered 503: the
+    same request goes on at the next server on the same store.
+
     Enters `engine` and `store`. Raises `HarnessError` when the address cannot be bound, or when the engine does not run
     the repeat guard that is wanted.
     """
@@ -99,6 +102,7 @@ async def serve_in_process(
             engine.observe(turns.metrics)
         await stack.enter_async_context(running(turns.live.follow()))
         embedded = await stack.enter_async_context(answering(_server(around(server.app())), listener))
+        stack.push_async_callback(_send_away, turns, embedded)
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
@@ -117,14 +121,28 @@ async def serve_forever(
     """A session server until SIGINT or SIGTERM; calls `started` as soon as it answers.
 
     Until it answers signals have the effect that they have anywhere: nobody waits for a model to load before it ends.
+    A second signal ends what the first one lets go on.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with serve_in_process(engine, chat_tokenizer, store, settings, around=around) as server:
+
+        def told() -> None:
+            if stop.is_set():
+                server.server.callers.dismiss(hand_over_s=0.0)
+                server.hang_up()
+            stop.set()
+
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, stop.set)
+            loop.add_signal_handler(signum, told)
         started(server)
         await stop.wait()
+
+
+async def _send_away(turns: TurnService, server: EmbeddedServer) -> None:
+    """Answer everybody; whoever hung up as if killed wants nobody to be."""
+    if not server.force_exit:
+        await turns.callers.send_away(grace_s=turns.settings.stop_grace_s)
 
 
 def _log_family(chat_tokenizer: ChatTokenizer) -> None:

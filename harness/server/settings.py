@@ -25,6 +25,8 @@ class ServerSettings:
     drain_grace_s: float = 20.0
     """How long a turn in flight may go on after a drain. An engine that has not handed it over by then is not waited
     for: the turn is ABORTED with what has arrived, and answered 404."""
+    stop_grace_s: float = 5.0
+    """How long turns in flight may go on when the server is told to end; the rest waits on disk for the next server."""
     comment_every_s: float = 5.0
     """How long a streamed answer waits before it begins with a comment, and between two comments."""
     engine_attempts: int = 3

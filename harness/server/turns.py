@@ -19,6 +19,7 @@ from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, MalformedRequest, TurnAborted
 from harness.server.admitted import AdmittedTurns
+from harness.server.callers import Callers
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
@@ -94,6 +95,7 @@ class TurnService:
     live: LiveVersion = field(init=False)
     _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
     admitted: AdmittedTurns = field(init=False)
+    callers: Callers = field(default_factory=Callers)
 
     def __post_init__(self) -> None:
         self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock)
@@ -120,7 +122,7 @@ class TurnService:
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
         `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
         """
-        with _refusals_counted(call.session):
+        with _refusals_counted(call.session), self.callers.present(call.client):
             await self.gatekeeper.enter(Work.TURN, call.client, call.session)
             served = await self._served(call)
             self._require_servable(call.session, served.turn)

@@ -3,12 +3,16 @@
 import json
 import re
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from toy_model import write_toy_model
 
+from harness.store.sqlite import read_sessions
 from tests.suite.builders import start_harness, wait
 
 
@@ -31,6 +35,64 @@ def test_sessions_are_served_until_a_signal(tmp_path: Path, number: signal.Signa
     assert wait(process).code == 0
     assert answer["choices"][0]["message"]["content"] == "Understood."
     assert store.is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, number: signal.Signals):
+    """Code 0, no traceback; both clients are told to ask again, and the next server goes on with both turns."""
+    script = tmp_path / "script.toml"
+    script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 0.2\n')
+    toy, store = write_toy_model(tmp_path / "toy"), tmp_path / "sessions.db"
+    command = ("serve", "--engine", "scripted", "--script", script, "--tokenizer", toy, "--port", "0", "--store", store)
+    process = start_harness(*command, "--stop-grace", "0")
+    assert process.stderr is not None
+    url = next(_url(line) for line in process.stderr if "server_started" in line)
+    with ThreadPoolExecutor() as clients, httpx.Client(base_url=url) as http:
+        asked = [clients.submit(_ask, http, stream=stream) for stream in (False, True)]
+        while http.get("/health").json()["engine"]["running"] < 2:
+            time.sleep(0.01)
+        process.send_signal(number)
+        answers = [each.result() for each in asked]
+    ended = wait(process)
+
+    assert (ended.code, "Traceback" in ended.stderr) == (0, False)
+    assert [status for status, _ in answers] == [503, 503]
+    assert all("server_stopping" in text for _, text in answers)
+    assert ended.stderr.count("server_stopped") == 1
+    turns = [turn for session in read_sessions(store) for turn in session.turns]
+    assert [turn.is_suspended for turn in turns] == [True, True]
+
+
+def test_a_second_signal_ends_the_server_at_once(tmp_path: Path):
+    """Whatever grace the first one gave."""
+    script = tmp_path / "script.toml"
+    script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 600\n')
+    toy = write_toy_model(tmp_path / "toy")
+    command = ("serve", "--engine", "scripted", "--script", script, "--tokenizer", toy, "--port", "0")
+    process = start_harness(*command, "--stop-grace", "600")
+    assert process.stderr is not None
+    url = next(_url(line) for line in process.stderr if "server_started" in line)
+    with ThreadPoolExecutor() as clients, httpx.Client(base_url=url, timeout=60) as http:
+        asked = clients.submit(_ask, http, stream=False)
+        while not http.get("/health").json()["engine"]["running"]:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        while http.get("/health").json()["status"] == "ok":
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        ended = wait(process)
+        with suppress(httpx.TransportError):
+            asked.result()
+
+    assert (ended.code, "Traceback" in ended.stderr) == (0, False)
+
+
+def _ask(http: httpx.Client, *, stream: bool) -> tuple[int, str]:
+    """A model call in a session of its own: status and text of the answer."""
+    session = http.post("/sessions").json()
+    body = {"messages": [{"role": "user", "content": "Hello."}], "stream": stream}
+    answer = http.post(f"/sessions/{session['session_id']}/v1/chat/completions", json=body)
+    return answer.status_code, answer.text
 
 
 def _url(line: str) -> str:

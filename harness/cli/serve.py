@@ -29,6 +29,14 @@ _Model = Annotated[
 _Script = Annotated[
     Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="What the scripted engine says.", show_default=False)
 ]
+_ContinueEngines = Annotated[
+    bool,
+    typer.Option(
+        "--continue-engines",
+        envvar="HARNESS_CONTINUE_ENGINES",
+        help="Continue engine servers that somebody who is gone has left paused, before they are tested.",
+    ),
+]
 
 
 def serve(
@@ -49,6 +57,7 @@ def serve(
     limit: options.RequestLimits = None,
     idle_hours: options.IdleHours = 24.0,
     keep_days: options.KeepDays = 30.0,
+    continue_engines: _ContinueEngines = False,
     as_json: options.Json = False,
 ) -> None:
     """Serve sessions until Ctrl+C.
@@ -57,6 +66,7 @@ def serve(
     """
     import uvloop
 
+    from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import open_engine
     from harness.server.serving import serve_forever
     from harness.store.connect import open_store
@@ -80,6 +90,8 @@ def serve(
     tokens_dir = tokenizer_directory(tokenizer, model_dir)
     chat_tokenizer = open_chat_tokenizer(tokens_dir, renderer=renderer)
     provider = open_engine(engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script)
+    if isinstance(provider, ContinuesAtEntry):
+        provider.continues_at_entry = continue_engines
     announce = _print_url if as_json else _say_url
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(store), settings, announce))
 

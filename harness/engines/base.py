@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from harness.errors import EngineRejected
 from harness.types import (
@@ -167,6 +167,14 @@ class TokenProvider(Protocol):
 
     async def health(self) -> EngineHealth:
         """Never blocks on a generation, answers while paused."""
+
+
+@runtime_checkable
+class ContinuesAtEntry(Protocol):
+    """A provider for a server that may have been left paused by somebody who is gone."""
+
+    continues_at_entry: bool
+    """Continue the server when the provider is entered, before it is tested; set before that."""
 
 
 def check_request(capabilities: Capabilities, input_ids: TokenIds, params: SamplingParams, start: int | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import structlog
 
-from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
+from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, TokenProvider
 from harness.engines.placement import Place, Placement, WorkerLoad
 from harness.engines.queueing import AbortedWaiting, Queue
 from harness.engines.workers import Workers, in_common, oldest
@@ -94,6 +94,17 @@ class EnginePool:
     def waiting(self) -> int:
         """Requests that wait for a worker."""
         return self._placement.waiting
+
+    @property
+    def continues_at_entry(self) -> bool:
+        """See `ContinuesAtEntry`; of the workers to begin with."""
+        return any(isinstance(each, ContinuesAtEntry) and each.continues_at_entry for each in self._begin_with.values())
+
+    @continues_at_entry.setter
+    def continues_at_entry(self, wanted: bool) -> None:
+        for worker in self._begin_with.values():
+            if isinstance(worker, ContinuesAtEntry):
+                worker.continues_at_entry = wanted
 
     async def __aenter__(self) -> Self:
         if not self._begin_with:

@@ -5,17 +5,23 @@ the first by the temperature unless told otherwise, vLLM does when told so. Noth
 measured: sample a few tokens away from temperature 1, score the same tokens, compare. Works with every `TokenProvider`.
 """
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
 
 from harness.engines.base import TokenProvider
-from harness.errors import EngineReplyInvalid
+from harness.errors import EngineReplyInvalid, EngineUnavailable
 from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
 
 TOLERANCE = 0.25
 """Nats, in the mean: in bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6."""
+
+SELF_TEST_S = 60.0
+"""What a server gets for the requests that test it."""
 
 _TEMPERATURE = 0.7
 _TOKENS = 16
@@ -32,6 +38,23 @@ class ScaleMeasurement(NamedTuple):
     """Mean absolute difference in nats."""
     mean_doubt: float
     """Mean of the negated scored logprobs: near 0, the measurement says nothing."""
+
+
+@asynccontextmanager
+async def tested_in_time(engine: str, seconds: float) -> AsyncIterator[None]:
+    """Bounds the requests with which a server is tested at entry: one that is paused holds them for ever.
+
+    Raises `EngineUnavailable`, which says how to continue it.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise EngineUnavailable(
+            f"{engine} answers, and has not generated a token within {seconds:g} s: is it paused? Whoever paused it may"
+            " still work on it; if nobody does, continue it (SGLang: POST /continue_generation {}, vLLM: POST /resume,"
+            " or `harness serve --continue-engines`)"
+        ) from None
 
 
 async def require_raw_logprobs(provider: TokenProvider, *, advice: str, temperature: float = _TEMPERATURE) -> None:

@@ -34,7 +34,7 @@ from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.in_flight import InFlight
 from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
 from harness.engines.reply import Asked, aborted_before_start, fitting, verified, verified_scores
-from harness.engines.self_test import require_raw_logprobs
+from harness.engines.self_test import SELF_TEST_S, require_raw_logprobs, tested_in_time
 from harness.engines.served_label import ServedLabel
 from harness.engines.served_model import ServedModel, served_model
 from harness.engines.sglang_wire import (
@@ -85,6 +85,7 @@ class SGLangTokenProvider:
         api_key: Of the server, when it has one.
         repeat_guard: What the server must end outputs by; entering fails when it does not. None takes the configuration
             in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
+        self_test_s: What the server gets for the requests that test it at entry; one that is paused answers none.
     """
 
     def __init__(
@@ -96,7 +97,11 @@ class SGLangTokenProvider:
         generation_timeout_s: float = 3600.0,
         api_key: str = "",
         repeat_guard: RepeatTerminateConfig | None = None,
+        self_test_s: float = SELF_TEST_S,
     ) -> None:
+        self.continues_at_entry = False
+        """See `ContinuesAtEntry`."""
+        self._self_test_s = self_test_s
         self._client = EngineClient(url, "sglang", api_key=api_key)
         self._vocab_size = vocab_size
         self._scale = logprob_scale
@@ -138,9 +143,12 @@ class SGLangTokenProvider:
         try:
             self._model = await self._find_model()
             await self.read_version()
-            await self._require_guard()
-            if self._scale is LogprobScale.RAW:
-                await require_raw_logprobs(self, advice=_ADVICE)
+            if self.continues_at_entry:
+                await self.resume()
+            async with tested_in_time(self._client.name, self._self_test_s):
+                await self._require_guard()
+                if self._scale is LogprobScale.RAW:
+                    await require_raw_logprobs(self, advice=_ADVICE)
         except BaseException:
             await self._client.close()
             raise

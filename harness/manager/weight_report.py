@@ -32,6 +32,8 @@ class UpdateStep(StrEnum):
 class UpdateBudget:
     """Seconds that each step may take."""
 
+    connect_s: float = 30.0
+    """To reach the engines that are named by their addresses, all at once."""
     sweep_s: float = 60.0
     """0 leaves the sweep out."""
     sweep_concurrency: int = 8

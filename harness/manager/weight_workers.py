@@ -1,18 +1,22 @@
 """The workers of a weight update: providers of this process, and engine servers that are only controlled from here.
 
 A server that is named by its address is not asked to generate anything, so nothing is assumed of its vocabulary or its
-logprobs. One that cannot be reached when the update begins is left out and reported: the session servers will see that
-it missed the update, and fence it.
+logprobs, and no repeat guard is proven. One that cannot be reached when the update begins is left out and reported: the
+session servers will see that it missed the update, and fence it.
 """
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
+from harness.bounded import attempt
 from harness.engines.base import LogprobScale, TokenProvider
-from harness.errors import EngineError, ScenarioError
+from harness.errors import ScenarioError
+from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _VOCAB_SIZE = 2**31 - 1  # no ids are sent
+_NO_GUARD = RepeatTerminateConfig()  # whatever the environment says: proving one generates tokens
 
 
 class Engines(NamedTuple):
@@ -24,21 +28,25 @@ class Engines(NamedTuple):
     """Why the others cannot."""
 
 
-async def reach(engines: Sequence[TokenProvider | str], stack: AsyncExitStack) -> Engines:
+async def reach(engines: Sequence[TokenProvider | str], stack: AsyncExitStack, seconds: float) -> Engines:
     """`engines`, where an address such as `sglang=http://10.0.0.1:30000` is connected until `stack` is left.
 
-    Raises `ScenarioError` for an address of no known kind.
+    All at once, each for `seconds` at most. Raises `ScenarioError` for an address of no known kind.
     """
-    found = Engines({}, [])
-    for index, engine in enumerate(engines):
-        if not isinstance(engine, str):
-            found.reached[str(index)] = engine
-            continue
-        try:
-            found.reached[engine] = await stack.enter_async_context(_controlled(engine))
-        except EngineError as error:
-            found.errors.append(error.message)
-    return found
+    found = {
+        engine if isinstance(engine, str) else str(index): _controlled(engine) if isinstance(engine, str) else engine
+        for index, engine in enumerate(engines)
+    }
+    addresses = list(dict.fromkeys(engine for engine in engines if isinstance(engine, str)))
+
+    async def connect(address: str) -> str | None:
+        stack.push_async_exit(found[address])  # also of one that could not be entered: nothing of it is left then
+        return await attempt(found[address].__aenter__, seconds, name=f"connect to {address}")
+
+    problems = await asyncio.gather(*(connect(address) for address in addresses))
+    errors = {address: problem for address, problem in zip(addresses, problems, strict=True) if problem is not None}
+    reached = {name: engine for name, engine in found.items() if name not in errors}
+    return Engines(reached, [f"{address}: {problem}" for address, problem in errors.items()])
 
 
 def _controlled(address: str) -> TokenProvider:
@@ -53,4 +61,6 @@ def _controlled(address: str) -> TokenProvider:
     }
     if kind not in providers or not url:
         raise ScenarioError(f"expected sglang=URL or vllm=URL, got {address!r}")
-    return providers[kind](url, vocab_size=_VOCAB_SIZE, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
+    return providers[kind](
+        url, vocab_size=_VOCAB_SIZE, logprob_scale=LogprobScale.AFTER_TEMPERATURE, repeat_guard=_NO_GUARD
+    )

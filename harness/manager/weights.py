@@ -109,7 +109,7 @@ class WeightUpdater:
             holder, ttl_s = new_holder("update"), self._budget.hold_ttl_s
             servers = (WeightClient(address, holder, ttl_s) for address in self._addresses)
             clients = [await stack.enter_async_context(server) for server in servers]
-            engines = await reach(self._engines, stack)
+            engines = await reach(self._engines, stack, self._budget.connect_s)
             update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
             await update.sweep(self._unconsumed)
             try:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from harness.asgi import EmbeddedServer, answering, listening
 from harness.clock import Clock
-from harness.engines.base import TokenProvider
+from harness.engines.base import ContinuesAtEntry, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_guard, wanted_guard
 from harness.server.app import SessionServer
@@ -80,18 +80,20 @@ async def serve_in_process(
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(listening(settings.host, settings.port))
         await stack.enter_async_context(store)
+        metrics = ServerMetrics()
+        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
+        await gatekeeper.restore()
+        if gatekeeper.gate.must_wake_engines and isinstance(engine, ContinuesAtEntry):
+            engine.continues_at_entry = True
         await stack.enter_async_context(engine)
         guard = wanted_guard(settings.repeat_guard, os.environ)
         if guard is not None:
             require_guard(engine.capabilities, guard)
-        metrics = ServerMetrics()
-        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
         turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock)
         stack.callback(turns.heavy_work.close)
         server = SessionServer(turns)
         restored = await server.sessions.restore()
-        await gatekeeper.restore()
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))
         await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
         if settings.idle_ttl_s is not None:

@@ -14,18 +14,21 @@ from harness.engines.base import PauseMode
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Step
 from harness.engines.workers import UNSETTLED
-from harness.errors import EngineError, ScenarioError
+from harness.errors import EngineError, EngineUnavailable, ScenarioError
 from harness.manager.gate_client import GateClient
 from harness.manager.weight_report import UpdateBudget
 from harness.manager.weight_workers import reach
 from harness.manager.weights import WeightUpdater
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
+from harness.sessions.gate import Hold, HoldKind
+from harness.store.connect import open_store
 from harness.store.memory import MemoryStore
 from harness.types import SamplingParams, as_ids
 from tests.engines.fake_server import FakeServer, Fault, serving
 from tests.engines.providers import fake_provider, make_fake, scripted_engine
 from tests.fakes import toy_template, user
+from tests.manager.servers import SAY_NOTHING, canned_server
 from tests.served import PATIENCE_S, Client, eventually
 
 CHECKPOINT = Path("/weights/b")
@@ -195,7 +198,7 @@ async def test_an_engine_that_a_killed_update_left_paused_goes_on_within_the_ttl
     async with AsyncExitStack() as stack:
         gate = await stack.enter_async_context(GateClient(cluster.client.url, "killed", 0.3))
         await gate.pause(deadline_s=5, engines=True)
-        engines = await reach(cluster.addresses, stack)
+        engines = await reach(cluster.addresses, stack, 5)
         for engine in engines.reached.values():
             await engine.pause(PauseMode.ABORT)
 
@@ -216,6 +219,46 @@ async def test_a_provider_whose_engine_refuses_to_go_on_holds_no_request_back(cl
     await eventually(lambda: bool(cluster.fakes[0].bodies))
     await provider.resume()
     assert (await asking).output_ids.size
+
+
+async def test_engines_are_reached_at_once_and_in_time(monkeypatch: pytest.MonkeyPatch):
+    """Servers that never answer cost one budget together; a guard that this process wants is not proven at them."""
+    monkeypatch.setenv("HARNESS_REPEAT_TERMINATE_ENABLE", "1")
+    async with canned_server(SAY_NOTHING) as silent:
+        addresses = [f"sglang={silent.url}/{number}" for number in range(20)]
+        async with asyncio.timeout(5), AsyncExitStack() as stack:
+            engines = await reach(addresses, stack, 0.3)
+
+    assert engines.reached == {}
+    assert [error.partition(": ")[0] for error in engines.errors] == addresses
+
+
+async def test_a_session_server_does_not_hang_at_an_engine_that_is_paused():
+    """It says what is the matter; told to, it continues the engine."""
+    fake = make_fake("sglang", scripted_engine())
+    async with serving(fake, notices_disconnects=False):
+        provider = fake_provider(fake, self_test_s=0.3)
+        async with fake_provider(fake) as controller:
+            await controller.pause(PauseMode.ABORT)
+        with pytest.raises(EngineUnavailable, match=r"is it paused\?.*--continue-engines"):
+            await provider.__aenter__()
+        provider.continues_at_entry = True
+        async with provider:
+            assert (await provider.health()).ready
+
+
+async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_before_it_tests_it(tmp_path: Path):
+    """Controller and server died together: what the store knows of the hold is all that is left of them."""
+    fake = make_fake("sglang", scripted_engine())
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(fake, notices_disconnects=False))
+        async with fake_provider(fake) as controller:
+            await controller.pause(PauseMode.ABORT)
+        async with open_store(tmp_path / "sessions.db") as store:
+            await store.keep_hold(Hold("dead", HoldKind.PAUSE, until=1.0, engines=True))
+        store = open_store(tmp_path / "sessions.db")
+        running = await stack.enter_async_context(serve_in_process(fake_provider(fake), toy_template(), store))
+        await eventually(lambda: running.server.left_engines.problem is None)
 
 
 async def test_an_address_of_no_known_kind_is_refused():

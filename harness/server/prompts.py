@@ -16,7 +16,7 @@ from harness.sessions.retries import request_digest
 from harness.sessions.session import Session
 from harness.sessions.tree import AttachPoint
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
-from harness.tokens.fitting import require_fitting, require_possible, text_size
+from harness.tokens.fitting import rendering_sizes, require_fitting, require_possible
 from harness.tokens.matching import ChainKey, NormalForm, chain_keys
 from harness.types import Message, TokenIds, Turn, as_ids
 
@@ -36,6 +36,8 @@ class ReadCall:
     """Digests of the prefixes of its conversation (`tokens.matching`)."""
     digest: str
     """Of the body, which recognises a retry."""
+    sizes: Sequence[int]
+    """What rendering the tools and the first so many messages costs (`tokens.fitting`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +60,17 @@ class Prompts:
         work = partial(self._read, body, form, idempotency_key)
         return await self.heavy_work.do(len(body), work) if len(body) > _LARGE_BODY else work()
 
-    async def encode(self, session: Session, point: AttachPoint, chat: ChatRequest) -> tuple[AttachPoint, TokenIds]:
+    async def encode(self, session: Session, point: AttachPoint, call: ReadCall) -> tuple[AttachPoint, TokenIds]:
         """The ids that `point` does not have; a template that cannot extend there makes the request a new root.
 
         Raises `RequestError` when the prompt does not fit or the template refuses it; `ServerBusy`.
         """
         parent = session.parent_turn(point)
         if parent is not None:
-            new = chat.messages[point.matched :]
-            ids = await self._encoded(chat, new, partial(self._extend, parent, chat, point.matched))
+            ids = await self._encoded(call, point.matched, partial(self._extend, parent, call.chat, point.matched))
             if ids is not None:
                 return point, ids
-        ids = await self._encoded(chat, chat.messages, partial(self._render, chat))
+        ids = await self._encoded(call, 0, partial(self._render, call.chat))
         assert ids is not None
         return AttachPoint(None, 0, point.key), ids
 
@@ -84,20 +85,18 @@ class Prompts:
     def _read(self, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
         chat = parse_request(body, self.limits)
         require_possible(self.chat_tokenizer.tokenizer, chat.messages, chat.tools, self._context_length)
-        return ReadCall(chat, chain_keys(chat.messages, chat.tools, form), request_digest(body, idempotency_key))
+        keys = chain_keys(chat.messages, chat.tools, form)
+        digest = request_digest(body, idempotency_key)
+        return ReadCall(chat, keys, digest, rendering_sizes(chat.messages, chat.tools))
 
-    async def _encoded(
-        self, chat: ChatRequest, messages: Sequence[Message], encode: Callable[[], Sequence[int] | None]
-    ) -> TokenIds | None:
-        """What `encode` makes of `messages`, with the beginning of the answer; None when it cannot."""
-        size = text_size(messages, chat.tools)
-        work = partial(self._encode, chat, messages, encode)
+    async def _encoded(self, call: ReadCall, first: int, encode: Callable[[], Sequence[int] | None]) -> TokenIds | None:
+        """What `encode` makes of the messages from `first` on; None when it cannot."""
+        size = call.sizes[-1] - (call.sizes[first] - call.sizes[0])
+        work = partial(self._encode, call.chat, first, encode)
         return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()
 
-    def _encode(
-        self, chat: ChatRequest, messages: Sequence[Message], encode: Callable[[], Sequence[int] | None]
-    ) -> TokenIds | None:
-        require_fitting(self.chat_tokenizer.tokenizer, messages, chat.tools, self._context_length)
+    def _encode(self, chat: ChatRequest, first: int, encode: Callable[[], Sequence[int] | None]) -> TokenIds | None:
+        require_fitting(self.chat_tokenizer.tokenizer, chat.messages[first:], chat.tools, self._context_length)
         ids = encode()
         return None if ids is None else as_ids([*ids, *self.forced_ids(chat)])
 

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -25,7 +25,7 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
 from harness.server.heavy_work import HeavyWork
 from harness.server.live_version import LiveVersion
-from harness.server.prompts import TAIL, Prompts
+from harness.server.prompts import TAIL, Prompts, ReadCall
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
@@ -42,7 +42,6 @@ from harness.sessions.session import AfterIncomplete, Session
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
-from harness.tokens.matching import ChainKey
 from harness.types import FinishReason, Json, TopLogprobs, Turn
 
 _NOTICE_S = 0.02
@@ -63,10 +62,7 @@ class ModelCall:
 
     session: Session
     chat: ChatRequest
-    keys: Sequence[ChainKey]
-    """Digests of the prefixes of its conversation."""
-    digest: str
-    """Of its body."""
+    read: ReadCall
     client: ClientConnection
     began_at: float
 
@@ -114,7 +110,7 @@ class TurnService:
         with _refusals_counted(session):
             read = await self.prompts.read(body, session.normal_form, client.idempotency_key)
             self._check_offered(read.chat)
-        return ModelCall(session, read.chat, read.keys, read.digest, client, began_at)
+        return ModelCall(session, read.chat, read, client, began_at)
 
     async def serve_chat(self, call: ModelCall) -> ServedTurn:
         """Answer a chat completion.
@@ -139,7 +135,7 @@ class TurnService:
         has_looked_twice = False
         while True:
             call.client.require_there()
-            treatment, index = call.session.treatment(call.digest, says_retry=call.client.says_retry)
+            treatment, index = call.session.treatment(call.read.digest, says_retry=call.client.says_retry)
             match treatment:
                 case Treatment.SAMPLE if index >= 0 and not has_looked_twice:
                     await _connections_noticed()
@@ -202,11 +198,11 @@ class TurnService:
     async def _admit(self, call: ModelCall) -> Admission:
         session, chat = call.session, call.chat
         await self.live.settled(call.client, lambda: session.is_open)
-        point = session.attach(call.keys)
+        point = session.attach(call.read.keys)
         diverged = session.divergence(point, chat.messages)
-        point, context_ids = await self.prompts.encode(session, point, chat)
+        point, context_ids = await self.prompts.encode(session, point, call.read)
         call.client.require_there()
-        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.digest, diverged)
+        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.read.digest, diverged)
         session.require_fresh(point, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 

@@ -19,13 +19,17 @@ from harness.types import Json, Message
 
 _PIECE = 50_000  # characters, some tens of milliseconds
 _ALLOWANCE = 4  # tokens that one cut may add
+_PER_MESSAGE = 100  # characters whose encoding takes as long as a template needs for a message
 _LENIENCE = 4  # times the context, for texts with those of the assistant
 
 
-def text_size(messages: Sequence[Message], tools: Sequence[Json]) -> int:
-    """Characters that rendering `messages` and `tools` has to read."""
-    told, said = _texts(messages, tools)
-    return sum(map(len, told)) + sum(map(len, said))
+def rendering_sizes(messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
+    """What rendering costs, in characters: element i is that of `tools` and the first i messages."""
+    sizes = [len(msgspec.json.encode(tools)) if tools else 0]
+    for message in messages:
+        told, said = _texts([message], ())
+        sizes.append(sizes[-1] + _PER_MESSAGE + sum(map(len, told)) + sum(map(len, said)))
+    return sizes
 
 
 def require_possible(

@@ -27,7 +27,7 @@ class GuardedMessages:
         self.messages, self.tools = messages, tools
         self._tokenizer = tokenizer
         texts = list(_strings([messages, tools]))
-        found = {marker.group() for text in texts for marker in tokenizer.find_markers(text)}
+        found = {marker.group() for text in texts if text for marker in tokenizer.find_markers(text)}
         self._placeholders = _placeholders(found, texts) if found else {}
         if found:
             self.messages = [self._hide_in_message(message) for message in messages]

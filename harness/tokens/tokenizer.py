@@ -99,6 +99,9 @@ class Tokenizer:
 
     def find_markers(self, text: str) -> Iterator[re.Match[str]]:
         """The markers in `text`, from left to right; a long text is searched in stretches, so that others get on."""
+        if len(text) <= _STRETCH:
+            yield from self.marker_pattern.finditer(text)
+            return
         position, reach = 0, max(map(len, self.markers), default=1)
         while position < len(text):
             end = position + _STRETCH

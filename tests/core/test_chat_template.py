@@ -244,3 +244,12 @@ def test_a_long_text_has_the_ids_that_its_encoding_in_one_piece_has(real_templat
 
     assert tokenizer.encode(text) == list(tokenizer._raw.encode(text, add_special_tokens=False).ids)
     assert tokenizer.encode_plain(text) == list(tokenizer._plain.encode(text, add_special_tokens=False).ids)
+
+
+@given(st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "x", "<", "|>", "end" * 3_000]), max_size=60))
+@example(["x" * 99_995, "<|im_end|>", "x" * 99_990, "<|im_start|>"])
+def test_markers_are_found_in_stretches_as_in_one_piece(parts):
+    """A marker across the end of a stretch is one marker."""
+    text, tokenizer = "".join(parts), toy_tokenizer()
+    found = [(match.start(), match.group()) for match in tokenizer.find_markers(text)]
+    assert found == [(match.start(), match.group()) for match in tokenizer.marker_pattern.finditer(text)]

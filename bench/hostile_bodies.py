@@ -1,0 +1,221 @@
+"""What large requests cost a session server: time, memory, and how long its event loop stood.
+
+    python bench/hostile_bodies.py [--json] [--tokenizer DIR] [--context TOKENS] [--rounds N]
+
+A server in a process of its own (scripted engine, store in memory) gets one request at a time. Time is that of the
+answer; memory is what the process grew by at its highest; the stall is how late a timer of a millisecond came at worst.
+Other programs on the machine make every figure larger, so each is the least of some rounds. The table is the one in
+docs/limits.md.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from harness.dialects.request_limits import RequestLimits
+
+MB = 1_000_000
+BEAT_S = 0.001
+BODY_BYTES = 48 << 20  # more than the default, to see what larger bodies would cost
+WORDS = "The quick brown fox jumps over the lazy dog and finds 42 reasons to come back.\n"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A body to send."""
+
+    name: str
+    fields: Json
+    messages: list[Json]
+
+    @property
+    def body(self) -> bytes:
+        """As clients write it."""
+        return json.dumps({"model": "m", "messages": self.messages, **self.fields}, ensure_ascii=False).encode()
+
+
+def cases() -> Iterator[Case]:
+    """What an agent may send, by what is large in it."""
+    hi: Json = {"role": "user", "content": "hi"}
+    for size in (1, 4, 8, 40):
+        yield Case("content, words", {}, [{"role": "user", "content": WORDS * (size * MB // len(WORDS))}])
+    yield Case("content, line breaks", {}, [{"role": "user", "content": "\n" * (4 * MB)}])
+    yield Case("content, Chinese", {}, [{"role": "user", "content": "漢字" * (8 * MB // 6)}])
+    yield Case("reasoning sent back", {}, [hi, {**answer("x"), "reasoning_content": WORDS * (8 * MB // 79)}, hi])
+    for size in (0.1, 0.9, 2):
+        function = {"name": "f", "description": WORDS * int(size * MB / 79)}
+        yield Case("tool description", {"tools": [{"type": "function", "function": function}]}, [hi])
+    for size in (0.1, 0.9, 2):
+        properties = {f"p{i}": {"type": "string"} for i in range(int(size * MB / 29))}
+        function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+        yield Case("tool schema", {"tools": [{"type": "function", "function": function}]}, [hi])
+    for size in (0.9, 2):
+        arguments = json.dumps({"text": WORDS * int(size * MB / 82)})
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        yield Case("tool arguments", {}, [hi, {**answer(""), "tool_calls": [call]}, hi])
+    for size in (0.9, 2):
+        schema = {f"p{i}": {"type": "string"} for i in range(int(size * MB / 29))}
+        wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+        yield Case("schema of the answer", {"response_format": wanted}, [hi])
+    for count in (1_000, 30_000, 200_000):
+        yield Case(f"{count} messages", {}, [hi] * count)
+    for count in (16, 2_000, 200_000):
+        yield Case(f"{count} stop strings", {"stop": [f"stop{i}" for i in range(count)]}, [hi])
+    yield Case("an unknown field", {"other": [0] * (8 * MB // 3)}, [hi])
+
+
+def answer(text: str) -> Json:
+    """An assistant's message."""
+    return {"role": "assistant", "content": text}
+
+
+class Server:
+    """A session server in another process, from outside."""
+
+    def __init__(self, tokenizer: str, context: int) -> None:
+        command = [sys.executable, __file__, "--serve", "--tokenizer", tokenizer, "--context", str(context)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._address = self._line().removeprefix("http://")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def measure(self, body: bytes) -> Json:
+        """Send `body` to a session of its own."""
+        http = HTTPConnection(self._address, timeout=600)
+        http.request("POST", "/sessions", b"{}")
+        session_id = json.loads(http.getresponse().read())["session_id"]
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")  # the high-water mark begins anew
+        before = self._memory("VmRSS")
+        self._stall_s()
+        began = time.perf_counter()
+        http.request("POST", f"/sessions/{session_id}/v1/chat/completions", body)
+        response = http.getresponse()
+        said = json.loads(response.read())
+        figures = {
+            "status": response.status,
+            "code": said.get("error", {}).get("code", ""),
+            "seconds": time.perf_counter() - began,
+            "memory_bytes": max(0, self._memory("VmHWM") - before),
+            "stall_s": self._stall_s(),
+        }
+        http.close()
+        http.request("DELETE", f"/sessions/{session_id}")
+        http.getresponse().read()
+        http.close()
+        return figures
+
+    def _stall_s(self) -> float:
+        """The worst stall since the last time; the server begins anew."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _memory(self, name: str) -> int:
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+async def serve(tokenizer: Path, context: int) -> None:
+    """The server's own process: says its address, then its worst stall for each line that it gets."""
+    from harness.engines.scripted import Script, ScriptedEngine, Step
+    from harness.server.serving import serve_in_process
+    from harness.server.settings import ServerSettings
+    from harness.store.connect import open_store
+    from harness.telemetry.logging import configure_logging
+    from harness.tokens.opening import open_chat_tokenizer
+
+    configure_logging()
+    chat_tokenizer = open_chat_tokenizer(tokenizer)
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(Step(text="ok"),)), context_length=context)
+    settings = ServerSettings(limits=RequestLimits(body_bytes=BODY_BYTES))
+    loop, worst_s, ended = asyncio.get_running_loop(), 0.0, asyncio.Event()
+
+    def beat(due: float) -> None:
+        nonlocal worst_s
+        worst_s = max(worst_s, loop.time() - due)
+        loop.call_at(loop.time() + BEAT_S, beat, loop.time() + BEAT_S)
+
+    def tell() -> None:
+        nonlocal worst_s
+        if not os.read(0, 1):
+            ended.set()
+            loop.remove_reader(0)
+        else:
+            print(worst_s, flush=True)
+            worst_s = 0.0
+
+    async with serve_in_process(engine, chat_tokenizer, open_store("memory"), settings) as running:
+        print(running.url, flush=True)
+        loop.add_reader(0, tell)
+        beat(loop.time())
+        await ended.wait()
+
+
+def least(rounds: list[Json]) -> Json:
+    """The least of each figure."""
+    return {name: min(each[name] for each in rounds) for name in rounds[0]}
+
+
+def toy_folder(directory: Path) -> Path:
+    """The tokenizer of the tests, which needs no download."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from toy_model import write_toy_model
+
+    return write_toy_model(directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tokenizer", type=Path, help="a HuggingFace folder; by default the tests' byte tokenizer")
+    parser.add_argument("--context", type=int, default=32_768)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.tokenizer, options.context))
+        return
+    if not options.json:
+        print("| what is large | body | answer | time | memory, times the body | worst stall |")
+        print("| --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server(str(options.tokenizer or toy_folder(Path(directory))), options.context)
+        for case in cases():
+            body = case.body
+            found = least([server.measure(body) for _ in range(options.rounds)])
+            if options.json:
+                print(json.dumps({"case": case.name, "body_bytes": len(body), **found}), flush=True)
+                continue
+            said = f"{found['status']} {found['code']}".strip()
+            print(
+                f"| {case.name} | {len(body) / MB:.2f} MB | {said} | {found['seconds'] * 1000:.0f} ms |"
+                f" {found['memory_bytes'] / len(body):.1f} | {found['stall_s'] * 1000:.0f} ms |",
+                flush=True,
+            )
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

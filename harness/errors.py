@@ -46,7 +46,8 @@
 
 Each class states who is to blame (`cause`), the HTTP answer (`status`, `code`), whether the same request may
 succeed later (`retryable`), and whether tokens sampled before it may be trained (`trainable`). Messages say what
-was expected, what was seen and what to do next.
+was expected, what was seen and what to do next. Those about the client's own request are the client's; those about
+engines and stores name addresses and files, which are the operator's: agents read `told` instead.
 """
 
 from enum import StrEnum
@@ -75,11 +76,18 @@ class HarnessError(Exception):
     code: str = "internal_error"
     retryable: bool = False
     trainable: bool = False
+    told: str = "the server failed; its log says how"
+    """Given to agents instead of the message; empty where the message is about what they did themselves."""
 
     @property
     def message(self) -> str:
         """The text given to the user, without the class name."""
         return str(self.args[0]) if self.args else type(self).__name__
+
+    @property
+    def message_to_agents(self) -> str:
+        """The text given to an agent: no address, file or word of somebody else's is in it."""
+        return self.told or self.message
 
 
 class RequestError(HarnessError):
@@ -91,6 +99,7 @@ class RequestError(HarnessError):
     cause = Cause.AGENT
     status = 400
     code = "invalid_request"
+    told = ""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -189,6 +198,7 @@ class TurnRefused(HarnessError):
     status = 404
     code = "turn_refused"
     trainable = True
+    told = ""
 
 
 class SessionNotFound(TurnRefused):
@@ -205,6 +215,7 @@ class SessionDamaged(TurnRefused):
     cause = Cause.HARNESS
     code = "session_damaged"
     trainable = False
+    told = "the session cannot be read back from the store; the server's log says why"
 
 
 class SessionClosing(TurnRefused):
@@ -238,6 +249,7 @@ class GateClosed(HarnessError):
     status = 503
     code = "gate_closed"
     retryable = True
+    told = ""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -250,6 +262,7 @@ class ServerBusy(HarnessError):
     status = 503
     code = "server_busy"
     retryable = True
+    told = ""
     retry_after_s = 1
 
 
@@ -269,6 +282,7 @@ class ClientLeft(HarnessError):
     status = 499
     code = "client_left"
     retryable = True
+    told = ""
 
 
 class EngineError(HarnessError):
@@ -278,6 +292,7 @@ class EngineError(HarnessError):
     status = 502
     code = "engine_error"
     retryable = True
+    told = "the engine failed; the server's log says how"
 
 
 class EngineUnavailable(EngineError):
@@ -285,12 +300,14 @@ class EngineUnavailable(EngineError):
 
     status = 503
     code = "engine_unavailable"
+    told = "no engine can be reached, or it takes no requests now; ask again later"
 
 
 class EngineConnectionLost(EngineError):
     """The engine went away in the middle of a generation."""
 
     code = "engine_connection_lost"
+    told = "the engine went away in the middle of a generation"
 
 
 class EngineRejected(EngineError):
@@ -299,6 +316,7 @@ class EngineRejected(EngineError):
     status = 400
     code = "engine_rejected"
     retryable = False
+    told = "the engine refused the request; the server's log has its words"
 
 
 class EngineReplyInvalid(EngineError):
@@ -338,6 +356,7 @@ class StoreError(HarnessError):
 
     status = 503
     code = "store_failed"
+    told = "the turn could not be made durable; ask again later"
 
 
 class StoreFull(StoreError):

@@ -50,7 +50,8 @@ class Client:
 
     async def chat(self, session: Served, messages: Sequence[Message], **fields: Any) -> httpx.Response:
         """A model call of the session's agent."""
-        return await self.http.post(url_of(session), json={"model": "m", "messages": list(messages), **fields})
+        body = {"model": "m", "messages": list(messages), **fields}
+        return await self.http.post(url_of(session), json=body, headers=bearer(session.api_key))
 
     async def say(self, session: Served, messages: Sequence[Message], **fields: Any) -> Message:
         """The message of a model call that must succeed."""
@@ -83,6 +84,11 @@ class Client:
     async def held(self, count: int) -> None:
         """Return once that many requests wait at the gate."""
         await eventually(lambda: self.server.gatekeeper.held == count)
+
+
+def bearer(credential: str | None) -> dict[str, str]:
+    """How a client shows a key or a token; nothing when it has none."""
+    return {} if credential is None else {"authorization": f"Bearer {credential}"}
 
 
 def url_of(session: Served) -> str:
@@ -125,10 +131,11 @@ async def serving_with(
     settings: ServerSettings | None = None,
     clock: Clock = time.time,
 ) -> AsyncIterator[Client]:
-    """The same in front of `engine`."""
+    """The same in front of `engine`; its client is an operator."""
+    token = None if settings is None else settings.admin_token
     async with (
         serve_in_process(engine, toy_template(), open_store(store, clock), settings, clock=clock) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+        httpx.AsyncClient(base_url=running.url, headers=bearer(token), timeout=PATIENCE_S) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)
 

@@ -1,9 +1,11 @@
 """Options that several commands share; every flag has an environment variable of the same meaning."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+
+from harness.cli import output
 
 if TYPE_CHECKING:
     from harness.server.settings import ServerSettings
@@ -55,7 +57,27 @@ StopGrace = Annotated[
 AdminToken = Annotated[
     str | None,
     typer.Option(
-        envvar="HARNESS_ADMIN_TOKEN", help="Needed to create and read sessions, when set.", show_default=False
+        envvar="HARNESS_ADMIN_TOKEN",
+        help="Needed for everything but the model calls of a session.  [default: made at each start and printed]",
+        show_default=False,
+    ),
+]
+
+NoAuth = Annotated[
+    bool,
+    typer.Option(
+        "--no-auth",
+        envvar="HARNESS_NO_AUTH",
+        help="On loopback: whoever reaches the port may do everything, agents too.",
+    ),
+]
+
+OpenPaths = Annotated[
+    bool,
+    typer.Option(
+        "--open-paths",
+        envvar="HARNESS_OPEN_PATHS",
+        help="A session's base_url is enough for its model calls, for agents that send no key.",
     ),
 ]
 
@@ -95,10 +117,18 @@ KeepDays = Annotated[
 ]
 
 
+class Access(NamedTuple):
+    """Who may ask, as the options say it."""
+
+    admin_token: str | None
+    no_auth: bool
+    open_paths: bool
+
+
 def server_settings(
     host: str,
     port: int,
-    admin_token: str | None,
+    access: Access,
     pause_timeout: float,
     matching: list[str] | None,
     *,
@@ -110,12 +140,19 @@ def server_settings(
 ) -> "ServerSettings":
     """What these options say of a session server. Raises `ScenarioError` when nobody should serve like that."""
     from harness.dialects.request_limits import read_limits
+    from harness.errors import ScenarioError
+    from harness.server.access import new_admin_token
     from harness.server.settings import ServerSettings
 
+    if access.no_auth and access.admin_token:
+        raise ScenarioError(
+            "expected --admin-token or --no-auth, got both; without either, a token is made and printed"
+        )
     settings = ServerSettings(
         host=host,
         port=port,
-        admin_token=admin_token,
+        admin_token=None if access.no_auth else access.admin_token or new_admin_token(),
+        open_paths=access.open_paths,
         pause_timeout_s=pause_timeout,
         drain_grace_s=drain_grace,
         stop_grace_s=stop_grace,
@@ -126,3 +163,18 @@ def server_settings(
     )
     settings.check()
     return settings
+
+
+def made_token(settings: "ServerSettings", access: Access) -> str | None:
+    """The admin token that was made at this start; None when the operator chose one, or none."""
+    return None if access.admin_token else settings.admin_token
+
+
+def say_who_may_ask(settings: "ServerSettings", access: Access) -> None:
+    """Tell the operator once: the token that was made, or that there is none."""
+    if token := made_token(settings, access):
+        output.say(f"admin token of this start: {token} (--admin-token or HARNESS_ADMIN_TOKEN chooses one)")
+    elif settings.admin_token is None:
+        output.say(
+            "no authentication: whoever reaches the port, agents included, can read, change and end every session"
+        )

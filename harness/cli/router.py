@@ -73,6 +73,8 @@ def router(
     drain_grace: options.DrainGrace = 20.0,
     stop_grace: options.StopGrace = 5.0,
     admin_token: options.AdminToken = None,
+    no_auth: options.NoAuth = False,
+    open_paths: options.OpenPaths = False,
     matching: options.Matchings = None,
     limit: options.RequestLimits = None,
     idle_hours: options.IdleHours = 24.0,
@@ -91,10 +93,11 @@ def router(
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
+    access = options.Access(admin_token, no_auth, open_paths)
     settings = options.server_settings(
         host,
         port,
-        admin_token,
+        access,
         pause_timeout,
         matching,
         limit=limit,
@@ -115,7 +118,14 @@ def router(
     routing.check()
     chat_tokenizer = open_chat_tokenizer(tokenizer_directory(tokenizer, model_directory(model)), renderer=renderer)
     program = _program(gateway) if router_url is None else None
-    announce = _print_url if as_json else _say_url
+
+    def announce(running: "RunningServer", front: "Gateway") -> None:
+        if as_json:
+            _print(running, front, options.made_token(settings, access))
+        else:
+            _say_url(running, front)
+            options.say_who_may_ask(settings, access)
+
     uvloop.run(route_forever(routing, program, chat_tokenizer, open_store(store), settings, started=announce))
 
 
@@ -125,11 +135,12 @@ def _program(name: str) -> "GatewayProgram":
     return gateway_program(name, output.say)
 
 
-def _print_url(running: "RunningServer", gateway: "Gateway") -> None:
+def _print(running: "RunningServer", gateway: "Gateway", admin_token: str | None) -> None:
     output.print_json(
         {
             "url": running.url,
             "sessions_restored": running.restored,
+            "admin_token": admin_token,
             "gateway": {"url": gateway.url, "kind": str(gateway.kind), "restrictions": list(gateway.restrictions)},
         }
     )

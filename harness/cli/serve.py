@@ -53,6 +53,8 @@ def serve(
     drain_grace: options.DrainGrace = 20.0,
     stop_grace: options.StopGrace = 5.0,
     admin_token: options.AdminToken = None,
+    no_auth: options.NoAuth = False,
+    open_paths: options.OpenPaths = False,
     matching: options.Matchings = None,
     limit: options.RequestLimits = None,
     idle_hours: options.IdleHours = 24.0,
@@ -74,10 +76,11 @@ def serve(
     from harness.tokens.opening import open_chat_tokenizer
 
     configure_logging()
+    access = options.Access(admin_token, no_auth, open_paths)
     settings = options.server_settings(
         host,
         port,
-        admin_token,
+        access,
         pause_timeout,
         matching,
         limit=limit,
@@ -92,14 +95,17 @@ def serve(
     provider = open_engine(engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script)
     if isinstance(provider, ContinuesAtEntry):
         provider.continues_at_entry = continue_engines
-    announce = _print_url if as_json else _say_url
+
+    def announce(running: "RunningServer") -> None:
+        if as_json:
+            _print(running, options.made_token(settings, access))
+        else:
+            output.say(f"serving sessions at {running.url}; Ctrl+C stops")
+            options.say_who_may_ask(settings, access)
+
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(store), settings, announce))
 
 
-def _print_url(running: "RunningServer") -> None:
-    output.print_json({"url": running.url, "sessions_restored": running.restored})
+def _print(running: "RunningServer", admin_token: str | None) -> None:
+    output.print_json({"url": running.url, "sessions_restored": running.restored, "admin_token": admin_token})
     sys.stdout.flush()
-
-
-def _say_url(running: "RunningServer") -> None:
-    output.say(f"serving sessions at {running.url}; Ctrl+C stops")

@@ -67,6 +67,14 @@ class SessionServerAddress(msgspec.Struct, frozen=True):
     url: str
     admin_token: str | None = None
 
+    def __repr__(self) -> str:
+        return f"SessionServerAddress({self.url!r})"  # reports and errors show addresses, never tokens
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an operator's requests carry."""
+        return {"authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
+
 
 class GateClient:
     """The gate of the server at `address`; a context manager. Every verb raises `SessionServerError`.

@@ -1,6 +1,6 @@
 """Runs agents against sessions: the part that a rollout manager embeds.
 
-    async with SessionManager("http://127.0.0.1:8000") as manager:
+    async with SessionManager("http://127.0.0.1:8000", admin_token=token) as manager:
         rollout = await manager.run(task)
 
 Ended early by `abort_rollout(..., agent_hooks=[manager.abort_hooks()])`; see `abort.py`.

@@ -26,8 +26,7 @@ class WeightClient:
     def __init__(self, address: SessionServerAddress | str, holder: str = "", ttl_s: float = HOLD_TTL_S) -> None:
         self.gate = GateClient(address, holder, ttl_s)
         self.url = self.gate.address.url
-        token = self.gate.address.admin_token
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        headers = self.gate.address.headers
         self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=None, trust_env=False)  # noqa: S113  # each call is bounded
         self._stack = AsyncExitStack()
 

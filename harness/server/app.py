@@ -1,8 +1,8 @@
 """The routes of a session server.
 
-Handlers translate: HTTP in, a call, HTTP out. The path prefix `/sessions/<id>` is a session's identity; its own key
-is accepted as an alternative on `/v1/...`. Creating, reading, draining and deleting are admin verbs. Every answer,
-unknown routes included, is JSON.
+Handlers translate: HTTP in, a call, HTTP out. The path prefix `/sessions/<id>` is a session's identity, its key proves
+it; on `/v1/...` the key is both. Who may ask what is said in `access`: a route without `admin` around it answers
+agents. Every answer, unknown routes included, is JSON.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from harness.dialects.openai_stream import stream_body
 from harness.engines.base import EngineHealth
 from harness.engines.served_model import SESSION_SERVER
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
+from harness.server.access import credential, is_operator, require_admin, require_key
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.left_engines import LeftEngines
@@ -36,7 +37,7 @@ from harness.server.reading import (
     wants_binary,
 )
 from harness.server.registry import SessionRegistry
-from harness.server.requests import credential, read_body, require_admin
+from harness.server.requests import read_body
 from harness.server.responses import ErrorAnswers, json_response
 from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
@@ -72,7 +73,7 @@ class SessionServer:
         self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
         self._turns = turns
         self._metrics = turns.metrics
-        self._errors = ErrorAnswers(turns.metrics)
+        self._errors = ErrorAnswers(turns.metrics, turns.settings.admin_token)
         self._last_sweep: SweepReport | None = None
 
     def app(self) -> Starlette:
@@ -102,7 +103,7 @@ class SessionServer:
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
-                Route("/metrics", self._render_metrics, methods=["GET"]),
+                Route("/metrics", admin(self._render_metrics), methods=["GET"]),
             ],
             exception_handlers=self._errors.by_type(),
         )
@@ -181,8 +182,8 @@ class SessionServer:
     # Turns
 
     async def _chat(self, request: Request) -> Response:
-        body = await self._body(request)
         session = self._session_of(request)
+        body = await self._body(request)
         client = ClientConnection(request.receive, request.headers)
         call = await self._turns.read_chat(session, body, client)
         if call.chat.streaming is not None:
@@ -213,11 +214,13 @@ class SessionServer:
         return Delivery(request.scope, partial(self._turns.mark_delivered, call, served))
 
     async def _models(self, request: Request) -> Response:
-        del request
+        if not is_operator(request.headers, self.settings.admin_token):
+            self._session_of(request)
         card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": SESSION_SERVER}
         return json_response({"object": "list", "data": [card]})
 
     async def _alive(self, request: Request) -> Response:
+        """The same for every id: what asks here only wants to know whether anybody listens."""
         return json_response({"session_id": request.path_params["id"], "object": "session"})
 
     # Gate
@@ -293,7 +296,8 @@ class SessionServer:
     # Operation
 
     async def _health(self, request: Request) -> Response:
-        del request
+        if not is_operator(request.headers, self.settings.admin_token):
+            return json_response({"status": "alive"})
         engine = await self._turns.engine.health()
         store_problem = self._turns.store.problem
         status = self._status(engine)
@@ -358,11 +362,12 @@ class SessionServer:
                 yield
 
     def _session_of(self, request: Request) -> Session:
-        """The session of the path, or of the key when the path names none. Raises `SessionNotFound`."""
+        """The session that a model call is for. Raises `Unauthorized` or `SessionNotFound`."""
         session_id = request.path_params.get("id")
-        if session_id is None:
-            return self.sessions.by_key(credential(request.headers))
-        return self.sessions.get(session_id)
+        if session_id is not None and not self.settings.needs_keys:
+            return self.sessions.get(session_id)
+        key = require_key(request.headers) if self.settings.needs_keys else credential(request.headers)
+        return self.sessions.by_key(key) if session_id is None else self.sessions.of_key(session_id, key)
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self.settings.limits)

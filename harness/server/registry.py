@@ -53,6 +53,8 @@ _BATCH = 256  # sessions that are closed together: a commit of the store for all
 
 log = structlog.get_logger()
 
+_NO_SUCH_KEY = "no session has this API key here; use the base_url and the api_key of the same POST /sessions"
+
 
 class SessionRegistry:
     """Live sessions; closed ones are forgotten here and kept by the store."""
@@ -116,7 +118,17 @@ class SessionRegistry:
         for damaged in self._quarantined.values():
             if damaged.api_key == api_key:
                 raise _damaged(damaged)
-        raise SessionNotFound("no session has this API key; use the base_url or the api_key of POST /sessions")
+        raise SessionNotFound(_NO_SUCH_KEY)
+
+    def of_key(self, session_id: str, api_key: str) -> Session:
+        """The session with that id and that key.
+
+        Raises `SessionNotFound`, in the same words whether or not there is a session with that id; `SessionDamaged`.
+        """
+        session = self.by_key(api_key)
+        if session.session_id != session_id:
+            raise SessionNotFound(_NO_SUCH_KEY)
+        return session
 
     async def restore(self) -> int:
         """Hold the sessions that a previous server left open (I9), quarantine damaged ones; returns how many it holds.

@@ -1,30 +1,11 @@
-"""What every route may ask of a request: its body, within a limit, and the credential that it carries.
-
-A credential is a bearer token or an `x-api-key`: clients of OpenAI send the one, clients of Anthropic the other. What a
-body means is read elsewhere (`wire`, `dialects`).
-"""
-
-import secrets
-from collections.abc import Mapping
+"""The body of a request, within a limit. What it means is read elsewhere (`wire`, `dialects`)."""
 
 from starlette.requests import Request
 
 from harness.dialects.request_limits import RequestLimits
-from harness.errors import BodyTooLarge, Unauthorized
+from harness.errors import BodyTooLarge
 
 _SHOWN = 20  # digits of a declared length
-
-
-def credential(headers: Mapping[str, str]) -> str:
-    """The bearer token or API key in `headers`, which have lower-case names; empty when there is none."""
-    kind, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-
-
-def require_admin(headers: Mapping[str, str], admin_token: str | None) -> None:
-    """Raises `Unauthorized` when an admin token is set and `headers` do not carry it."""
-    if admin_token and not secrets.compare_digest(credential(headers).encode(), admin_token.encode()):
-        raise Unauthorized("expected the admin token as `Authorization: Bearer ...`")
 
 
 async def read_body(request: Request, limits: RequestLimits) -> bytes:

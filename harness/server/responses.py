@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from harness.dialects.openai_chat import error_body
 from harness.errors import GateClosed, HarnessError, MethodNotAllowed, OverLimit, RouteNotFound, ServerBusy, TurnRefused
+from harness.server.access import is_operator
 from harness.server.unknown_routes import UnknownRoutes
 from harness.telemetry.metrics import ServerMetrics
 
@@ -29,24 +30,29 @@ def json_response(value: Any, status: int = HTTPStatus.OK, headers: dict[str, st
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 
-def error_response(error: HarnessError) -> Response:
+def error_response(error: HarnessError, *, to_agent: bool) -> Response:
     """The answer for `error`, in the form OpenAI clients parse.
 
-    A refused turn carries `x-should-retry: false`, a closed gate or a busy server `retry-after`.
+    A refused turn carries `x-should-retry: false`, a closed gate or a busy server `retry-after`. Agents read less than
+    operators: see `HarnessError.message_to_agents`.
     """
     headers: dict[str, str] = {}
     if isinstance(error, GateClosed | ServerBusy):
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, TurnRefused) or not error.retryable:
         headers["x-should-retry"] = "false"
-    return json_response(error_body(error), error.status, headers)
+    body = error_body(error)
+    if to_agent:
+        body["error"]["message"] = error.message_to_agents
+    return json_response(body, error.status, headers)
 
 
 class ErrorAnswers:
     """The answers of one server to errors, by their type."""
 
-    def __init__(self, metrics: ServerMetrics) -> None:
+    def __init__(self, metrics: ServerMetrics, admin_token: str | None) -> None:
         self._metrics = metrics
+        self._admin_token = admin_token
         self._unknown_routes = UnknownRoutes()
 
     def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
@@ -64,7 +70,7 @@ class ErrorAnswers:
         if isinstance(error, OverLimit):
             self._metrics.over_limit(error.limit)
         log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
-        return error_response(error)
+        return error_response(error, to_agent=not is_operator(request.headers, self._admin_token))
 
     async def _no_such_route(self, request: Request, error: HTTPException) -> Response:
         method, path = request.method, request.url.path
@@ -77,7 +83,7 @@ class ErrorAnswers:
         pattern = self._unknown_routes.note(method, path)
         if pattern is not None:
             log.warning(answer.code, route=pattern, hint="told once: an agent with another dialect or base URL?")
-        return error_response(answer)
+        return error_response(answer, to_agent=True)
 
     async def _nobody_reads(self, request: Request, error: ClientDisconnect) -> Response:
         """The client left while it was sending."""
@@ -87,4 +93,5 @@ class ErrorAnswers:
     async def _bug(self, request: Request, error: Exception) -> Response:
         log.error("request_failed", path=request.url.path, exc_info=error)
         self._metrics.error_answered(HarnessError.code)
-        return error_response(HarnessError(f"internal error ({type(error).__name__}); the server's log has it"))
+        told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
+        return error_response(told, to_agent=False)

@@ -7,7 +7,8 @@
     anything else                        the router: control verbs to every worker, the rest to the gateway
 
 So `/health`, `/v1/models` and `/metrics` are the gateway's, as clients of an SGLang router expect. With an admin token,
-whatever is not a session's needs it: control verbs must not be open to a network that sessions are open to.
+whatever is not the session server's needs it: control verbs must not be open to a network that sessions are open to.
+The admin token and the keys of sessions end here; gateway and workers see the operator's key for them, if there is one.
 
 Sessions never go through the gateway: their worker is chosen by the pool and asked directly.
 """
@@ -31,9 +32,9 @@ from harness.engines.connect import open_server, require_address
 from harness.engines.discovered import DiscoveredPool, FoundWorker
 from harness.engines.repeat_guard import wanted_guard
 from harness.errors import LaneError, ScenarioError, Unauthorized
+from harness.server.access import credential, require_admin
 from harness.server.gateway_program import GatewayProgram
 from harness.server.registry import API_KEY_PREFIX
-from harness.server.requests import credential, require_admin
 from harness.server.responses import error_response
 from harness.server.serving import RunningServer, serve_forever
 from harness.server.settings import ServerSettings
@@ -44,6 +45,7 @@ from server_patch.router.app import open_http
 from server_patch.router.verbs import Order, VerbError
 
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 
@@ -92,21 +94,24 @@ class RoutedApp:
             await self._router(scope, receive, send)
         elif _is_of_sessions(scope):
             await self._sessions(scope, receive, send)
-        else:
-            await self._operate(scope, receive, send)
-
-    async def _operate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is not a session's."""
-        try:
-            require_admin(Headers(scope=scope), self._admin_token)
-        except Unauthorized as error:
-            await error_response(error)(scope, receive, send)
-            return
-        if scope["path"] in _OWN:
+        elif scope["path"] in _OWN:
             own = _OWN[scope["path"]]
             await self._sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
         else:
-            await self._router(scope, receive, send)
+            await self._route(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the router answer an operator, without the credential that was for us."""
+        headers = Headers(scope=scope)
+        try:
+            require_admin(headers, self._admin_token)
+        except Unauthorized as error:
+            await error_response(error, to_agent=True)(scope, receive, send)
+            return
+        if self._admin_token or credential(headers).startswith(API_KEY_PREFIX):
+            kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _CREDENTIALS]
+            scope = {**scope, "headers": kept}
+        await self._router(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)

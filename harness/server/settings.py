@@ -1,7 +1,7 @@
 """What the operator of a session server decides."""
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
@@ -18,8 +18,12 @@ class ServerSettings:
     """0 takes a free one."""
     public_url: str | None = None
     """What `base_url` of a session begins with, where agents reach the server by another name."""
-    admin_token: str | None = None
-    """Required from whoever creates, reads, drains or deletes sessions, when set."""
+    admin_token: str | None = field(default=None, repr=False)
+    """Required from whoever creates, reads, drains or deletes sessions. None: whoever reaches the server may do
+    everything, which only suits a loopback address where nobody but its owner can ask."""
+    open_paths: bool = False
+    """The address of a session is enough for its model calls, for agents that send no key. Without an admin token it
+    always is."""
     pause_timeout_s: float = 600.0
     """How long a paused gate holds a request before it answers 503."""
     drain_grace_s: float = 20.0
@@ -56,12 +60,17 @@ class ServerSettings:
         if not _is_loopback(self.host) and not self.admin_token:
             raise ScenarioError(
                 f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
-                " pass --admin-token or bind 127.0.0.1"
+                " give it one (--admin-token, HARNESS_ADMIN_TOKEN) or bind 127.0.0.1"
             )
         try:
             normal_form(self.matchings)
         except MalformedRequest as error:
             raise ScenarioError(f"--matching: {error.message}") from error
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether a model call needs the key of its session."""
+        return bool(self.admin_token) and not self.open_paths
 
 
 def _is_loopback(host: str) -> bool:

@@ -92,7 +92,7 @@ class SuiteRun:
     ) -> None:
         self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
         agent = with_environment(await prepare(folder.agent_script), folder)
-        async with SessionManager(services.url) as manager:
+        async with SessionManager(services.address.url, admin_token=services.address.admin_token) as manager:
             stage = self._fault_stage(folder, services, manager)
             batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, stage)
             width = self.concurrency or folder.scenario.concurrency

@@ -12,7 +12,9 @@ import httpx
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
 from harness.lanes import LaneEngine, LaneSpec
+from harness.manager.gate_client import SessionServerAddress
 from harness.models import resolve_model
+from harness.server.access import new_admin_token
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
@@ -62,8 +64,8 @@ class EngineChoice(NamedTuple):
 class Services:
     """What rollouts are run against."""
 
-    url: str
-    """Of the session server."""
+    address: SessionServerAddress
+    """Of the session server, with the admin token of this run."""
     model: str
     """Name that agents ask for."""
     identity: Json
@@ -74,16 +76,21 @@ class Services:
 
     async def drain(self) -> None:
         """Close every open session for good; new ones are refused."""
-        async with httpx.AsyncClient(trust_env=False) as http:
-            (await http.post(f"{self.url}/sessions/drain")).raise_for_status()
+        async with operating(self.address) as http:
+            (await http.post("/sessions/drain")).raise_for_status()
 
     async def close_abandoned(self) -> int:
         """Close the sessions that a killed run left open; returns how many there were."""
-        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
+        async with operating(self.address) as http:
             sessions = (await http.get("/sessions")).raise_for_status().json()["sessions"]
             for session in sessions:
                 (await http.delete(f"/sessions/{session['session_id']}")).raise_for_status()
         return len(sessions)
+
+
+def operating(address: SessionServerAddress) -> httpx.AsyncClient:
+    """A client for the operator's routes of the server at `address`; its owner closes it."""
+    return httpx.AsyncClient(base_url=address.url, headers=address.headers, trust_env=False)
 
 
 @asynccontextmanager
@@ -95,7 +102,8 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     say(f"starting the {choice.name} engine with {choice.model}")
     model_dir = await asyncio.to_thread(model_folder, choice)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
-    settings = ServerSettings(repeat_guard=choice.repeat_guard)
+    admin_token = new_admin_token()
+    settings = ServerSettings(admin_token=admin_token, repeat_guard=choice.repeat_guard)
     async with _reachable(choice, model_dir, say) as (name, engine_servers):
         engine = open_engine(
             name,
@@ -114,7 +122,8 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
                 seams = await stack.enter_async_context(opening)
                 url = seams.server.url
             identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
-            yield Services(url, engine.capabilities.model, identity, engine, model_dir, seams)
+            address = SessionServerAddress(url, admin_token)
+            yield Services(address, engine.capabilities.model, identity, engine, model_dir, seams)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from harness.manager.weights import WeightUpdater
 from harness.models.perturb import perturbed_checkpoint
 from harness.suite.rundir import RunDirectory
 from harness.suite.scenario import Weights, WeightUpdate
-from harness.suite.serving import Services
+from harness.suite.serving import Services, operating
 from harness.types import Json
 
 _LOOK_EVERY_S = 0.1
@@ -113,14 +113,14 @@ class _Schedule:
         self._say = say
         budget = UpdateBudget(sweep_s=weights.sweep_s)
         mode = PauseMode(weights.mode)
-        self._updater = WeightUpdater([services.engine], [services.url], mode=mode, budget=budget)
+        self._updater = WeightUpdater([services.engine], [services.address], mode=mode, budget=budget)
         self._began = time.monotonic()
         self._reports: list[Json] = []
 
     async def run(self) -> None:
         """Carry out every update at its moment."""
         watch = _Watch()
-        async with httpx.AsyncClient(base_url=self._services.url, trust_env=False) as http:
+        async with operating(self._services.address) as http:
             for version, update in enumerate(self._weights.updates, start=1):
                 await self._moment(update, watch, http)
                 await self._carry_out(version, update)

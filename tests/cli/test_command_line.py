@@ -55,7 +55,8 @@ def test_the_version_is_printed():
         (("dance",), "No such command 'dance'"),
         (("serve", "--engine", "magic", "--tokenizer", "/nonexistent"), "tokenizer.json"),
         (("serve", "--engine", "scripted"), "no tokenizer"),
-        (("serve", "--host", "0.0.0.0", "--engine", "scripted"), "admin token"),
+        (("serve", "--host", "0.0.0.0", "--no-auth", "--engine", "scripted"), "admin token"),
+        (("serve", "--admin-token", "t", "--no-auth", "--engine", "scripted"), "got both"),
         (("scenario", "check", "/nonexistent"), "/nonexistent"),
     ],
 )

@@ -24,17 +24,46 @@ def test_sessions_are_served_until_a_signal(tmp_path: Path, number: signal.Signa
     process = start_harness("serve", "--engine", "scripted", "--tokenizer", toy, "--port", "0", "--store", store)
     assert process.stderr is not None
     url = next(_url(line) for line in process.stderr if "server_started" in line)
+    token = next(found[1] for line in process.stderr if (found := re.match(r"admin token of this start: (\S+)", line)))
     with httpx.Client(base_url=url) as http:
-        session = http.post("/sessions").json()
+        session = http.post("/sessions", headers={"authorization": f"Bearer {token}"}).json()
         answer = http.post(
             f"/sessions/{session['session_id']}/v1/chat/completions",
             json={"messages": [{"role": "user", "content": "Hello."}]},
+            headers={"authorization": f"Bearer {session['api_key']}"},
         ).json()
     process.send_signal(number)
 
     assert wait(process).code == 0
     assert answer["choices"][0]["message"]["content"] == "Understood."
     assert store.is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_made", "is_open"),
+    [((), True, False), (("--admin-token", "chosen"), False, False), (("--no-auth",), False, True)],
+)
+def test_a_server_asks_for_a_token_unless_it_is_told_not_to(
+    tmp_path: Path, arguments: tuple[str, ...], is_made: bool, is_open: bool
+):
+    """A token that was made is in the document once, one that was chosen nowhere; none in the log."""
+    toy = write_toy_model(tmp_path / "toy")
+    process = start_harness(*("serve", "--engine", "scripted", "--tokenizer", toy, "--port", "0", "--json"), *arguments)
+    assert process.stdout is not None
+    lines = []
+    while not lines or lines[-1] != "}\n":
+        lines.append(process.stdout.readline())
+    document = json.loads("".join(lines))
+    statuses = [
+        httpx.get(f"{document['url']}/sessions", headers={"authorization": f"Bearer {token}"}).status_code
+        for token in ("wrong", document["admin_token"] or "chosen")
+    ]
+    process.send_signal(signal.SIGINT)
+    ended = wait(process)
+
+    assert (document["admin_token"] is not None) is is_made
+    assert statuses == [200 if is_open else 401, 200]
+    assert (document["admin_token"] or "chosen") not in ended.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -44,7 +73,7 @@ def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, numb
     script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 0.2\n')
     toy, store = write_toy_model(tmp_path / "toy"), tmp_path / "sessions.db"
     command = ("serve", "--engine", "scripted", "--script", script, "--tokenizer", toy, "--port", "0", "--store", store)
-    process = start_harness(*command, "--stop-grace", "0")
+    process = start_harness(*command, "--stop-grace", "0", "--no-auth")
     assert process.stderr is not None
     url = next(_url(line) for line in process.stderr if "server_started" in line)
     with ThreadPoolExecutor() as clients, httpx.Client(base_url=url) as http:
@@ -69,7 +98,7 @@ def test_a_second_signal_ends_the_server_at_once(tmp_path: Path):
     script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 600\n')
     toy = write_toy_model(tmp_path / "toy")
     command = ("serve", "--engine", "scripted", "--script", script, "--tokenizer", toy, "--port", "0")
-    process = start_harness(*command, "--stop-grace", "600")
+    process = start_harness(*command, "--stop-grace", "600", "--no-auth")
     assert process.stderr is not None
     url = next(_url(line) for line in process.stderr if "server_started" in line)
     with ThreadPoolExecutor() as clients, httpx.Client(base_url=url, timeout=60) as http:

@@ -65,11 +65,39 @@ async def test_a_path_belongs_to_sessions_or_to_the_router(path: str, headers: d
 async def test_with_an_admin_token_the_router_needs_it() -> None:
     """Sessions check their own credentials; whoever has only a session's key must not pause every worker."""
     async with client("secret") as http:
-        refused = [await http.post(path, headers=KEY) for path in ("/pause_generation", "/generate", "/router/metrics")]
+        refused = [await http.post(path, headers=KEY) for path in ("/pause_generation", "/generate", "/router")]
         assert [answer.status_code for answer in refused] == [401, 401, 401]
         assert refused[0].json()["error"]["code"] == "unauthorized"
         assert (await http.post("/pause_generation", headers=TOKEN)).text == "router /pause_generation"
         assert (await http.post("/sessions/ab")).text == "sessions /sessions/ab"
+
+
+@pytest.mark.parametrize(
+    ("admin_token", "sent", "passed"),
+    [
+        ("secret", {"authorization": "Bearer secret"}, []),
+        ("secret", {"x-api-key": "secret"}, []),
+        ("secret", {"authorization": "Bearer secret", "x-api-key": "of-the-gateway"}, []),
+        (None, KEY, []),
+        (None, {"x-api-key": f"{API_KEY_PREFIX}abc"}, []),
+        (None, {"authorization": "Bearer of-the-gateway"}, ["authorization"]),
+    ],
+)
+async def test_credentials_of_ours_end_at_the_router(
+    admin_token: str | None, sent: dict[str, str], passed: list[str]
+) -> None:
+    """Neither the gateway nor a worker learns the admin token or the key of a session."""
+    seen: list[str] = []
+
+    async def router(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(name.decode() for name, _ in scope["headers"] if name in (b"authorization", b"x-api-key"))
+        await saying("router")(scope, receive, send)
+
+    app = RoutedApp(saying("sessions"), router, admin_token=admin_token)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as http:
+        assert (await http.post("/generate", headers=sent)).text == "router /generate"
+
+    assert seen == passed
 
 
 @pytest.mark.parametrize(

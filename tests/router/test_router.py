@@ -16,6 +16,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from fakes import user
+from served import bearer
 from stored import ledger_of, read_file
 from toy_model import write_toy_model
 
@@ -35,8 +36,8 @@ class Router:
     http: httpx.AsyncClient
     store: Path
 
-    async def post(self, path: str, body: object) -> tuple[int, Json]:
-        answer = await self.http.post(path, json=body)
+    async def post(self, path: str, body: object, key: str | None = None) -> tuple[int, Json]:
+        answer = await self.http.post(path, json=body, headers=bearer(key))
         return answer.status_code, answer.json()
 
     async def standing(self) -> dict[str, Json]:
@@ -61,18 +62,19 @@ class Talk:
 
     router: Router
     session_id: str
+    api_key: str
     messages: list[Message] = field(default_factory=list)
 
     @classmethod
     async def begin(cls, router: Router) -> "Talk":
         status, created = await router.post("/sessions", {})
         assert status == 200, created
-        return cls(router, created["session_id"], [user(f"hello from {created['session_id']}")])
+        return cls(router, created["session_id"], created["api_key"], [user(f"hello from {created['session_id']}")])
 
     async def turn(self) -> int:
         """Take one turn; the status of its answer. The next one goes on from it, or asks the same again."""
         body = {"model": "m", "messages": self.messages}
-        status, answer = await self.router.post(f"/sessions/{self.session_id}/v1/chat/completions", body)
+        status, answer = await self.router.post(f"/sessions/{self.session_id}/v1/chat/completions", body, self.api_key)
         if status == 200:
             self.messages += [answer["choices"][0]["message"], user(f"go on, {len(self.messages)}")]
         return status
@@ -94,7 +96,9 @@ async def routing(tmp_path: Path, *arguments: str) -> AsyncIterator[Router]:
         assert process.stdout is not None
         async with asyncio.timeout(2 * PATIENCE_S):
             said = await process.stdout.readuntil(b"\n}\n")
-        async with httpx.AsyncClient(base_url=json.loads(said)["url"], timeout=PATIENCE_S) as http:
+        document = json.loads(said)
+        headers = bearer(document["admin_token"])
+        async with httpx.AsyncClient(base_url=document["url"], headers=headers, timeout=PATIENCE_S) as http:
             yield Router(http, store)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):

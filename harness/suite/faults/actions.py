@@ -113,24 +113,24 @@ class Actions:
     # On everything
 
     async def _drain(self, moment: Moment) -> Blow:
-        async with GateClient(self._seams.server.url) as gate:
+        async with GateClient(self._seams.server.address) as gate:
             report = await gate.drain(deadline_s=_GATE_S)
         closed, in_flight = _counted(report.sessions_closed, "session"), _counted(report.turns_in_flight, "turn")
         return Blow(f"{closed} closed, {in_flight} in flight", moment.passes, self._open_gate)
 
     async def _pause(self, moment: Moment) -> Blow:
-        async with GateClient(self._seams.server.url) as gate:
+        async with GateClient(self._seams.server.address) as gate:
             report = await gate.pause(deadline_s=_GATE_S)
 
         async def stand_still() -> None:
-            async with paused_rollout([self._seams.server.url], [EngineInProcess(self._seams.engine)]):
+            async with paused_rollout([self._seams.server.address], [EngineInProcess(self._seams.engine)]):
                 await moment.passes()
 
         did = f"{_counted(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
         return Blow(did, stand_still, self._open_gate)
 
     async def _open_gate(self) -> None:
-        async with GateClient(self._seams.server.url) as gate:
+        async with GateClient(self._seams.server.address) as gate:
             await gate.resume(deadline_s=_GATE_S)
 
     async def _end_rollout(self, moment: Moment) -> Blow:
@@ -141,7 +141,7 @@ class Actions:
             budget = AbortBudget(agents_s=moment.fault.seconds or _AGENTS_S)
             engine = EngineInProcess(self._seams.engine)
             hooks = self._manager.abort_hooks()
-            report = await abort_rollout(pending, [self._seams.server.url], [engine], [hooks], budget)
+            report = await abort_rollout(pending, [self._seams.server.address], [engine], [hooks], budget)
             if report.problems:
                 raise HarnessError("; ".join(report.problems))
 

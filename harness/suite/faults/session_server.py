@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from harness.engines.base import TokenProvider
+from harness.manager.gate_client import SessionServerAddress
 from harness.server.serving import RunningServer, serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
@@ -40,6 +41,11 @@ class KillableServer(Restartable):
         self._running: RunningServer | None = None
         self.url = ""
         """Valid once it has been entered, whatever happens to it."""
+
+    @property
+    def address(self) -> SessionServerAddress:
+        """Where it is, and what opens its admin verbs."""
+        return SessionServerAddress(self.url, self._settings.admin_token)
 
     @property
     def is_up(self) -> bool:

@@ -67,6 +67,7 @@ _MAX_TOP_LOGPROBS = 20
 _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 _HEALTH_S = 5.0
+_PAUSED_STATUS = 503
 _ADVICE = (
     "start SGLang with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or state"
     " LogprobScale.AFTER_TEMPERATURE and sample at temperature 1"
@@ -278,16 +279,17 @@ class SGLangTokenProvider:
             )
 
     async def health(self) -> EngineHealth:
-        """See `TokenProvider.health`; paused means paused through this provider, SGLang does not tell."""
+        """See `TokenProvider.health`; a server that says it is not ready for requests is paused, by whomever."""
         try:
             loads = await self._client.get("/v1/loads", Loads, deadline_s=_HEALTH_S)
+            ready = await self._client.ask(Exchange("GET", "/ready", _HEALTH_S))
         except EngineError as error:
             return EngineHealth(
                 ready=False, paused=self._flight.is_held, running=0, waiting=self._flight.waiting, detail=error.message
             )
         return EngineHealth(
             ready=True,
-            paused=self._flight.is_held,
+            paused=self._flight.is_held or ready.status == _PAUSED_STATUS,
             running=sum(load.num_running_reqs for load in loads.loads),
             waiting=sum(load.num_waiting_reqs for load in loads.loads) + self._flight.waiting,
             detail=f"{self._client.url} version {self._served.label}",

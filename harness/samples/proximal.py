@@ -13,7 +13,7 @@ What this module cannot see is left to its callers: that a scoring is of one ver
 behaviour logprobs, and that its tokens are those of the branch.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -212,9 +212,9 @@ def staleness_telemetry(samples: Iterable[tuple[Versions, Versions, int | None]]
     }
 
 
-def oldest_version(turns: Sequence[Turn]) -> int | None:
-    """The oldest policy version that sampled a token of `turns`, by their spans; None when none was sampled."""
-    return min((policy_version(span.version) for turn in turns for span in turn.version_spans), default=None)
+def oldest_version(spans: Iterable[VersionSpan]) -> int | None:
+    """The oldest policy version in `spans`; None when there are none."""
+    return min((policy_version(span.version) for span in spans), default=None)
 
 
 def _candidates(turns: Iterable[Turn], version: int) -> Iterator[ProximalColumns]:

@@ -160,8 +160,10 @@ class AdmittedTurns:
         """Nobody waits for `turn` any more, even if a bug of ours has kept it from being recorded."""
         for timer in turn.timers:
             timer.cancel()
-        turn.session.forfeit(turn.admission.index)
-        del self._turns[turn.session.session_id, turn.admission.index]
+        key = turn.session.session_id, turn.admission.index
+        if self._turns.get(key) is turn:  # a retry may have taken the turn up since it was recorded
+            turn.session.forfeit(turn.admission.index)
+            del self._turns[key]
         self.metrics.turns_in_flight(len(self._turns))
         turn.is_over.set()
 

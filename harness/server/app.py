@@ -116,10 +116,12 @@ class SessionServer:
         config = parse_session_config(await self._body(request), self.settings.matchings, self.settings.limits)
         client = ClientConnection(request.receive, request.headers)
         async with client.watched():
+            if config.resumes is not None:
+                await self._turns.live.look()
             with self.callers.present(client):
                 await self.gatekeeper.enter(Work.CREATE, client)
             # With no wait in between, a drain meets the gate or the session.
-            session = await self.sessions.open(config)
+            session = await self.sessions.open(config, self._turns.live.version)
         base = self.settings.public_url or str(request.base_url)
         return json_response(
             {

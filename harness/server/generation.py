@@ -3,6 +3,10 @@
 One request usually does it. The loop goes on when the engine cut the output short and the turn may be continued
 (`sessions.continuation`), waits at the gate while the server is paused, repeats a request that failed in a way that may
 pass, and stops the engine at once when the client leaves. What has been produced is in `output` at any moment.
+
+An output that was cut short goes on when the engine works again, under whatever version it serves then: so its tokens
+meet their next version in the request that reads them anyway. A pause, or a new version, explains the cut. What nothing
+explains counts, and too many of those end the turn.
 """
 
 import asyncio
@@ -14,7 +18,7 @@ import numpy as np
 import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
-from harness.errors import EngineError, HarnessError
+from harness.errors import EngineError, HarnessError, LimitReached
 from harness.samples.versions import is_version
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
@@ -43,6 +47,8 @@ class Generation:
     admission: Admission
     client: ClientConnection
     output: Output = field(init=False)
+    limit: LimitReached | None = None
+    """Why the turn ended where it stands, when its tokens have become too old to go on."""
     _unsolicited_aborts: int = 0
 
     def __post_init__(self) -> None:
@@ -53,6 +59,7 @@ class Generation:
         """The turn can still be completed: its session is open, its client waits, it was not cut short too often."""
         return (
             self.session.is_open
+            and self.limit is None
             and self.client.dismissal is None
             and self._unsolicited_aborts <= self.settings.max_unsolicited_aborts
         )
@@ -60,13 +67,15 @@ class Generation:
     async def run(self) -> None:
         """Ask the engine until the output is complete or may not go on; in a drained session a failure ends it too.
 
-        Raises `EngineError`, `GateClosed`, or why the client was dismissed; `output` then holds what there was.
+        Raises `EngineError`, `GateClosed`, `LimitReached` when nothing has been sampled that would be too old, or why
+        the client was dismissed; `output` then holds what there was.
         """
         try:
             with self.live.turn():
                 while not self.output.is_complete:
-                    await self.gatekeeper.enter(Work.CONTINUATION, self.client)
-                    await self.live.settled(self.client, lambda: self.may_go_on)
+                    await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
+                    await self.live.settled(self.client, lambda: self.may_go_on, must_work=bool(self.output.segments))
+                    self._look_at_age()
                     if not self.may_go_on:
                         return
                     await self._next_segment()
@@ -75,13 +84,36 @@ class Generation:
                 raise
             log.info("drained_turn_ended", session_id=self.session.session_id, code=error.code, error=error.message)
 
+    def _look_at_age(self) -> None:
+        """What has been sampled ends the turn when it is too old to go on; where nothing has been, it is refused."""
+        try:
+            self.session.require_fresh(self.admission.parent, self.live.version, self.output.version_spans)
+        except LimitReached as error:
+            if not self.output.ids.size:
+                raise
+            self.limit = error
+
     async def _next_segment(self) -> None:
-        epoch = self.gatekeeper.gate.epoch
+        epoch, before = self.gatekeeper.gate.epoch, self._newest
         self.output = self.output.going_on(self.admission.params)
         params = self.output.next_params(self.admission.params)
         self.output = self.output.joined(await self._ask(params)).settled(self.admission.params, self.endings)
-        if not self.output.is_complete and self.gatekeeper.gate.epoch == epoch:
+        if self._newest != before:
+            self._unsolicited_aborts = 0  # it is seen only now what they were for
+        if not self.output.is_complete and not await self._is_explained(epoch):
             self._unsolicited_aborts += 1
+
+    @property
+    def _newest(self) -> str | None:
+        """The label that sampled the last token."""
+        return self.output.version_spans[-1].version if self.output.version_spans else None
+
+    async def _is_explained(self, epoch: int) -> bool:
+        """Whether it is known why the engine cut the output short: the gate, somebody's pause, or new weights."""
+        if self.gatekeeper.gate.epoch != epoch or (await self.engine.health()).paused:
+            return True
+        await self.live.look()
+        return self._newest not in (None, self.engine.weight_version)
 
     async def _ask(self, params: SamplingParams) -> GenerationResult:
         """The engine's answer; failures that may pass are repeated, each time with a fresh request id."""

@@ -7,8 +7,8 @@ turns run; its replies say it as well. Nothing depends on who else asks: `GET /h
 There is at most one question at a time. Whoever comes while one is under way shares the next one, which begins after
 it came, so its answer is not of before. An engine that does not answer costs a second; what was known goes on counting.
 
-An engine whose weights are half-way through an update serves nobody. Those who want a token wait here, as long as a
-closed gate would hold them.
+An engine whose weights are half-way through an update serves nobody, and a paused one should be asked for nothing that
+depends on its version. Those who want a token wait here, as long as a closed gate would hold them.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from harness.engines.base import TokenProvider
-from harness.errors import EngineError, WeightsUnsettled
+from harness.errors import EngineError, EngineUnavailable, WeightsUnsettled
 from harness.samples.versions import is_unsettled, known_version
 from harness.server.connection import ClientConnection
 
@@ -65,27 +65,35 @@ class LiveVersion:
                     await self._engine.read_version()
             self._ended = question
 
-    async def settled(self, client: ClientConnection, is_wanted: Callable[[], bool]) -> None:
+    async def settled(
+        self, client: ClientConnection, is_wanted: Callable[[], bool], *, must_work: bool = False
+    ) -> None:
         """Return when the engine has been asked and its weights have a version, or nothing is wanted any more.
 
-        Raises `WeightsUnsettled` when that takes too long, `ClientLeft` when nobody waits for it.
+        `must_work` also waits for the end of a pause: what is asked of a paused engine is asked about the weights
+        before it, and answered by those after it. Raises `WeightsUnsettled` or `EngineUnavailable` when it takes too
+        long, and why the client was dismissed.
         """
-        await self.look()
-        if not self.is_unsettled:
-            return
         try:
             async with client.patience(), asyncio.timeout(self._patience_s):
-                await self._wait(is_wanted)
+                while is_wanted() and not await self._is_settled(must_work=must_work):  # noqa: ASYNC110  # asked
+                    await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
-            raise WeightsUnsettled(
-                f"the engine carries the label {self._engine.weight_version!r}: an update of its weights is under way"
-                f" or broke off, and none has succeeded within {self._patience_s:g} s"
-            ) from None
+            raise self._too_long() from None
 
-    async def _wait(self, is_wanted: Callable[[], bool]) -> None:
-        while is_wanted() and self.is_unsettled:
-            await asyncio.sleep(_AGAIN_S)
-            await self.look()
+    async def _is_settled(self, *, must_work: bool) -> bool:
+        if must_work and (await self._engine.health()).paused:
+            return False
+        await self.look()
+        return not self.is_unsettled
+
+    def _too_long(self) -> EngineUnavailable:
+        if not self.is_unsettled:
+            return EngineUnavailable(f"the engine has been paused for more than {self._patience_s:g} s")
+        return WeightsUnsettled(
+            f"the engine carries the label {self._engine.weight_version!r}: an update of its weights is under way"
+            f" or broke off, and none has succeeded within {self._patience_s:g} s"
+        )
 
     @contextmanager
     def turn(self) -> Iterator[None]:

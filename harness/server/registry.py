@@ -145,14 +145,17 @@ class SessionRegistry:
         self._metrics.sessions_quarantined(len(self._quarantined))
         return len(sessions)
 
-    async def open(self, config: SessionConfig) -> Session:
+    async def open(self, config: SessionConfig, live_version: int | None = None) -> Session:
         """A new session, with the turns of the one that it resumes, which is gone afterwards.
+
+        What is too old for its limits under `live_version`, where that is known, stays behind.
 
         Raises `StoreError`; `GateClosed` when a drain came meanwhile, but of a session that takes over: that one is
         drained, and may be resumed in its turn; `SessionNotFound` or `MalformedRequest` when there is nothing to take
         over.
         """
-        session = await (self._opened(self._new(config)) if config.resumes is None else self._successor(config))
+        is_new = config.resumes is None
+        session = await (self._opened(self._new(config)) if is_new else self._successor(config, live_version))
         self._metrics.session_created()
         return session
 
@@ -237,11 +240,11 @@ class SessionRegistry:
             raise GateClosed("the server was drained while the session was created; ask again later")
         return session
 
-    async def _successor(self, config: SessionConfig) -> Session:
+    async def _successor(self, config: SessionConfig, live_version: int | None) -> Session:
         """The new session that takes over from the one that `config` names."""
         previous = self.get(config.resumes or "")
         session = self._new(successor_config(previous, config))
-        for turn in turns_to_take_over(previous.turns):
+        for turn in turns_to_take_over(previous.turns, config.limits, live_version):
             session.restore(turn)
         self._forget(previous)  # at once: only one session may take over from it
         self._hold(session)

@@ -158,6 +158,8 @@ class TurnService:
             await generation.run()
             await self._keep_scores(call.session, generation)
             turn.outcome = outcome = self._outcome(call, generation)
+        if generation.limit is not None:
+            raise generation.limit
         if outcome.is_suspended:
             call.client.require_there()
         return self._answer(call, outcome, generation.output.top_logprobs)
@@ -203,7 +205,7 @@ class TurnService:
         point, context_ids = await self.prompts.encode(session, point, call.read)
         call.client.require_there()
         request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.read.digest, diverged)
-        session.require_fresh(point, self.live.version)
+        session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
     def _reply(self, admission: Admission, chat: ChatRequest, output: Output) -> Reply:

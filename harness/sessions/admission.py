@@ -60,12 +60,16 @@ def plan_sampling(
 
 def require_fresh(limits: Limits, oldest: int | None, live: int) -> None:
     """Raises `LimitReached` when a branch whose oldest token is of version `oldest` may not go on under `live`."""
-    if limits.staleness is None or oldest is None or live - oldest <= limits.staleness:
-        return
-    raise LimitReached(
-        f"the branch began under weight version {oldest}, {live - oldest} updates ago; the session's limit is"
-        f" {limits.staleness}"
-    )
+    if oldest is not None and is_too_old(limits, oldest, live):
+        raise LimitReached(
+            f"the branch began under weight version {oldest}, {live - oldest} updates ago; the session's limit is"
+            f" {limits.staleness}"
+        )
+
+
+def is_too_old(limits: Limits, oldest: int | None, live: int) -> bool:
+    """Whether tokens of version `oldest` lie more updates behind the version `live` than `limits` allow."""
+    return limits.staleness is not None and oldest is not None and live - oldest > limits.staleness
 
 
 def turn_seed(session_seed: int, key: ChainKey, ordinal: int) -> int:

@@ -27,7 +27,7 @@ from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.waiting import WaitingTurns
 from harness.tokens.matching import ChainKey, normal_form
-from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, TurnStatus
+from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, TurnStatus, VersionSpan
 
 IsComparable = Callable[[Turn], bool]
 """Whether the logprobs of a turn are on the scale on which an engine scores its input."""
@@ -137,13 +137,14 @@ class Session:
             index = turns[-1].parent
         return turns[::-1]
 
-    def require_fresh(self, point: AttachPoint, live: int | None) -> None:
-        """Raises `LimitReached` when the branch that ends at `point` is too old to go on under the version `live`.
+    def require_fresh(self, parent: int | None, live: int | None, output: Sequence[VersionSpan] = ()) -> None:
+        """Raises `LimitReached` when a turn is too old to go on under the version `live`.
 
-        Nothing is too old while the live version is not known.
+        It stands behind the turn `parent`, and has `output` by now. Nothing is too old while nobody knows what is live.
         """
         if self.config.limits.staleness is not None and live is not None:
-            require_fresh(self.config.limits, oldest_version(self.branch(point.parent)), live)
+            spans = [*output, *(span for turn in self.branch(parent) for span in turn.version_spans)]
+            require_fresh(self.config.limits, oldest_version(spans), live)
 
     def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
         """What keeps a request with `messages` at `point` from going on where an earlier one went; None if nothing."""

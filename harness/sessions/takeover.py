@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.errors import MalformedRequest
+from harness.samples.proximal import oldest_version
+from harness.sessions.admission import Limits, is_too_old
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
 from harness.types import DISCONNECT, Turn, TurnStatus
@@ -36,17 +38,23 @@ def successor_config(previous: Session, config: SessionConfig) -> SessionConfig:
     return replace(config, metadata={**previous.config.metadata, **config.metadata})
 
 
-def turns_to_take_over(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns of `turns`, which come in order of admission, that a later session can go on from.
+def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) -> list[Turn]:
+    """The turns of `turns`, which come in order of admission, that a session with `limits` can go on from.
 
-    Those whose branch before them is COMPLETED and that have an output, or the beginning of one. Nobody has been handed
-    their answers yet; the ones that were aborted wait to be taken up.
+    Those whose branch before them is COMPLETED and that have an output, or the beginning of one, none of it too old
+    under the version `live`, where that is known. Nobody has been handed their answers yet; the ones that were aborted
+    wait to be taken up.
     """
     taken: dict[int, Turn] = {}
     for turn in turns:
-        if turn.status is not TurnStatus.FAILED and _goes_on(turn, taken):
+        if turn.status is not TurnStatus.FAILED and _goes_on(turn, taken) and _is_fresh(turn, limits, live):
             taken[turn.index] = _waiting(turn)
     return list(taken.values())
+
+
+def _is_fresh(turn: Turn, limits: Limits, live: int | None) -> bool:
+    """Whether the turn's own tokens may be gone on from; those before it have been looked at."""
+    return live is None or not is_too_old(limits, oldest_version(turn.version_spans), live)
 
 
 def _goes_on(turn: Turn, taken: Mapping[int, Turn]) -> bool:

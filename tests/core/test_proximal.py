@@ -264,7 +264,7 @@ def test_the_oldest_version_of_a_branch_is_read_from_its_spans():
     first = turn(output=[1], logprobs=[-1.0], spans=[("3", 0, 1)])
     second = turn(1, parent=first, output=[1, 2], logprobs=[-1.0, -1.0], spans=[("2", 0, 1), ("4", 1, 2)])
 
-    assert oldest_version([first, second]) == 2
+    assert oldest_version([*first.version_spans, *second.version_spans]) == 2
     assert oldest_version([]) is None
 
 

@@ -40,6 +40,7 @@ class FakeSGLang(FakeServer):
             web.get("/model_info", self._model_info),
             web.get("/server_info", self._server_info),
             web.get("/v1/loads", self._loads),
+            web.get("/ready", self._ready),
         ]
 
     def close(self) -> None:
@@ -205,6 +206,9 @@ class FakeSGLang(FakeServer):
     async def _server_info(self, request: web.Request) -> web.Response:
         longest = self.engine.capabilities.context_length - 6
         return web.json_response({"version": "0.5.23", "max_req_input_len": longest})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self._gate.is_set() else 503)
 
     async def _loads(self, request: web.Request) -> web.Response:
         health = await self.engine.health()

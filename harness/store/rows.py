@@ -37,6 +37,12 @@ UPDATE_SCORES = (
 UPDATE_DELIVERED = "UPDATE turns SET delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
+COUNT_GENERATED = """
+SELECT sessions.session_id, COALESCE(SUM(length(output_ids) / 4 + (
+    SELECT COALESCE(SUM(json_extract(value, '$.tokens')), 0) FROM json_each(discarded)
+)), 0) AS tokens
+FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id
+"""
 SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
 SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"
 

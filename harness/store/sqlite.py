@@ -123,6 +123,12 @@ def read_session(path: Path, session_id: str) -> Session:
         return _read_whole(path, connection, row)
 
 
+def count_generated(path: Path) -> dict[str, int]:
+    """Sampled tokens of every session of a store, discarded ones included, counted by SQLite. Raises `StoreError`."""
+    with reading(path) as connection:
+        return {row["session_id"]: row["tokens"] for row in connection.execute(rows.COUNT_GENERATED)}
+
+
 def read_sessions(path: Path) -> list[Session]:
     """The sessions in a store, closed ones included, for tools that look at a run. Raises `StoreError`."""
     with reading(path) as connection:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.errors import LedgerImbalance
 from harness.sessions.ledger import DropReason, Ledger, total
-from harness.store.sqlite import read_sessions
+from harness.store.sqlite import count_generated
 from harness.suite.rollouts import INTERRUPTED, RolloutRecord, has_table
 from harness.suite.storage import disk_failures
 from harness.types import Sample
@@ -33,9 +33,7 @@ def generated_tokens(database: Path) -> dict[str, int]:
     with disk_failures(database), closing(sqlite3.connect(database)) as connection:
         if not has_table(connection, "sessions"):
             return {}
-    return {
-        session.session_id: sum(turn.sampled_tokens for turn in session.turns) for session in read_sessions(database)
-    }
+    return count_generated(database)
 
 
 def _check_session(record: RolloutRecord, generated: dict[str, int]) -> Ledger:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.store.sqlite import read_sessions
+from harness.store.sqlite import read_session
 from harness.suite.rollouts import RolloutRecord
 from harness.types import Message, Turn
 
@@ -33,7 +33,7 @@ def excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | None:
     if not told:
         return None
     best = max(told, key=lambda record: record.reward or 0.0)
-    session = next(session for session in read_sessions(database) if session.session_id == best.session_id)
+    session = read_session(database, str(best.session_id))
     shown = session.turns[:_MAX_TURNS]
     lines = [line for turn in shown for line in _lines_of(turn)]
     return Excerpt(best.number, lines, len(session.turns) - len(shown))

@@ -19,8 +19,8 @@ from harness.sessions.lifecycle import Phase
 from harness.sessions.session import AfterIncomplete, Session, SessionConfig
 from harness.store.base import LoadedSessions
 from harness.store.connect import open_store
-from harness.store.sqlite import SQLiteStore, read_sessions
-from harness.types import DISCONNECT, FinishReason, SamplingWishes, Turn, TurnStatus
+from harness.store.sqlite import SQLiteStore, count_generated, read_session, read_sessions
+from harness.types import DISCONNECT, Discarded, FinishReason, SamplingWishes, Turn, TurnStatus
 
 RICH = SessionConfig(
     metadata={"task": "日本語", "nested": {"list": [1, None, 2.5, True]}, "big": 2**63},
@@ -237,6 +237,35 @@ async def test_a_waiter_that_is_cancelled_harms_nobody(tmp_path):
 
     assert all(result is None for result in results[1:])
     assert len(read_sessions(tmp_path / "s.db")) >= 19
+
+
+async def test_what_was_generated_is_counted_without_reading_a_session(tmp_path):
+    """Every sampled token of every session, discarded ones included, as the sessions themselves count."""
+    sessions = [grown(1), grown(2), numbered(3)]
+    discarded = (Discarded("r", 5, "restarted"), Discarded("s", 7, "after_stop"))
+    await keep(tmp_path / "s.db", *sessions)
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.commit(sessions[0].session_id, replace(sessions[0].turns[0], discarded=discarded))
+
+    read = {
+        session.session_id: sum(turn.sampled_tokens for turn in session.turns)
+        for session in read_sessions(tmp_path / "s.db")
+    }
+    assert count_generated(tmp_path / "s.db") == read
+    assert read[sessions[0].session_id] == read[sessions[1].session_id] + 12
+    assert read[sessions[2].session_id] == 0
+
+
+async def test_one_session_is_read_without_the_others(tmp_path):
+    """Damage elsewhere does not matter; one that is not there is named."""
+    await keep(tmp_path / "s.db", grown(1), grown(2))
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        connection.execute("UPDATE turns SET reply = '{' WHERE session_id = ?", (numbered(1).session_id,))
+        connection.commit()
+
+    assert everything(read_session(tmp_path / "s.db", numbered(2).session_id)) == everything(grown(2))
+    with pytest.raises(StoreError, match="no session nobody"):
+        read_session(tmp_path / "s.db", "nobody")
 
 
 def foreign(path):

@@ -142,8 +142,11 @@ class TokenProvider(Protocol):
     ) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """Like `generate`, yielding deltas as they are sampled and the whole result last."""
 
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
-        """Logprobs of `input_ids[start:]`, each given everything before it; `start` is at least 1."""
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+        """Logprobs of `input_ids[start:]`, each given everything before it; `start` is at least 1.
+
+        `session_id` says whose prefix it is: the engine may have computed it already.
+        """
 
     async def abort(self, request_id: str | None) -> int:
         """End one generation, or all of them (None), with `FinishReason.ABORT`; returns how many were told to end."""

@@ -2,7 +2,8 @@
 
     listed, never seen          entered (its self-test included), then it serves; tried again after a while if refused
     listed, silent a few times  fenced: no session is served by it, its requests may still end
-    silent for long             left at once, its requests fail; entered anew when it answers again
+    silent for long             left at once, its requests fail; entered anew when it answers again; not while its
+                                weights change, which is silence with a reason
     no longer listed            left when its last request has ended
 
 Probes never ask an engine for a token, so a paused one passes them. What runs at a URL and who lists it is not decided
@@ -22,6 +23,7 @@ import structlog
 from harness.engines.base import TokenProvider
 from harness.engines.pool import EnginePool
 from harness.errors import EngineUnavailable, HarnessError
+from harness.samples.versions import is_unsettled
 from server_patch.router.background import running
 
 log = structlog.get_logger()
@@ -171,6 +173,8 @@ class DiscoveredPool(EnginePool):
             await self._act_on_silence(status.name, status.fence)
 
     async def _act_on_silence(self, name: str, fence: str) -> None:
+        if self.may_be_silent or is_unsettled(self.workers.providers[name].weight_version):
+            self._silences[name] = min(self._silences[name], _FENCED_AFTER)
         silence = self._silences[name]
         if silence >= _LEFT_AFTER:
             await self.workers.retire(name, _SILENT, at_once=True)

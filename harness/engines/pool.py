@@ -77,17 +77,21 @@ class EnginePool:
         self.workers = Workers(self._placement, self._changed)
         self._serving: dict[str, TokenProvider] = {}
         self._observer: PoolObserver = _Nobody()
+        self._is_held: Callable[[], bool] = lambda: False
 
     @property
     def capabilities(self) -> Capabilities:
-        """What every worker can do. Raises `EngineUnavailable` while there is none."""
-        providers = self.workers.providers or self._begin_with
+        """What every worker can do, or the last one that was there. Raises `EngineUnavailable` before the first."""
+        providers = self.workers.known or self._begin_with
         return in_common([provider.capabilities for provider in providers.values()])
 
     @property
     def weight_version(self) -> str:
-        """The label of all workers that serve; the oldest one while they disagree."""
-        providers = self.workers.serving or self.workers.providers or self._begin_with
+        """The label of all workers that serve, the oldest one while they disagree; the last one known while none does.
+
+        An empty pool knows what its workers served: requests wait for one of them, and nothing is refused for good.
+        """
+        providers = self.workers.serving or self.workers.known or self._begin_with
         return oldest(provider.weight_version for provider in providers.values())
 
     @property
@@ -126,6 +130,15 @@ class EnginePool:
         """Have `observer` count from now on."""
         self._observer = observer
         self._changed()
+
+    def excuse_silence(self, while_held: Callable[[], bool]) -> None:
+        """Let no worker go for being silent while `while_held` says that new work is held: one that loads is busy."""
+        self._is_held = while_held
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Workers have reason to be silent: they are paused, and may be loading weights."""
+        return self.workers.is_paused or self._is_held()
 
     def _changed(self) -> None:
         self._observer.workers_serving(len(self.workers.serving))
@@ -185,13 +198,13 @@ class EnginePool:
         except AbortedWaiting:
             yield _nothing_sampled(request_id, input_ids)
 
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
-        """See `TokenProvider.score`."""
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+        """See `TokenProvider.score`; by the worker that has the session's prefix in its cache."""
 
         async def ask(worker: TokenProvider) -> AsyncGenerator[PromptLogprobs]:
-            yield await worker.score(input_ids, start=start)
+            yield await worker.score(input_ids, start=start, session_id=session_id)
 
-        return await _only(self._served(ask))
+        return await _only(self._served(ask, session_id))
 
     async def _served(
         self,

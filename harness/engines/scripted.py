@@ -237,8 +237,9 @@ class ScriptedEngine:
         scored = None if prompt_logprobs_from is None else await self.score(input_ids, start=prompt_logprobs_from)
         yield self._result(request_id, live, ending, scored, monotonic() - began)
 
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """`scripted_logprobs` of the ids from `start` on."""
+        del session_id
         return PromptLogprobs(start, scripted_logprobs(input_ids[start:], start, self._version), self._version)
 
     async def abort(self, request_id: str | None) -> int:

@@ -199,8 +199,9 @@ class SGLangTokenProvider:
                 async for piece in pieces:
                     yield piece
 
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
-        """See `TokenProvider.score`; samples nothing."""
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+        """See `TokenProvider.score`; samples nothing, and finds the prefix by its tokens."""
+        del session_id
         params = SamplingParams(max_new_tokens=1)
         asked = self._asked(uuid4().hex, input_ids, params, start)
         if start == input_ids.size:

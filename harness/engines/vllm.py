@@ -184,14 +184,14 @@ class VLLMTokenProvider:
                 async for piece in pieces:
                     yield piece
 
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; vLLM reads the whole input and samples one token, which is thrown away."""
         params = SamplingParams(max_new_tokens=1, temperature=0.0)
         asked = self._asked(uuid4().hex, input_ids, params, start)
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         moment = self._served.asking()
-        piece, label = await self._whole(asked, None)
+        piece, label = await self._whole(asked, session_id)
         reply = read_piece(asked, self._offer.api, piece, label)
         if reply.prompt_scored is None:
             raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")

@@ -68,6 +68,8 @@ class Workers:
         self._entered: dict[WorkerLoad, _Member] = {}
         """Also those that are leaving."""
         self._paused: PauseMode | None = None
+        self._last: TokenProvider | None = None
+        """Left the pool when nobody else was in it."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -80,6 +82,16 @@ class Workers:
     def providers(self) -> dict[str, TokenProvider]:
         """Every worker by its name, for whoever has to treat them one by one."""
         return {name: member.provider for name, member in self._members.items()}
+
+    @property
+    def known(self) -> dict[str, TokenProvider]:
+        """Those that say what the pool can do: all of them, or the last one that was there."""
+        return self.providers or ({} if self._last is None else {"": self._last})
+
+    @property
+    def is_paused(self) -> bool:
+        """They were paused through the pool, and have not been continued since."""
+        return self._paused is not None
 
     @property
     def serving(self) -> dict[str, TokenProvider]:
@@ -122,6 +134,8 @@ class Workers:
         """Send nothing more to the worker and leave it when its requests have ended, or `at_once`."""
         member = self._members.pop(name)
         member.is_leaving = True
+        if not self._members:
+            self._last = member.provider
         self._placement.leave(name)
         log.info("worker_retired", worker=name, reason=reason, in_flight=member.load.in_flight)
         self._changed()

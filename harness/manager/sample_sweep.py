@@ -63,7 +63,7 @@ async def _score(engine: TokenProvider, sample: Sample, samples: MutableSequence
         return
     report.requests += 1
     report.tokens_read += int(input_ids.size)
-    scoring = await engine.score(input_ids, start=start)
+    scoring = await engine.score(input_ids, start=start, session_id=sample.metadata.get("session_id"))
     scored = score_sample(sample, scoring)
     if is_version(scoring.version, report.version) and _replaced(samples, sample, scored):
         settled = _waiting(sample, report.version) - _waiting(scored, report.version)

@@ -129,7 +129,10 @@ class UpdateReport:
 
 
 def _outdated(weights: LiveWeights) -> Iterator[str]:
-    """Workers that serve sessions with other weights: a server whose only engine that is has none to take its place."""
+    """Workers that serve sessions with other weights, where none has taken their place; a server that has nobody."""
+    if not weights.serving:
+        kept = ", ".join(f"{name} has {label!r}" for name, label in weights.fenced.items()) or "there is no worker"
+        yield f"sessions are served by nobody: {kept}"
     for name, label in weights.serving.items():
         if not is_version(label, weights.version):
             yield f"sessions are served by {name} under weight version {label!r}, expected {str(weights.version)!r}"

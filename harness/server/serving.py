@@ -25,6 +25,7 @@ from harness.server.housekeeping import close_idle_sessions, forget_closed_sessi
 from harness.server.http_protocol import ResetAwareProtocol
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
+from harness.sessions.gate import GateState
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -102,6 +103,7 @@ async def serve_in_process(
             await stack.enter_async_context(running(forget_closed_sessions(store, settings.keep_closed_s)))
         if isinstance(engine, EnginePool):
             engine.observe(turns.metrics)
+            engine.excuse_silence(lambda: gatekeeper.gate.state is GateState.PAUSED)
         await stack.enter_async_context(running(turns.live.follow()))
         embedded = await stack.enter_async_context(answering(_server(around(server.app())), listener))
         stack.push_async_callback(_send_away, turns, embedded)

@@ -89,7 +89,7 @@ class Sweep:
         given_up: set[int] = set()
         while task := next_scoring(session, self._request.version, self._is_comparable, longest, given_up):
             try:
-                scoring = await self._scored(task)
+                scoring = await self._scored(session, task)
                 # Weights that changed inside the request make it one of two versions.
                 if not is_version(scoring.version, self._request.version):
                     return
@@ -101,10 +101,10 @@ class Sweep:
             if not has_settled:
                 given_up.add(task.leaf)
 
-    async def _scored(self, task: ScoringTask) -> PromptLogprobs:
+    async def _scored(self, session: Session, task: ScoringTask) -> PromptLogprobs:
         self.report.requests += 1
         self.report.tokens_read += int(task.input_ids.size)
-        return await self._engine.score(task.input_ids, start=task.start)
+        return await self._engine.score(task.input_ids, start=task.start, session_id=session.session_id)
 
     async def _took(self, session: Session, task: ScoringTask, scoring: PromptLogprobs) -> bool:
         """Whether `scoring` settled anything; what it settled is durable."""

@@ -56,6 +56,8 @@ class FakeServer:
         """Bodies of generations."""
         self.faults: dict[str, list[Fault | None]] = {}
         """By path, what becomes of the next POSTs there, in their order; None lets one through."""
+        self.is_silent = False
+        """Answers nothing with anything, like a core that loads weights."""
         self.holds: dict[str, asyncio.Event] = {}
         """By path, what POSTs there wait for before anything is done."""
         self.first_weights = "/weights/first"
@@ -88,6 +90,8 @@ class FakeServer:
     @web.middleware
     async def _remember(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.paths.append(request.path)
+        if self.is_silent:
+            return web.Response(status=503)
         if request.method != "POST":
             return await handler(request)
         self.posted.append(request.path)

@@ -297,6 +297,20 @@ async def test_a_worker_that_may_serve_again_does_not_do_so_with_old_weights():
         assert [status.fence for status in pool.workers] == ["", ""]
 
 
+async def test_scores_go_to_the_worker_that_has_the_session():
+    """Anybody else would have to compute its whole prefix again."""
+    async with pooled(3) as under:
+        for session in ("a", "b", "c", "d"):
+            await under.ask(session)
+            before = under.served()
+            for _ in range(3):
+                await under.pool.score(PROMPT, start=1, session_id=session)
+            home = under.pool._placement.place_of(session).worker.name
+            assert [after - was for after, was in zip(under.served(), before, strict=True)] == [
+                3 * (str(index) == home) for index in range(3)
+            ]
+
+
 async def test_a_fenced_worker_gives_its_sessions_away_and_still_obeys():
     """The move is counted, with what the other worker had to compute again."""
     counted = Counted()

@@ -39,7 +39,7 @@ class Engine(ScriptedEngine):
         self.fails: dict[str, Exception | None] = {}
         """What a verb raises; None: it never returns."""
 
-    async def score(self, input_ids, *, start):
+    async def score(self, input_ids, *, start, session_id=None):
         """See `TokenProvider`."""
         await self._note("score")
         await self.may_score.wait()

@@ -150,6 +150,17 @@ async def test_a_server_whose_only_engine_broke_off_serves_nobody_and_says_so():
             assert (await cluster.client.http.get("/health")).json()["status"] == "ok"
 
 
+async def test_a_server_that_serves_with_nobody_is_named_as_a_problem(cluster: Cluster):
+    """All its workers went while the weights changed: the update itself went well, and no turn can be served."""
+    async with cluster.updater().update(1) as update:
+        await update.apply(CHECKPOINT)
+        for name in list(cluster.pool.workers.providers):
+            await cluster.pool.workers.retire(name, "gone")
+
+    [problem] = update.report.problems
+    assert problem == f"{cluster.client.url}: sessions are served by nobody: there is no worker"
+
+
 async def test_a_worker_that_cannot_be_reached_is_reported_and_the_others_are_updated(cluster: Cluster):
     """It is left out of the update, not in its way."""
     async with cluster.updater(gone=f"{cluster.kind}=http://127.0.0.1:9").update(1) as update:

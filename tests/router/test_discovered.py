@@ -108,6 +108,43 @@ async def test_a_paused_worker_is_not_taken_for_dead():
         assert "/health" not in fakes[0].paths
 
 
+async def test_workers_that_are_silent_while_new_work_is_held_are_kept():
+    """Loading weights silences a vLLM server for minutes: far more probes than a dead worker gets leave it in."""
+    async with following("vllm") as (listed, fakes):
+        is_held = True
+        listed.pool.excuse_silence(lambda: is_held)
+        fakes[0].is_silent = True
+        await listed.stand({fakes[0].url: "it does not answer"})
+        before = len(fakes[0].paths)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(fakes[0].paths) < before + 60:
+                await asyncio.sleep(0.01)
+        assert listed.standing() == {fakes[0].url: "it does not answer"}
+
+        is_held = False
+        asking = asyncio.create_task(listed.ask("a"))
+        fakes[0].is_silent = False
+
+        assert (await asking).output_ids.size == 3
+
+
+async def test_a_pool_that_has_become_empty_knows_what_it_served_and_lets_requests_wait():
+    """A list that is empty for a moment, or the only worker starting anew: nothing is refused for good."""
+    async with following("sglang") as (listed, fakes):
+        fakes[0].engine.relabel("7")
+        await listed.pool.probe()
+        listed.drop(fakes[0])
+        await listed.stand({})
+        assert listed.pool.weight_version == "7"
+        assert listed.pool.capabilities.engine == "sglang"
+        asking = asyncio.create_task(listed.ask("a"))
+        await asyncio.sleep(0)
+
+        listed.add(fakes[0])
+
+        assert (await asking).version_spans[0].version == "7"
+
+
 async def test_a_dead_worker_is_fenced_then_left_and_entered_anew_when_it_is_back():
     """Under the same address: what its predecessor had in its cache is gone."""
     async with following("sglang") as (listed, fakes), worker_processes() as processes:

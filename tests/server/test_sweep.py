@@ -35,7 +35,7 @@ class Engine(ScriptedEngine):
         self.may_score = asyncio.Event()
         self.may_score.set()
 
-    async def score(self, input_ids, *, start):
+    async def score(self, input_ids, *, start, session_id=None):
         """As the scripted engine, once it may."""
         self.scored.append((start, input_ids.size))
         await self.may_score.wait()
@@ -45,7 +45,7 @@ class Engine(ScriptedEngine):
 class MovingEngine(Engine):
     """Its weights change while it scores."""
 
-    async def score(self, input_ids, *, start):
+    async def score(self, input_ids, *, start, session_id=None):
         """Under the version after the one that was live."""
         scoring = await super().score(input_ids, start=start)
         return PromptLogprobs(start, scoring.logprobs, str(int(self.weight_version) + 1))
@@ -201,7 +201,7 @@ async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_toke
     """No server reads an input that leaves no room for a token; the one token that does not fit is counted."""
 
     class Strict(Engine):
-        async def score(self, input_ids, *, start):
+        async def score(self, input_ids, *, start, session_id=None):
             check_request(self.capabilities, input_ids, SamplingParams(max_new_tokens=1), start)
             return await super().score(input_ids, start=start)
 
@@ -300,7 +300,7 @@ async def test_an_engine_that_fails_for_one_session_is_counted_and_the_others_ar
     """A session of one branch has no other to go on with."""
 
     class Rejecting(Engine):
-        async def score(self, input_ids, *, start):
+        async def score(self, input_ids, *, start, session_id=None):
             if len(self.scored) == 0:
                 self.scored.append((start, input_ids.size))
                 raise EngineRejected("not this one")
@@ -322,7 +322,7 @@ async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again()
     """The branches before and after it are scored; the tokens of the failed one are counted and left alone."""
 
     class Rejecting(Engine):
-        async def score(self, input_ids, *, start):
+        async def score(self, input_ids, *, start, session_id=None):
             scoring = await super().score(input_ids, start=start)
             if len(self.scored) == 2:
                 raise EngineRejected("not this branch")

@@ -152,8 +152,9 @@ class HuggingFaceTokenProvider:
                 assert not isinstance(event, PromptLogprobs)
                 yield event
 
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; the input may fill the whole context."""
+        del session_id
         one_more = replace(self.capabilities, context_length=self.capabilities.context_length + 1)
         check_request(one_more, input_ids, SamplingParams(max_new_tokens=1), start)
         if start == input_ids.size:

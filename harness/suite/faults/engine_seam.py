@@ -220,10 +220,10 @@ class FaultyProvider:
             input_ids, params, request_id=request_id, session_id=session_id, prompt_logprobs_from=prompt_logprobs_from
         )
 
-    async def score(self, input_ids: TokenIds, *, start: int) -> PromptLogprobs:
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider`."""
         self._require_alive()
-        return await self._inner.score(input_ids, start=start)
+        return await self._inner.score(input_ids, start=start, session_id=session_id)
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider`; a request that hangs on the network is not reached."""

@@ -6,16 +6,21 @@ that times out just when its answer comes; its retry is to get that answer and n
 hides both, and nobody sees a client that has read an answer and throws it away.
 """
 
+import asyncio
 import select
+import struct
 from collections.abc import Callable
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Protocol
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 CONNECTION = "harness.connection"
 """Where the state of a request's scope has its `Connection`."""
 
+_NO_FAREWELL = struct.pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
 _FAILED = select.POLLHUP | select.POLLERR
 _CLOSED = getattr(select, "POLLRDHUP", 0) | _FAILED  # the first exists on Linux only
 
@@ -60,11 +65,34 @@ class Delivery:
             self._mark(False)
 
 
+class Connections(ServerState):
+    """The connections of one server. Once they have been reset, so is one that had been accepted and not begun."""
+
+    are_reset = False
+
+    def reset_all(self) -> None:
+        """Reset every connection, and every one that comes."""
+        self.are_reset = True
+        for connection in list(self.connections):
+            _reset(connection.transport)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _NO_FAREWELL)
+    transport.abort()
+
+
 class ResetAwareProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries."""
+    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries; part of a server's `Connections`."""
 
     on_reset: Callable[[], None] | None = None
     _is_gone = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
+        """A connection begins, unless those of the server have been reset."""
+        super().connection_made(transport)
+        if isinstance(self.server_state, Connections) and self.server_state.are_reset:
+            _reset(transport)
 
     def on_message_begin(self) -> None:
         """The next request says that the last answer was read."""

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +20,7 @@ from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_gu
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions
-from harness.server.http_protocol import ResetAwareProtocol
+from harness.server.http_protocol import Connections, ResetAwareProtocol
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.sessions.gate import GateState
@@ -35,7 +33,6 @@ log = structlog.get_logger()
 
 _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
 _SHUTDOWN_S = 5
-_RESET = struct.pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
 
 Around = Callable[[ASGIApp], ASGIApp]
 """Puts the application of a session server into a larger one."""
@@ -168,15 +165,21 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
 class _HangingUpServer(EmbeddedServer):
     """Can end as if its process had been killed."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.server_state = self._connections = Connections()
+
     def hang_up(self) -> None:
         """Stop listening and reset every connection; what is being answered goes on, for nobody."""
         self.should_exit = self.force_exit = True
+        loop = asyncio.get_running_loop()
         for server in self.servers:
-            server.close()
-        for connection in list(self.server_state.connections):
-            transport = connection.transport
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            transport.abort()
+            for listener in server.sockets:
+                loop.remove_reader(listener.fileno())
+            # asyncio loses a connection that it has accepted and not begun when its listener closes; it begins a round
+            # later.
+            loop.call_soon(loop.call_soon, server.close)
+        self._connections.reset_all()
 
 
 def _server(app: ASGIApp) -> _HangingUpServer:

@@ -13,6 +13,9 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationResult, Logprobs, SamplingParams, TokenIds, as_ids
 
+KV_BYTES = 256 << 20
+"""Of an engine with the real model: 5,000 tokens. What is kept of prefixes grows to the bound in a session of tests."""
+
 
 @pytest.fixture(scope="session", name="tokenizer")
 def _tokenizer(model_dir: Path) -> Tokenizer:
@@ -32,7 +35,7 @@ def _prompt(tokenizer: Tokenizer) -> Callable[[str], TokenIds]:
 @pytest.fixture(scope="session", name="engine")
 def _engine(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
     """The real model, shared by all tests: each leaves it unpaused, with its first weights."""
-    provider = HuggingFaceTokenProvider(model_dir, max_batch=16, step_tokens=64)
+    provider = HuggingFaceTokenProvider(model_dir, max_batch=16, step_tokens=64, kv_cache_bytes=KV_BYTES)
     asyncio.run(provider.__aenter__())
     yield provider
     asyncio.run(provider.__aexit__(None, None, None))
@@ -87,7 +90,10 @@ def _plain_model() -> type[PlainModel]:
     return PlainModel
 
 
-@pytest.fixture(scope="session", name="plain")
+# Half a gigabyte each, so they live no longer than the module that asks for them.
+
+
+@pytest.fixture(scope="module", name="plain")
 def _plain(model_dir: Path) -> PlainModel:
     return PlainModel(model_dir)
 
@@ -102,7 +108,7 @@ class Update:
     new: PlainModel
 
 
-@pytest.fixture(scope="session", name="update")
+@pytest.fixture(scope="module", name="update")
 def _update(model_dir: Path, plain: PlainModel, tmp_path_factory: pytest.TempPathFactory) -> Update:
     new_dir = plain.save_perturbed(tmp_path_factory.mktemp("weights") / "new")
     return Update(model_dir, new_dir, plain, PlainModel(new_dir))

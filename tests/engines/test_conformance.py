@@ -42,7 +42,7 @@ _DEADLINE_S = 300
 _SMALL_KV_BYTES = 48 << 20  # some 1000 tokens of the real model, which a test can fill in seconds
 
 
-@pytest.fixture(scope="session", name="small_context_engine")
+@pytest.fixture(scope="module", name="small_context_engine")
 def _small_context_engine(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
     provider = HuggingFaceTokenProvider(model_dir, kv_cache_bytes=_SMALL_KV_BYTES)
     asyncio.run(provider.__aenter__())

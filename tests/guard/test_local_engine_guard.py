@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ from tests.guard.looping import (
     looped_ids,
 )
 
+local_engine = partial(HuggingFaceTokenProvider, kv_cache_bytes=128 << 20)
+"""Small enough for several to live at once."""
+
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("guarded_local_engine")]
 
 GREEDY = SamplingParams(MAX_NEW_TOKENS, temperature=0.0)
@@ -39,12 +43,12 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module", name="guarded")
 def _guarded(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
-    yield from running(HuggingFaceTokenProvider(model_dir, repeat_guard=CONFIG))
+    yield from running(local_engine(model_dir, repeat_guard=CONFIG))
 
 
 @pytest.fixture(scope="module", name="unguarded")
 def _unguarded(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
-    yield from running(HuggingFaceTokenProvider(model_dir, repeat_guard=RepeatTerminateConfig()))
+    yield from running(local_engine(model_dir, repeat_guard=RepeatTerminateConfig()))
 
 
 def running(engine: HuggingFaceTokenProvider) -> Iterator[HuggingFaceTokenProvider]:
@@ -95,7 +99,7 @@ async def test_only_the_offending_sequence_is_ended(
 
 async def test_a_loop_ends_at_the_token_at_which_it_ends_on_the_servers(model_dir: Path) -> None:
     """With their limits and the ids that SGLang and vLLM are held to, see `tests/engines/real/test_repeat_guard.py`."""
-    async with HuggingFaceTokenProvider(model_dir, repeat_guard=SERVED_CONFIG) as engine:
+    async with local_engine(model_dir, repeat_guard=SERVED_CONFIG) as engine:
         ended = await ask(engine, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=SERVED_STOP_AFTER + 32))
 
     assert (ended.finish_reason, ended.output_ids.tolist()) == (FinishReason.REPEAT, looped_ids(SERVED_STOP_AFTER))
@@ -146,10 +150,12 @@ async def test_the_environment_configures_the_guard(model_dir: Path, monkeypatch
     for name, value in CONFIG.to_environ().items():
         monkeypatch.setenv(name, value)
 
-    async with HuggingFaceTokenProvider(model_dir) as engine:
+    async with local_engine(
+        model_dir,
+    ) as engine:
         assert engine.capabilities.repeat_guard == CONFIG.digest()
         assert (await ask(engine, as_ids(PROMPT_IDS), GREEDY)).output_ids.size == STOP_INDEX + 1
-    async with HuggingFaceTokenProvider(model_dir, repeat_guard=RepeatTerminateConfig()) as engine:
+    async with local_engine(model_dir, repeat_guard=RepeatTerminateConfig()) as engine:
         assert engine.capabilities.repeat_guard is None
 
 
@@ -158,7 +164,7 @@ def test_a_wrong_environment_stops_the_start(model_dir: Path, monkeypatch: pytes
     monkeypatch.setenv(CONFIG_JSON, '{"ngram": 4}')
 
     with pytest.raises(ScenarioError, match="repeat guard: ngram: no such key"):
-        HuggingFaceTokenProvider(model_dir)
+        local_engine(model_dir)
 
 
 async def test_a_guard_that_cannot_trip_stops_the_start(model_dir: Path) -> None:
@@ -166,7 +172,7 @@ async def test_a_guard_that_cannot_trip_stops_the_start(model_dir: Path) -> None
     never = RepeatTerminateConfig(enabled=True, min_new_tokens=10_000)
 
     with pytest.raises(ScenarioError, match="trip after 10000 tokens of output at the earliest, the context holds"):
-        await HuggingFaceTokenProvider(model_dir, repeat_guard=never).__aenter__()
+        await local_engine(model_dir, repeat_guard=never).__aenter__()
 
 
 async def test_more_tokens_cannot_be_continued_than_there_are(guarded: HuggingFaceTokenProvider) -> None:

@@ -43,4 +43,5 @@ def empty_session(metadata: Json) -> Json:
         "turns_in_flight": 0,
         "refusals": {},
         "ledger": {"generated": 0, "trained": 0, "masked": 0, "dropped": {}},
+        "empty_samples": 0,
     }

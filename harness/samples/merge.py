@@ -5,7 +5,7 @@ turns after it are dropped and counted. A turn shared by several samples is trai
 that FAILED have no usable output and are part of no branch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -52,17 +52,34 @@ def build_samples(
 ) -> list[Sample]:
     """The samples of a session; `metadata` is copied into each of them, and `live_version` is what lags count from.
 
+    What an abort cut short before its first token is no sample (`count_empty`): trainers divide by its length.
     Raises `UnknownWeightVersion` when a label is not a policy version.
     """
     samples: list[Sample] = []
     trained: set[int] = set()
-    branches = merge_branches(turns, selection)
-    for branch in _single_turns(branches) if selection is Selection.TURNS else branches:
+    for branch in _to_sample(turns, selection):
+        if _is_empty(branch, selection):
+            continue
         if trained.issuperset(turn.index for turn in branch.kept):
             continue  # cut by the merge rule, it is a part of a sample before it
         samples.append(_build(branch, trained, metadata, live_version, is_single_turn=selection is Selection.TURNS))
         trained.update(turn.index for turn in branch.kept)
     return samples
+
+
+def count_empty(turns: Sequence[Turn], selection: Selection) -> int:
+    """How many samples of a session would have no response token, and are left out."""
+    return sum(_is_empty(branch, selection) for branch in _to_sample(turns, selection))
+
+
+def _to_sample(turns: Sequence[Turn], selection: Selection) -> Iterable[MergedBranch]:
+    branches = merge_branches(turns, selection)
+    return _single_turns(branches) if selection is Selection.TURNS else branches
+
+
+def _is_empty(branch: MergedBranch, selection: Selection) -> bool:
+    has_response = len(branch.kept) > 1 and selection is not Selection.TURNS
+    return not has_response and branch.kept[-1].output_ids.size == 0
 
 
 def _single_turns(branches: Sequence[MergedBranch]) -> Iterator[MergedBranch]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from harness.errors import MalformedRequest
 from harness.samples.codec import sample_to_binary, sample_to_json
-from harness.samples.merge import merge_branches
+from harness.samples.merge import count_empty, merge_branches
 from harness.server.responses import json_response
 from harness.sessions.record import RecordIds, empty_facts, empty_record, session_facts, session_record
 from harness.sessions.session import Session
@@ -23,6 +23,9 @@ MSGPACK = "application/msgpack"
 
 TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
 """Warned of when samples are collected: turns after one that is not COMPLETED are in none (I3)."""
+
+EMPTY_SAMPLES_DROPPED = "empty_samples_dropped"
+"""Said when samples are collected: what was aborted before its first token is none."""
 
 log = structlog.get_logger()
 
@@ -75,4 +78,7 @@ def _samples(session: Session | None, live_version: int | None) -> list[Sample]:
     dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
     if dropped:
         log.warning(TRAILING_TURNS_DROPPED, session_id=session.session_id, turns=dropped)
+    empty = count_empty(session.turns, session.config.selection)
+    if empty:
+        log.info(EMPTY_SAMPLES_DROPPED, session_id=session.session_id, samples=empty)
     return session.samples(live_version)

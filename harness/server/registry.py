@@ -243,8 +243,9 @@ class SessionRegistry:
     async def _successor(self, config: SessionConfig, live_version: int | None) -> Session:
         """The new session that takes over from the one that `config` names."""
         previous = self.get(config.resumes or "")
-        session = self._new(successor_config(previous, config))
-        for turn in turns_to_take_over(previous.turns, config.limits, live_version):
+        taken = turns_to_take_over(previous.turns, config.limits, live_version)
+        session = self._new(successor_config(previous, config, taken))
+        for turn in taken:
             session.restore(turn)
         self._forget(previous)  # at once: only one session may take over from it
         self._hold(session)

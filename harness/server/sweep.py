@@ -9,7 +9,7 @@ A scoring that the engine did under another version settles nothing and ends the
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import msgspec
@@ -18,6 +18,7 @@ import structlog
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.samples.versions import is_version, policy_version
+from harness.server.registry import SessionRegistry
 from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
@@ -38,14 +39,14 @@ def parse_sweep(body: bytes) -> SweepRequest:
 
 
 class Sweep:
-    """One sweep over `sessions`."""
+    """One sweep over `sessions`, which may come and go meanwhile."""
 
     def __init__(
-        self, engine: TokenProvider, store: SessionStore, sessions: Iterable[Session], request: SweepRequest
+        self, engine: TokenProvider, store: SessionStore, sessions: SessionRegistry, request: SweepRequest
     ) -> None:
         self._engine = engine
         self._store = store
-        self._sessions = sorted(sessions, key=lambda session: session.created_at)
+        self._sessions = sessions
         self._request = request
         self._failures: Counter[str] = Counter()
         self.report = SweepReport(request.version)
@@ -57,7 +58,7 @@ class Sweep:
         """
         began = time.monotonic()
         await self._require_live()
-        waiting = iter(self._count())
+        waiting = self._with_successors(self._count())
         try:
             async with asyncio.timeout(self._request.budget_s), asyncio.TaskGroup() as workers:
                 for _ in range(min(self._request.concurrency, self.report.sessions)):
@@ -93,6 +94,8 @@ class Sweep:
                 # Weights that changed inside the request make it one of two versions.
                 if not is_version(scoring.version, self._request.version):
                     return
+                if self._sessions.find(session.session_id) is not session:
+                    return  # taken over or deleted meanwhile: its successor has the turns, and its own place here
                 has_settled = await self._took(session, task, scoring)
             except (EngineError, StoreError) as error:
                 has_settled = False
@@ -118,11 +121,23 @@ class Sweep:
     def _is_comparable(self, turn: Turn) -> bool:
         return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.params)
 
+    def _with_successors(self, waiting: list[Session]) -> Iterator[Session]:
+        """`waiting`, then the sessions that took over from some of them meanwhile."""
+        seen: set[Session] = set()
+        while waiting:
+            seen.update(waiting)
+            yield from waiting
+            version = self._request.version
+            late = [session for session in self._sessions if session not in seen]
+            waiting = [session for session in late if waiting_in(session, version, self._is_comparable)]
+            self.report.sessions += len(waiting)
+
     def _count(self) -> list[Session]:
-        """The sessions with tokens that wait."""
+        """The sessions with tokens that wait, the oldest first."""
         version = self._request.version
-        found = {session: waiting_in(session, version, self._is_comparable) for session in self._sessions}
-        every = sum(waiting_in(session, version, lambda _: True) for session in self._sessions)
+        sessions = sorted(self._sessions, key=lambda session: session.created_at)
+        found = {session: waiting_in(session, version, self._is_comparable) for session in sessions}
+        every = sum(waiting_in(session, version, lambda _: True) for session in sessions)
         self.report.tokens_waiting = self.report.tokens_left = sum(found.values())
         self.report.tokens_incomparable = every - self.report.tokens_waiting
         waiting = [session for session, tokens in found.items() if tokens]

@@ -29,6 +29,8 @@ class DropReason(StrEnum):
     """What an engine sampled behind a stop string that began in the request before."""
     RESTARTED = "restarted"
     """Partial output that no request can go on from: an engine follows a grammar from the first token on only."""
+    LEFT_BEHIND = "left_behind"
+    """Turns of the session that was taken over, which its successor cannot go on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,13 @@ class Ledger:
         }
 
 
-def account(turns: Sequence[Turn], generated: int, selection: Selection) -> Ledger:
-    """The ledger of one session, were its samples collected now."""
+def account(turns: Sequence[Turn], generated: int, selection: Selection, left_behind: int = 0) -> Ledger:
+    """The ledger of one session, were its samples collected now; `left_behind` tokens are of no turn that it has."""
     branches = merge_branches(turns, selection)
     kept = {turn.index for branch in branches for turn in branch.kept}
     trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
     trained = masked = 0
-    dropped: Counter[str] = Counter()
+    dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
     for turn in turns:
         if turn.index in kept:
             masked += turn.forced_tokens

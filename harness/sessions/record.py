@@ -7,6 +7,7 @@ session is. Prompts that are written out make it as long as turns times length: 
 from collections import Counter
 from enum import StrEnum
 
+from harness.samples.merge import count_empty
 from harness.sessions.session import Session
 from harness.types import Json, Turn
 
@@ -32,6 +33,7 @@ def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS) -> Json:
         "turns_in_flight": len(session.turns_in_flight),
         "refusals": dict(session.refusals),
         "ledger": session.ledger().to_json(),
+        "empty_samples": count_empty(session.turns, session.config.selection),
     }
 
 
@@ -67,6 +69,7 @@ def empty_record(session_id: str) -> Json:
         "turns_in_flight": 0,
         "refusals": {},
         "ledger": {"generated": 0, "trained": 0, "masked": 0, "dropped": {}},
+        "empty_samples": 0,
     }
 
 

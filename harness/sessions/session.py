@@ -56,6 +56,8 @@ class SessionConfig:
     """What may differ in a history that is sent back (`tokens.matching.normal_form`)."""
     resumes: str | None = None
     """The drained session whose turns this one takes over (`sessions.takeover`)."""
+    left_behind: int = 0
+    """Tokens that were sampled for turns of that session which do not come along."""
 
 
 class Session:
@@ -74,7 +76,7 @@ class Session:
         self.normal_form = normal_form(config.matching)
         """What of a message counts when histories are compared."""
         self._tree = TurnTree(self.normal_form)
-        self._generated = 0
+        self._generated = config.left_behind
         self._in_flight: dict[int, Admission] = {}
         self._admitted = 0
         self._asked: Counter[ChainKey] = Counter()
@@ -278,7 +280,7 @@ class Session:
 
     def ledger(self) -> Ledger:
         """Where the tokens sampled so far would go, were the samples collected now."""
-        return account(self.turns, self._generated, self.config.selection)
+        return account(self.turns, self._generated, self.config.selection, self.config.left_behind)
 
     def samples(self, live_version: int | None = None) -> list[Sample]:
         """What the trainer gets, were the samples collected now, under `live_version` where that is known."""

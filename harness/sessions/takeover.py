@@ -2,10 +2,11 @@
 
 The agent of the later rollout begins anew. As long as it asks what its predecessor asked it gets the answers on record
 (`retries`), the turn that was cut short goes on from its partial output as the same turn (`continuation`), and what
-comes then is new: nothing is sampled twice. The turns move, they are not copied; their tokens are in one ledger only.
+comes then is new: nothing is sampled twice. The turns move, they are not copied; their tokens, and those of the
+turns that are left behind, are in the ledger of the successor from then on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness.errors import MalformedRequest
@@ -16,8 +17,8 @@ from harness.sessions.session import Session, SessionConfig
 from harness.types import DISCONNECT, Turn, TurnStatus
 
 
-def successor_config(previous: Session, config: SessionConfig) -> SessionConfig:
-    """`config` for the session that takes over from `previous`, with the metadata of both.
+def successor_config(previous: Session, config: SessionConfig, taken: Iterable[Turn]) -> SessionConfig:
+    """`config` for the session that takes the turns `taken` over from `previous`, with the metadata of both.
 
     Raises `MalformedRequest` when `previous` cannot be taken over.
     """
@@ -35,7 +36,8 @@ def successor_config(previous: Session, config: SessionConfig) -> SessionConfig:
         raise MalformedRequest(
             f"matching: expected that of the resumed session, {list(previous.config.matching)}", param="matching"
         )
-    return replace(config, metadata={**previous.config.metadata, **config.metadata})
+    left_behind = previous.ledger().generated - sum(turn.sampled_tokens for turn in taken)
+    return replace(config, metadata={**previous.config.metadata, **config.metadata}, left_behind=left_behind)
 
 
 def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) -> list[Turn]:

@@ -12,7 +12,6 @@ from fakes import (
     finish,
     new_session,
     output_of,
-    prompt_of,
     sampled,
     take_turn,
     tokens_of,
@@ -22,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import EngineUnavailable, LedgerImbalance, UnknownWeightVersion
-from harness.samples.merge import Selection
+from harness.samples.merge import Selection, count_empty
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger, account, total
 from harness.sessions.outcome import Reply, ended_turn
@@ -176,15 +175,17 @@ def test_a_failed_turn_is_in_no_sample():
     assert sample.tokens.tolist() == tokens_of(session, turn)
 
 
-def test_an_empty_output_is_a_sample_without_trained_tokens():
-    """An engine that ends at once leaves a turn with a prompt and nothing else; nothing breaks on it."""
+def test_an_empty_output_is_no_sample():
+    """An abort before the first token leaves a prompt and nothing to train; behind an answer it is part of a sample."""
     session = new_session()
-    turn = take_turn(session, [user("a")], "", reason=FinishReason.ABORT)
-
+    take_turn(session, [user("a")], "", reason=FinishReason.ABORT)
+    alone = session.samples(), count_empty(session.turns, Selection.LAST)
+    answered = take_turn(session, [user("b")])
+    take_turn(session, [user("b"), answered.reply, user("c")], "", reason=FinishReason.ABORT)
     [sample] = session.samples()
 
-    assert (sample.tokens.tolist(), sample.response_length) == (prompt_of(session, turn), 0)
-    assert (sample.loss_mask.size, sample.weight_versions, sample.status) == (0, (), SampleStatus.ABORTED)
+    assert alone == ([], 1)
+    assert (sample.status, sum(sample.loss_mask)) == (SampleStatus.ABORTED, answered.output_ids.size)
 
 
 @pytest.mark.parametrize(("label", "version"), [("default", 0), ("0", 0), ("17", 17), ("007", 7)])

@@ -35,7 +35,8 @@ def grace(seconds: float) -> ServerSettings:
 
 async def test_a_drained_turn_of_an_engine_that_never_answers_ends():
     """404, ABORTED with what an earlier request had brought, and nothing is in flight."""
-    engine = DeafEngine(toy_tokenizer(), Script((SLOW,)))
+    long = Step(text="a long and slow answer" * 50, token_delay_s=0.01)
+    engine = DeafEngine(toy_tokenizer(), Script((long,)))
     async with serving_with(engine, settings=grace(0.2)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
@@ -45,9 +46,9 @@ async def test_a_drained_turn_of_an_engine_that_never_answers_ends():
         await engine.abort(None)
         await client.held(1)
         engine.is_deaf = True
-        await engine.pause(PauseMode.KEEP)
         await client.http.post("/sessions/resume")
         await client.turns_in_flight(1)
+        await engine.pause(PauseMode.KEEP)
         await client.http.post("/sessions/drain")
         answer = await request
         record, gate = await client.record(session), await client.gate()
@@ -120,6 +121,22 @@ async def test_ending_a_session_that_was_drained_leaves_it_drained():
         [sample] = await client.samples(session)
 
     assert (ended.json()["phase"], sample["status"]) == ("closing", "aborted")
+
+
+@pytest.mark.parametrize("selection", ["last", "leaves", "turns"])
+async def test_a_turn_that_was_aborted_before_its_first_token_is_no_sample(selection):
+    """Nobody divides by its length; the record counts it."""
+    async with serving(Step(text="late", delay_s=60)) as client:
+        session = await client.create(selection=selection)
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        await client.http.post("/sessions/drain")
+        await client.engine.abort(None)
+        await request
+        record, samples = await client.record(session), await client.samples(session)
+
+    assert [turn["status"] for turn in record["turns"]] == ["aborted"]
+    assert (samples, record["empty_samples"]) == ([], 1)
 
 
 async def test_ending_waits_no_longer_than_it_was_told():

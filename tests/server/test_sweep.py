@@ -384,6 +384,26 @@ async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_o
         await again
 
 
+async def test_a_session_that_is_taken_over_meanwhile_is_swept_in_its_successor():
+    """What the report calls settled is settled in a session that somebody will collect."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+        await client.http.post("/sessions/drain")
+        await client.http.post("/sessions/resume")
+        engine.may_score.clear()
+        sweeping = asyncio.create_task(sweep(client, 1))
+        await eventually(lambda: len(engine.scored) == 1)
+        successor = await client.create(resumes=session.session_id)
+        engine.may_score.set()
+        report = await sweeping
+        [sample] = await client.samples(successor)
+
+    assert scored_share(sample) == 1.0
+    assert (report["tokens_settled"], report["tokens_left"]) == (sum(sample["loss_mask"]), 0)
+
+
 class SlowStore(SQLiteStore):
     """Scores wait before they reach the disk, turns before they are known to be on it."""
 

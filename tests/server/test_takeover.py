@@ -148,3 +148,23 @@ async def test_a_takeover_survives_a_restart(tmp_path: Path):
         assert client.restored == 1
     assert again == messages
     assert len(record["turns"]) == 2
+
+
+async def test_tokens_of_turns_that_are_left_behind_are_in_the_ledger(tmp_path: Path):
+    """Of a turn behind one that was cut, which goes on otherwise now; the next server knows of them, too."""
+    async with serving(*says("a long answer", "and more"), store=tmp_path / "s.db") as client:
+        old = await client.create(after_incomplete="serve")
+        cut = await client.say(old, [user("go")], max_tokens=6)
+        await client.say(old, [user("go"), cut, user("more")])
+        generated = (await client.record(old))["ledger"]["generated"]
+        await client.http.post("/sessions/drain")
+        await client.http.post("/sessions/resume")
+        new = await client.create(resumes=old.session_id)
+        record = await client.record(new)
+    async with serving(store=tmp_path / "s.db") as client:
+        restored = await client.record(new)
+
+    assert [turn["turn"] for turn in record["turns"]] == [0]
+    assert record["ledger"]["generated"] == generated
+    assert record["ledger"]["dropped"] == {"left_behind": generated - 6}
+    assert restored["ledger"] == record["ledger"]

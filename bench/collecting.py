@@ -1,11 +1,11 @@
 """What it costs to collect the rollouts of an abort: long sessions by the hundred, all at once.
 
-    python bench/collecting.py [--json] [--sessions 512] [--turns 50] [--tokens 32000]
+    python bench/collecting.py [--json] [--sessions 512] [--turns 50] [--tokens 32000] [--rounds 2]
 
 A session server in a process of its own restores that many sessions from a store, and a `SessionManager` in this one
 goes on with them (`resumes`). Every agent is inside a tool call when `abort_rollout` comes with its default budget.
-Printed: how long each step took, how many samples came back whole, and the memory of this process before, at its
-highest, with all samples held, and after they have been let go, beside what the samples' own columns take.
+For each round: how long each step took, how many samples came back whole, and the memory of this process before,
+at its highest, with all samples held, and after they have been let go, beside what the samples' own columns take.
 """
 
 import argparse
@@ -170,12 +170,12 @@ def highest_memory() -> Iterator[list[int]]:
         thread.join()
 
 
-async def main(sessions: int, turns: int, tokens: int) -> dict[str, Any]:
-    """Write the store, start the server, collect."""
+async def main(sessions: int, turns: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Write the store, start the server, collect round after round."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         await write_one_session(directory, turns, tokens)
-        ids = copy_session(directory / "bench.db", sessions)
+        ids = copy_session(directory / "bench.db", sessions * rounds)
         began = perf_counter()
         server = await asyncio.create_subprocess_exec(
             sys.executable, THIS, "--serve", directory, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -185,11 +185,13 @@ async def main(sessions: int, turns: int, tokens: int) -> dict[str, Any]:
         try:
             url = (await server.stdout.readline()).decode().strip()
             restored_s = perf_counter() - began
-            figures = await measure(url, psutil.Process(server.pid), ids, directory / "work")
+            stats = psutil.Process(server.pid)
+            parts = [ids[start::rounds] for start in range(rounds)]
+            figures = [await measure(url, stats, part, directory / "work") for part in parts]
         finally:
             server.stdin.close()
             await server.wait()
-        return {"restored_s": round(restored_s, 1)} | figures
+        return [{"restored_s": round(restored_s, 1)}, *figures]
 
 
 def parse() -> argparse.Namespace:
@@ -198,6 +200,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=512)
     parser.add_argument("--turns", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=32_000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -208,5 +211,8 @@ if __name__ == "__main__":
     if asked.serve:
         uvloop.run(serve(asked.serve))
     else:
-        found = uvloop.run(main(asked.sessions, asked.turns, asked.tokens))
-        print(json.dumps(found) if asked.json else "\n".join(f"{name:30} {value}" for name, value in found.items()))
+        found = uvloop.run(main(asked.sessions, asked.turns, asked.tokens, asked.rounds))
+        if asked.json:
+            print(json.dumps(found))
+        else:
+            print("\n\n".join("\n".join(f"{name:30} {value}" for name, value in each.items()) for each in found))

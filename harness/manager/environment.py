@@ -1,8 +1,9 @@
 """The environment of an agent process: what it needs to find its model, and nothing of ours.
 
 The parent's environment is not inherited: it holds API keys and tokens that an agent has no business with. A short
-list of variables passes (where programs, certificates, caches and proxies are); the session's variables and those of
-the agent's own profile come on top. The session server is always exempt from the proxies.
+list of variables passes (where programs, certificates, caches and proxies are), with user and secret taken out of every
+URL; the session's variables and those of the agent's own profile come on top, as they are. The session server is always
+exempt from the proxies.
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from harness.credentials import without_credentials
 from harness.manager.rollout import AgentTask, ProgramAgent
 from harness.manager.session_client import SessionHandle
 
@@ -30,7 +32,7 @@ _PASSED_NAMES = frozenset(
     }
 )
 _PASSED_PREFIXES = ("LC_", "UV_", "PIP_")
-_SECRET = re.compile(r"TOKEN|PASSWORD|SECRET|CREDENTIAL|_KEY$")
+_SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
 
 
 def agent_environment(
@@ -52,7 +54,7 @@ def openai_base_url(session: SessionHandle) -> str:
 
 
 def _passed_on(parent: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in parent.items() if _passes(name)}
+    return without_credentials({name: value for name, value in parent.items() if _passes(name)})
 
 
 def _passes(name: str) -> bool:

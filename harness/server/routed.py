@@ -14,7 +14,7 @@ Sessions never go through the gateway: their worker is chosen by the pool and as
 """
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.asgi import listening
+from harness.credentials import without_credentials
 from harness.engines.base import PauseMode
 from harness.engines.connect import open_server, require_address
 from harness.engines.discovered import DiscoveredPool, FoundWorker
@@ -46,6 +47,7 @@ from server_patch.router.verbs import Order, VerbError
 
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+_FOR_US_ALONE = frozenset({"HARNESS_ADMIN_TOKEN", "HARNESS_ENGINE_KEY"})
 _PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 
@@ -200,10 +202,16 @@ async def _gateway(
             settings.worker_urls,
             log_file=log_file,
             arguments=settings.gateway_arguments,
+            env=_gateway_environment(os.environ),
         )
         return await stack.enter_async_context(launching)
     except GatewayError as error:
         raise LaneError(str(error)) from error
+
+
+def _gateway_environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """Ours without what is for us alone, and without user and secret in any URL."""
+    return without_credentials({name: value for name, value in ours.items() if name not in _FOR_US_ALONE})
 
 
 def _found(front: RouterFront, vocab_size: int) -> list[FoundWorker]:

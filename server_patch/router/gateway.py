@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -109,17 +109,18 @@ async def launch(
     log_bytes: int = LOG_BYTES,
     arguments: Sequence[str] = (),
     start_timeout_s: float = 60.0,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway of our own on loopback, for the time of the block.
 
-    `program` is its executable, `arguments` come last on its command line. `log_file` keeps the last of what it prints:
-    at `log_bytes` it becomes `LOG_FILE.1`, and another one begins. Raises `GatewayError` when it does not
-    answer in time; it need not have a worker by then.
+    `program` is its executable, `arguments` come last on its command line, `env` is its environment (None: ours).
+    `log_file` keeps the last of what it prints: at `log_bytes` it becomes `LOG_FILE.1`, and another one begins. Raises
+    `GatewayError` when it does not answer in time; it need not have a worker by then.
     """
     port, metrics_port = _free_ports(2)
     command = [str(program), *_command_line(kind, worker_urls, port, metrics_port), *arguments]
     url = f"http://{_LOOPBACK}:{port}"
-    async with _leashed(command, log_file, log_bytes) as child:
+    async with _leashed(command, log_file, log_bytes, env) as child:
         await _answers(http, url, child, log_file, start_timeout_s)
         log.info("gateway_started", gateway=url, kind=str(kind), log=str(log_file))
         async with running(_say_if_it_ends(child, url, log_file)):
@@ -149,7 +150,9 @@ _OWN_ARGUMENTS = {
 
 
 @asynccontextmanager
-async def _leashed(command: Sequence[str], log_file: Path, log_bytes: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _leashed(
+    command: Sequence[str], log_file: Path, log_bytes: int, env: Mapping[str, str] | None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """`command` as a process group that ends with the block, or with this process."""
     try:
         output = log_file.open("ab")
@@ -161,6 +164,7 @@ async def _leashed(command: Sequence[str], log_file: Path, log_bytes: int) -> As
             stdin=asyncio.subprocess.PIPE,
             stdout=output,  # of the leash itself
             stderr=output,
+            env=env,
             start_new_session=True,
         )
     try:

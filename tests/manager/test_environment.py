@@ -48,6 +48,7 @@ def test_the_task_is_handed_over():
         "HF_TOKEN",
         "UV_PUBLISH_TOKEN",
         "UV_INDEX_X_PASSWORD",
+        "UV_INDEX_X_USERNAME",
         "PYTHONPATH",
         "VIRTUAL_ENV",
         "HARNESS_ADMIN_TOKEN",
@@ -62,6 +63,28 @@ def test_secrets_and_settings_of_the_harness_stay_at_home(name: str):
 def test_what_programs_need_to_run_passes(name: str):
     """Paths, locale, certificates, caches, proxies."""
     assert environment({name: "value"})[name] == "value"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "passed"),
+    [
+        ("PIP_INDEX_URL", "https://user:s3cret@index.example/simple", "https://index.example/simple"),
+        (
+            "PIP_EXTRA_INDEX_URL",
+            "https://s3cret@a.example https://u:s3cret@b.example/x",
+            "https://a.example https://b.example/x",
+        ),
+        ("UV_INDEX", "corp=https://u:p@s3cret@index.example/simple", "corp=https://index.example/simple"),
+        ("HTTPS_PROXY", "http://user:s3cret@proxy:3128", "http://proxy:3128"),
+        ("https_proxy", "user:s3cret@proxy:3128", "proxy:3128"),
+        ("PATH", "/opt/node@18/bin", "/opt/node@18/bin"),
+        ("UV_DEFAULT_INDEX", "https://index.example/a@b", "https://index.example/a@b"),
+        ("LC_ALL", "de_DE@euro", "de_DE@euro"),
+    ],
+)
+def test_no_secret_of_a_url_passes(name: str, value: str, passed: str):
+    """The index and the proxy do; whoever needs a password for them gives it in the profile."""
+    assert environment({name: value})[name] == passed
 
 
 def test_the_session_server_is_exempt_from_proxies():

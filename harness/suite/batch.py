@@ -96,7 +96,7 @@ class RolloutBatch:
             check,
             rollout.session,
             rollout.agent_result,
-            planned.prompt.metadata,
+            planned.prompt.metadata | planned.prompt.check_metadata,
             deadline_s=planned.folder.scenario.checks.check_deadline_s,
         )
 

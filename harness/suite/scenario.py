@@ -96,6 +96,15 @@ class Prompt(_Strict):
     """The instruction; without it the agent gets `instruction.md`."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Handed to the agent, to its game and to the check."""
+    check_metadata: dict[str, Any] = Field(default_factory=dict)
+    """For the check alone, which finds it among the metadata: the answer that the agent is to find."""
+
+    @model_validator(mode="after")
+    def _says_everything_once(self) -> Self:
+        twice = sorted(self.metadata.keys() & self.check_metadata.keys())
+        if twice:
+            raise ValueError(f"metadata or check_metadata to have {', '.join(twice)}, and not both")
+        return self
 
 
 class Limits(_Strict):

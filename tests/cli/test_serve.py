@@ -13,7 +13,7 @@ import pytest
 from toy_model import write_toy_model
 
 from harness.store.sqlite import read_sessions
-from tests.suite.builders import start_harness, wait
+from tests.suite.builders import announced, start_harness, wait
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -49,11 +49,7 @@ def test_a_server_asks_for_a_token_unless_it_is_told_not_to(
     """A token that was made is in the document once, one that was chosen nowhere; none in the log."""
     toy = write_toy_model(tmp_path / "toy")
     process = start_harness(*("serve", "--engine", "scripted", "--tokenizer", toy, "--port", "0", "--json"), *arguments)
-    assert process.stdout is not None
-    lines = []
-    while not lines or lines[-1] != "}\n":
-        lines.append(process.stdout.readline())
-    document = json.loads("".join(lines))
+    document = announced(process)
     statuses = [
         httpx.get(f"{document['url']}/sessions", headers={"authorization": f"Bearer {token}"}).status_code
         for token in ("wrong", document["admin_token"] or "chosen")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,18 +107,28 @@ def harness(
 
 
 def start_harness(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, log: Path | None = None
 ) -> subprocess.Popen[str]:
-    """Start `harness` in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "harness", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **(env or {})},
-        cwd=cwd,
-        start_new_session=True,
-    )
+    """Start `harness` in a process group of its own; what it says goes to `log`, for those that say much."""
+    with ExitStack() as stack:
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if log is None else stack.enter_context(log.open("w")),
+            text=True,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+
+def announced(process: subprocess.Popen[str]) -> Any:
+    """The document that a server prints with `--json` once it answers."""
+    assert process.stdout is not None
+    lines = [process.stdout.readline()]
+    while lines[-1] not in ("}\n", ""):
+        lines.append(process.stdout.readline())
+    return json.loads("".join(lines))
 
 
 def wait(process: subprocess.Popen[str], timeout_s: float = 90) -> Ended:

@@ -12,8 +12,12 @@ a generated token and must not be pushed.
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
+from server_patch.repeat_terminate.columns import columns_of
 from server_patch.repeat_terminate.config import OBJECT_KEY_TEXT, ConfigError, RepeatTerminateConfig
 from server_patch.repeat_terminate.key_automaton import key_transitions
+
+_MANY = 256
+"""Tokens from which on counting them all at once is faster than one by one."""
 
 
 class Rule(StrEnum):
@@ -36,6 +40,7 @@ class RepeatDetector:
 
     __slots__ = (
         "_config",
+        "_key_ids",
         "_key_state",
         "_last",
         "_matched",
@@ -53,7 +58,8 @@ class RepeatDetector:
         self._matched = 0
         self._last: int | None = None
         self._run = 0
-        self._transitions = key_transitions(counted_key_ids(config, object_key_ids))
+        self._key_ids = counted_key_ids(config, object_key_ids)
+        self._transitions = key_transitions(self._key_ids)
         self._key_state = 0
         self.keys = 0
         """Occurrences of the object key; stays 0 while they are not counted."""
@@ -80,11 +86,38 @@ class RepeatDetector:
 
     def push_all(self, tokens: Iterable[int]) -> int | None:
         """Take tokens until a rule triggers; the index of the one that triggers it, None when none does."""
-        return next((index for index, token in enumerate(tokens) if self.push(token)), None)
+        sequence = tokens if isinstance(tokens, Sequence) else list(tokens)
+        if len(sequence) >= _MANY and not self.length and self.rule is None:
+            return self._push_many(sequence)
+        return next((index for index, token in enumerate(sequence) if self.push(token)), None)
 
     def seed(self, tokens: Iterable[int]) -> None:
         """Take the tokens generated before a continuation: they count as if they had been generated here."""
         self.push_all(tokens)
+
+    def _push_many(self, tokens: Sequence[int]) -> int | None:
+        """`push_all` of the first tokens of a sequence; leaves the state that pushing them one by one would."""
+        config = self._config
+        counted = columns_of(tokens, len(self._window), self._key_ids)
+        trips = counted.runs < 0  # none
+        if config.max_object_keys is not None:
+            trips |= counted.keys >= config.max_object_keys
+        if config.max_consecutive_token_repeats > 0:
+            trips |= counted.runs >= config.max_consecutive_token_repeats
+        if config.ngram_matches > 0:
+            trips |= counted.matches >= config.ngram_matches
+        trips[: max(0, config.min_new_tokens - 1)] = False
+        at = int(trips.argmax()) if trips.any() else None
+        self.length = len(tokens) if at is None else at + 1
+        last = self.length - 1
+        self._run, self._matched, self.keys = (int(column[last]) for column in counted)
+        self._last = tokens[last]
+        for position in range(max(0, self.length - len(self._window)), self.length):
+            self._window[position % len(self._window)] = tokens[position]
+        for token in tokens[max(0, self.length - len(self._key_ids)) : self.length] if self._key_ids else ():
+            self._key_state = self._transitions[self._key_state].get(token, 0)
+        self.rule = None if at is None else self._first_rule()
+        return at
 
     def _count_key(self, token: int) -> None:
         if self._transitions:

@@ -1,6 +1,8 @@
 """The detector's rules at their edges, one example each; the sweep against the naive definition is in its own file."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server_patch.repeat_terminate import ConfigError, RepeatDetector, RepeatTerminateConfig, Rule
 
@@ -98,3 +100,28 @@ def test_a_trigger_is_for_good() -> None:
 
     assert [detector.push(token) for token in (1, 1, 2, 3)] == [False, True, True, True]
     assert (detector.length, detector.rule) == (2, Rule.CONSECUTIVE)
+
+
+@given(
+    tokens=st.lists(st.sampled_from([1, 1, 1, 2, 3]), max_size=60).map(lambda few: [4, 5] * 130 + few + [1, 2, 1] * 5),
+    config=st.fixed_dictionaries(
+        {
+            "min_new_tokens": st.sampled_from([0, 265, 280, 400]),
+            "max_consecutive_token_repeats": st.sampled_from([0, 3, 5]),
+            "ngram_size": st.sampled_from([0, 1, 3, 7]),
+            "ngram_repeats": st.sampled_from([0, 2, 3]),
+            "max_object_keys": st.sampled_from([3, 1000]),
+        }
+    ),
+    later=st.lists(st.sampled_from([1, 2, 3]), max_size=20),
+)
+def test_many_tokens_at_once_count_as_one_by_one(tokens: list[int], config: dict[str, int], later: list[int]) -> None:
+    """The same token triggers the same rule, and what comes later finds the same state."""
+    at_once, one_by_one = (_detector(key_ids=(1, 2, 1), **config) for _ in range(2))
+
+    at = at_once.push_all(tokens)
+    expected = next((index for index, token in enumerate(tokens) if one_by_one.push(token)), None)
+
+    assert at == expected
+    assert [at_once.push(token) for token in later] == [one_by_one.push(token) for token in later]
+    assert (at_once.rule, at_once.length, at_once.keys) == (one_by_one.rule, one_by_one.length, one_by_one.keys)

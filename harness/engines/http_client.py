@@ -11,7 +11,8 @@ here. Proxies of the environment are never used. aiohttp, because httpx serves a
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -25,10 +26,12 @@ from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid
 from harness.types import Json
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
 _READ_BUFFER_BYTES = 1 << 20
+_LARGE_BYTES = 200_000  # read in some milliseconds
 
 
 class Answer(NamedTuple):
@@ -65,6 +68,7 @@ class EngineClient:
         self.name = f"{engine} at {self.url}"
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._http: aiohttp.ClientSession | None = None
+        self._reader: ThreadPoolExecutor | None = None
 
     def open(self) -> None:
         """Make the connection pool; needs the running loop. The number of connections is not bounded here."""
@@ -75,10 +79,14 @@ class EngineClient:
             read_bufsize=_READ_BUFFER_BYTES,
             trust_env=False,
         )
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine-replies")
 
     async def close(self) -> None:
         """Close every connection; idempotent."""
         http, self._http = self._http, None  # first, so that nobody asks over connections that are being closed
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.shutdown(wait=False)
         if http is not None:
             await http.close()
 
@@ -98,8 +106,18 @@ class EngineClient:
 
     async def call(self, exchange: Exchange, kind: type[_T]) -> _T:
         """The content of a successful answer as a `kind`; raises the `EngineError` of the table above."""
-        answer = self._successful(exchange, await self.ask(exchange))
-        return self.decode(exchange, answer.content, kind)
+        return await self.call_for(exchange, kind, lambda value: value)
+
+    async def call_for(self, exchange: Exchange, kind: type[_T], read: Callable[[_T], _R]) -> _R:
+        """What `read` makes of the content of a successful answer; a large one is read off the event loop."""
+        content = self._successful(exchange, await self.ask(exchange)).content
+        return await self.apart(len(content), lambda: read(self.decode(exchange, content, kind)))
+
+    async def apart(self, size_bytes: int, work: Callable[[], _R]) -> _R:
+        """What `work` on a reply of that size returns or raises; off the event loop when it is large."""
+        if size_bytes <= _LARGE_BYTES or self._reader is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     async def ask(self, exchange: Exchange) -> Answer:
         """The answer, whatever its status."""

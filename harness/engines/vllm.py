@@ -16,6 +16,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -53,6 +54,7 @@ from harness.types import (
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled token that takes one place
+_ENTRY_BYTES = 50  # of a reply, for each token
 _PROBE_S = 60.0
 _HEALTH_S = 5.0
 _ADVICE = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
@@ -193,9 +195,11 @@ class VLLMTokenProvider:
         moment = self._served.asking()
         piece, label = await self._whole(asked, session_id)
         reply = read_piece(asked, self._offer.api, piece, label)
-        if reply.prompt_scored is None:
+        scored = reply.prompt_scored
+        if scored is None:
             raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")
-        scores = verified_scores(asked, reply.prompt_scored, reply.version)
+        size_bytes = _ENTRY_BYTES * len(scored)
+        scores = await self._client.apart(size_bytes, lambda: verified_scores(asked, scored, reply.version))
         self._served.learn(scores.version, moment)
         return scores
 
@@ -303,7 +307,10 @@ class VLLMTokenProvider:
     async def _whole_result(self, asked: Asked, session_id: str | None) -> GenerationResult:
         moment = self._served.asking()
         piece, label = await self._whole(asked, session_id)
-        return self._learned(verified(asked, read_piece(asked, self._offer.api, piece, label)), moment)
+        api = self._offer.api
+        size_bytes = _ENTRY_BYTES * (len(piece.scored) + len(piece.prompt_scored or ()))
+        result = await self._client.apart(size_bytes, lambda: verified(asked, read_piece(asked, api, piece, label)))
+        return self._learned(result, moment)
 
     def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
         """`result`, which says what the server serves."""
@@ -315,8 +322,9 @@ class VLLMTokenProvider:
         """An unstreamed reply, and the weight label around it where the reply itself carries none."""
         before = await self._label_around()
         exchange = self._exchange(asked, session_id, stream=False)
-        reply = await self._client.call(exchange, self._offer.api.kind)
-        return self._offer.api.piece(asked, reply), await self._same_label(asked, before)
+        api = self._offer.api
+        piece = await self._client.call_for(exchange, api.kind, partial(api.piece, asked))
+        return piece, await self._same_label(asked, before)
 
     async def _streamed(
         self, asked: Asked, session_id: str | None

@@ -23,8 +23,13 @@ class PromptEntry(msgspec.Struct):
     logprob: float | None = None
 
 
-PromptEntries = list[dict[TokenId, PromptEntry] | None]
-"""Entry i is for input token i; the first is null."""
+PromptEntries = list[msgspec.Raw]
+"""Entry i is for input token i, an object or null as the first: all of the input, of which only the end is wanted."""
+
+NO_ENTRIES = msgspec.Raw(b"null")
+
+decode_entries = msgspec.json.Decoder(PromptEntries | None).decode
+decode_entry = msgspec.json.Decoder(dict[TokenId, PromptEntry] | None).decode
 
 
 class Alternative(msgspec.Struct):
@@ -73,7 +78,8 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: NamedLogprobs | None = None
-    prompt_logprobs: PromptEntries | None = None
+    prompt_logprobs: msgspec.Raw = NO_ENTRIES
+    """`PromptEntries`, undecoded."""
 
 
 class GenerateChunk(msgspec.Struct):
@@ -82,7 +88,8 @@ class GenerateChunk(msgspec.Struct):
     request_id: str = ""
     choices: list[GenerateChoice] = []
     usage: Usage | None = None
-    prompt_logprobs: PromptEntries | None = None
+    prompt_logprobs: msgspec.Raw = NO_ENTRIES
+    """`PromptEntries`, undecoded."""
     error: Any = None
 
 

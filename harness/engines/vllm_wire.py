@@ -12,15 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from harness.engines.http_errors import error_in_event
 from harness.engines.reply import Asked, EngineReply, ScoredToken, refuse
 from harness.engines.vllm_messages import (
     CompletionChunk,
     GenerateChunk,
     NamedLogprobs,
-    PromptEntries,
     PromptEntry,
     Usage,
+    decode_entries,
+    decode_entry,
 )
 from harness.types import FinishReason, Json, SamplingParams, TokenIds, VersionSpan
 from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probed_digest
@@ -249,14 +252,20 @@ def _named(asked: Asked, name: str, logprob: float | None) -> ScoredToken:
     return _scored(int(number), logprob)
 
 
-def _prompt_scored(asked: Asked, entries: PromptEntries | None) -> list[ScoredToken] | None:
+def _prompt_scored(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
+    """The wanted end of the prompt's logprobs; what comes before is not decoded."""
     start = asked.prompt_logprobs_from
-    if start is None or entries is None:
-        return None
-    if len(entries) != asked.input_ids.size:
-        refuse(asked, f"{len(entries)} prompt logprobs for {asked.input_ids.size} input tokens")
-    wanted: TokenIds = asked.input_ids[start:]
-    return [_prompt_token(int(token_id), entry or {}) for token_id, entry in zip(wanted, entries[start:], strict=True)]
+    try:
+        entries = None if start is None else decode_entries(content)
+        if start is None or entries is None:
+            return None
+        if len(entries) != asked.input_ids.size:
+            refuse(asked, f"{len(entries)} prompt logprobs for {asked.input_ids.size} input tokens")
+        wanted: TokenIds = asked.input_ids[start:]
+        pairs = zip(wanted.tolist(), entries[start:], strict=True)
+        return [_prompt_token(token_id, decode_entry(entry) or {}) for token_id, entry in pairs]
+    except (msgspec.DecodeError, RecursionError) as error:
+        refuse(asked, f"prompt logprobs that are none: {error}")
 
 
 def _prompt_token(token_id: int, entry: Mapping[int, PromptEntry]) -> ScoredToken:

@@ -88,13 +88,15 @@ def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) 
     import uvloop
 
     from harness.errors import HarnessError
+    from harness.suite.exits import ExitCode, exit_code_of
     from harness.telemetry.logging import configure_logging
 
     configure_logging("error")
     try:
         report = uvloop.run(_run_suite(opened, concurrency, is_resumed=is_resumed))
-    except HarnessError:
-        _say_how_to_resume(opened)
+    except HarnessError as error:
+        if exit_code_of(error) is not ExitCode.USAGE:  # the same command would fail in the same way
+            _say_how_to_resume(opened)
         raise
     if not report.is_complete:
         _say_how_to_resume(opened)

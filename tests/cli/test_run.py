@@ -145,11 +145,21 @@ def test_an_agent_that_crashes_is_an_outcome(tmp_path: Path):
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "empty"])
-def test_an_engine_that_does_not_come_up_is_infrastructure(tmp_path: Path, model: str):
-    """Exit code 6, one line, and how to go on."""
+def test_a_model_that_is_none_is_a_usage_error(tmp_path: Path, model: str):
+    """Exit code 4 and one line; there is nothing to go on with."""
     (tmp_path / "empty").mkdir()
     scenario = write_scenario(tmp_path / "s")
     ended = harness("run", scenario, "--engine", "local", "--model", model, "--out", tmp_path / "run", cwd=tmp_path)
+
+    assert ended.code == 4
+    assert "resume with" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("harness: ")
+
+
+def test_an_engine_that_is_not_there_is_infrastructure(tmp_path: Path):
+    """Exit code 6, one line, and how to go on."""
+    engine = "sglang=http://127.0.0.1:9"
+    ended = harness("run", write_scenario(tmp_path / "s"), "--engine", engine, "--out", tmp_path / "run")
 
     assert ended.code == 6
     assert f"resume with: harness run {tmp_path / 'run'} --resume" in ended.stderr

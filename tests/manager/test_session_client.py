@@ -115,17 +115,17 @@ async def test_a_server_that_is_not_there_is_tried_until_the_deadline():
     await client.close()
 
     assert (caught.value.code, caught.value.status) == ("unreachable", 0)
-    assert 0.1 < time.monotonic() - started < 2
+    assert 0.1 < time.monotonic() - started < 20
 
 
 async def test_a_server_that_never_answers_costs_the_deadline():
-    """Deleting runs while a rollout is cancelled, so it cannot take longer than it may."""
+    """Deleting runs while a rollout is cancelled, so it takes no longer than it may; one attempt may take 30 s."""
     async with client_of(SAY_NOTHING) as (client, _):
         started = time.monotonic()
         with pytest.raises(SessionServerError):
             await client.delete("a1")
 
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
 
 
 async def test_everybody_who_waits_at_a_gate_runs_when_it_opens(tmp_path: Path):

@@ -59,4 +59,4 @@ async def test_a_check_that_hangs_is_ended_with_what_it_started(tmp_path: Path):
     began = time.monotonic()
 
     assert await _score(tmp_path, body, deadline_s=0.5) == Score(error="check.py: gave no score within 0.5 s")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40

@@ -158,8 +158,8 @@ def test_a_model_that_is_none_is_a_usage_error(tmp_path: Path, model: str):
 
 def test_an_engine_that_is_not_there_is_infrastructure(tmp_path: Path):
     """Exit code 6, one line, and how to go on."""
-    engine = "sglang=http://127.0.0.1:9"
-    ended = harness("run", write_scenario(tmp_path / "s"), "--engine", engine, "--out", tmp_path / "run")
+    names = ("--engine", "sglang=http://127.0.0.1:9", "--model", "tiny-random-qwen3")
+    ended = harness("run", write_scenario(tmp_path / "s"), *names, "--out", tmp_path / "run")
 
     assert ended.code == 6
     assert f"resume with: harness run {tmp_path / 'run'} --resume" in ended.stderr

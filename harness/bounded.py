@@ -35,11 +35,11 @@ async def within(seconds: float, work: Awaitable[object]) -> bool:
 async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
     """Why `call` did not do its work, None when it did; known at most `seconds` plus `OBEY_S` later."""
     task = asyncio.create_task(_calling(call), name=name)
+    task.add_done_callback(read_end)  # it may end while the caller is cancelled
     try:
         await asyncio.wait({task}, timeout=seconds)
     finally:
         if not task.done():
-            task.add_done_callback(read_end)
             task.cancel()
             await asyncio.wait({task}, timeout=OBEY_S)
     if not task.done() or task.cancelled():

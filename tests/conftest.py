@@ -1,8 +1,11 @@
 """Fixtures of every test."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 
 from harness.models import resolve_model
 
@@ -13,3 +16,15 @@ pytest_plugins = ("tests.real_engines", "tests.installed")
 def _model_dir() -> Path:
     """The folder of the real model; fetching it is part of what is tested, so a failure is a failure."""
     return resolve_model("smollm2-135m-instruct")
+
+
+@pytest.fixture(name="quiet_logs")
+def _quiet_logs() -> Iterator[None]:
+    """State machines do in a second what a server does in a day: nobody reads its log."""
+    structlog.configure(processors=[_drop])
+    yield
+    structlog.reset_defaults()
+
+
+def _drop(logger: Any, method: str, event: Any) -> Any:
+    raise structlog.DropEvent

@@ -248,23 +248,26 @@ class WeightUpdate:
 
     async def _require_held(self) -> None:
         """The gates are still shut by this update, so the engines are still its own."""
-        await asyncio.gather(
-            *(
-                attempt(partial(gate.renew, deadline_s=self._budget.gate_s), self._budget.gate_s, name="renew")
-                for gate in self._gates
-                if gate.is_held
-            )
-        )
-        lost = [gate.address.url for gate in self._gates if gate.is_lost]
+        lost = await self._lost_gates()
         if lost:
             raise EngineUnavailable(
                 f"the hold of this update ran out at {', '.join(lost)}, so turns and engines went on: begin it again,"
                 " and let the loop run, or take a longer hold_ttl_s"
             )
 
+    async def _lost_gates(self) -> list[str]:
+        """Where the hold of this update ran out before it was renewed, as the servers say now."""
+        seconds = self._budget.gate_s
+        held = (gate for gate in self._gates if gate.is_held)
+        await asyncio.gather(
+            *(attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold") for gate in held)
+        )
+        return [gate.address.url for gate in self._gates if gate.is_lost]
+
     async def _continue_engines(self) -> None:
         """Ask every engine until it goes on or the budget ends."""
-        self._has_engines &= not any(gate.is_lost for gate in self._gates)
+        if self._has_engines and await self._lost_gates():
+            self._has_engines = False  # they may be another update's by now; the servers continue them
         if not self._has_engines:
             return
         calls = (self._continue(engine) for engine in self._engines.values())

@@ -16,7 +16,7 @@ import structlog
 
 from harness.bounded import within
 from harness.clock import Clock
-from harness.errors import GateClosed, HoldNotFound, StoreError
+from harness.errors import GateClosed, HoldExpired, HoldNotFound, StoreError
 from harness.server.connection import ClientConnection
 from harness.server.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
 from harness.sessions.gate import Gate, Hold, HoldKind, Verdict, Work
@@ -67,7 +67,11 @@ class Gatekeeper:
 
     def renew(self, wanted: RenewRequest) -> Hold:
         """Have a hold last longer; see `Gate.renew`."""
-        return self.gate.renew(wanted.holder, self.clock() + ttl_of(wanted))
+        try:
+            return self.gate.renew(wanted.holder, self.clock() + ttl_of(wanted))
+        except HoldExpired:
+            self.look_again()  # engines may be left
+            raise
 
     async def keep(self, hold: Hold) -> None:
         """Return when `hold` is durable. Raises `StoreError`."""
@@ -79,6 +83,9 @@ class Gatekeeper:
             hold = self.gate.release(wanted.holder, engines_continued=wanted.engines_continued)
         except HoldNotFound:
             await self._store.drop_hold(wanted.holder)  # the store may have failed when it was released
+            raise
+        except HoldExpired:
+            self.look_again()  # engines may be left
             raise
         if hold is not None:
             self.look_again()

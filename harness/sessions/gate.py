@@ -7,7 +7,8 @@ update, and a pause never softens a drain.
 
 A hold may cover the engines: its holder pauses them while it works. One hold at a time does, because two updates that
 interleave leave weights of neither. When such a hold ends and its holder did not say that the engines go on, they are
-*left*: paused, and nobody is there to continue them but the server.
+*left*: paused, and nobody is there to continue them but the server. The same holds when the holder of one that ran out
+comes back: it may have paused them since.
 
 `GATE_TABLE` says what happens to new work. The gate decides; holding a request for a while, waking it up, time and
 continuing engines are the server's business. Every change of state counts as a new epoch, so a waiter can tell that
@@ -98,7 +99,7 @@ class Gate:
     are_engines_waking: bool = False
     """The server continues them now: a hold that would pause them has to wait."""
     _holds: dict[str, Hold] = field(default_factory=dict)
-    _expired: dict[str, None] = field(default_factory=dict)
+    _expired: dict[str, Hold] = field(default_factory=dict)
 
     @property
     def state(self) -> GateState:
@@ -124,8 +125,7 @@ class Gate:
         Raises `HoldExpired` when the holder had one that ran out: what it kept shut has been open. Raises `EnginesHeld`
         when the engines are somebody else's. Nothing is changed then.
         """
-        if wanted.holder in self._expired:
-            raise HoldExpired(wanted.holder)
+        self._refuse_expired(wanted.holder)
         mine = self._holds.get(wanted.holder)
         is_drain = HoldKind.DRAIN in (wanted.kind, mine and mine.kind)
         engines = wanted.engines or (mine is not None and mine.engines)
@@ -162,7 +162,7 @@ class Gate:
         self._end(ended, left=[hold for hold in ended if hold.engines])
         for hold in ended:
             if hold.holder != ANONYMOUS:
-                self._expired[hold.holder] = None
+                self._expired[hold.holder] = hold
         while len(self._expired) > _REMEMBERED:
             del self._expired[next(iter(self._expired))]
         return tuple(ended)
@@ -181,11 +181,19 @@ class Gate:
         return GATE_TABLE[self.state, work] if is_open else Verdict.SERVE
 
     def _require(self, holder: str) -> Hold:
-        if holder in self._expired:
-            raise HoldExpired(holder)
+        self._refuse_expired(holder)
         if holder not in self._holds:
             raise HoldNotFound(holder)
         return self._holds[holder]
+
+    def _refuse_expired(self, holder: str) -> None:
+        """Raises `HoldExpired`; who comes back late may have paused the engines after they were continued."""
+        hold = self._expired.get(holder)
+        if hold is None:
+            return
+        if hold.engines and hold not in self.left:
+            self.left += (hold,)
+        raise HoldExpired(holder)
 
     def _require_free_engines(self) -> None:
         other = next((hold.holder for hold in self.holds if hold.engines), None)

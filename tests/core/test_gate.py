@@ -135,6 +135,18 @@ def test_engines_are_left_when_their_hold_ends_and_nobody_says_that_they_go_on(e
     assert not gate.must_wake_engines
 
 
+def test_a_holder_that_comes_back_too_late_leaves_the_engines_once_more():
+    """It may have paused them after they were continued, and must not continue them itself: they may be another's."""
+    gate = Gate()
+    gate.place(pause("late", until=10.0, engines=True))
+    gate.expire(11.0)
+    gate.engines_woken()
+    with pytest.raises(HoldExpired):
+        gate.release("late", engines_continued=True)
+
+    assert gate.must_wake_engines
+
+
 def test_nobody_pauses_engines_that_are_being_continued():
     """The continuing would reach them after the pause."""
     gate = Gate(are_engines_waking=True)

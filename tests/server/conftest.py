@@ -1,24 +1,10 @@
 """What tests of the session server share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-import structlog
 from loop_watch import GROSS_S, LoopWatch, watching
-
-
-@pytest.fixture(name="quiet_logs")
-def _quiet_logs() -> Iterator[None]:
-    """State machines do in a second what a server does in a day: nobody reads its log."""
-    structlog.configure(processors=[_drop])
-    yield
-    structlog.reset_defaults()
-
-
-def _drop(logger: Any, method: str, event: Any) -> Any:
-    raise structlog.DropEvent
 
 
 @pytest.fixture(name="loop_watch")

@@ -9,7 +9,7 @@ A scoring that the engine did under another version settles nothing and ends the
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -17,9 +17,10 @@ import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
+from harness.samples.proximal import waiting_tokens
 from harness.samples.versions import is_version, policy_version
 from harness.server.registry import SessionRegistry
-from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in
+from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in, waiting_turns
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
 from harness.store.base import SessionStore
@@ -58,14 +59,14 @@ class Sweep:
         """
         began = time.monotonic()
         await self._require_live()
-        waiting = self._with_successors(self._count())
+        waiting = self._with_successors(await self._count())
         try:
             async with asyncio.timeout(self._request.budget_s), asyncio.TaskGroup() as workers:
                 for _ in range(min(self._request.concurrency, self.report.sessions)):
                     workers.create_task(self._work(waiting))
         except TimeoutError:
             log.warning("sweep_out_of_time", version=self._request.version, budget_s=self._request.budget_s)
-        self._close(time.monotonic() - began)
+        await self._close(time.monotonic() - began)
         return self.report
 
     async def _require_live(self) -> None:
@@ -132,21 +133,32 @@ class Sweep:
             waiting = [session for session in late if waiting_in(session, version, self._is_comparable)]
             self.report.sessions += len(waiting)
 
-    def _count(self) -> list[Session]:
+    async def _count(self) -> list[Session]:
         """The sessions with tokens that wait, the oldest first."""
         version = self._request.version
-        sessions = sorted(self._sessions, key=lambda session: session.created_at)
-        found = {session: waiting_in(session, version, self._is_comparable) for session in sessions}
-        every = sum(waiting_in(session, version, lambda _: True) for session in sessions)
-        self.report.tokens_waiting = self.report.tokens_left = sum(found.values())
-        self.report.tokens_incomparable = every - self.report.tokens_waiting
-        waiting = [session for session, tokens in found.items() if tokens]
+        waiting: list[Session] = []
+        async for session in self._in_turn():
+            turns = waiting_turns(session, version)
+            tokens = waiting_tokens(filter(self._is_comparable, turns), version)
+            self.report.tokens_waiting += tokens
+            self.report.tokens_incomparable += waiting_tokens(turns, version) - tokens
+            if tokens:
+                waiting.append(session)
+        self.report.tokens_left = self.report.tokens_waiting
         self.report.sessions = len(waiting)
         return waiting
 
-    def _close(self, seconds: float) -> None:
-        version = self._request.version
-        self.report.tokens_left = sum(waiting_in(each, version, self._is_comparable) for each in self._sessions)
+    async def _in_turn(self) -> AsyncIterator[Session]:
+        """Every session, the oldest first; others get on with their work before each of them."""
+        for session in sorted(self._sessions, key=lambda session: session.created_at):
+            await asyncio.sleep(0)
+            yield session
+
+    async def _close(self, seconds: float) -> None:
+        version, left = self._request.version, 0
+        async for session in self._in_turn():
+            left += waiting_in(session, version, self._is_comparable)
+        self.report.tokens_left = left
         self.report.failures = dict(self._failures)
         self.report.seconds = seconds
         self.report.is_running = False

@@ -44,8 +44,19 @@ def next_scoring(
 
 def waiting_in(session: Session, version: int, is_comparable: IsComparable) -> int:
     """How many tokens of the session wait for `version`."""
-    turns = {turn.index: turn for branch in _branches(session) for turn in _settled(session, branch)}
-    return waiting_tokens(filter(is_comparable, turns.values()), version)
+    return waiting_tokens(filter(is_comparable, waiting_turns(session, version)), version)
+
+
+def waiting_turns(session: Session, version: int) -> list[Turn]:
+    """The turns that may have tokens that wait for `version`; none costs nothing."""
+    candidates = session.waiting_for(version)
+    if not candidates:
+        return []
+    if session.is_open:
+        usable = [turn for turn in map(session.turn, candidates) if turn.status is not TurnStatus.FAILED]
+        return _settled(session, usable)
+    turns = {turn.index: turn for branch in _branches(session) for turn in branch if turn.index in candidates}
+    return _settled(session, turns.values())
 
 
 def _branches(session: Session) -> Iterator[Sequence[Turn]]:

@@ -8,7 +8,7 @@ or nothing. No method waits, so a single-threaded shell needs no lock; another t
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -211,6 +211,10 @@ class Session:
         self._tree.add(turn, admission.path.extended(turn.output_ids))
         self._waiting.note(turn)
         return sampled
+
+    def waiting_for(self, version: int) -> Set[int]:
+        """Indices of the turns that may have tokens that wait for the policy version `version`; cheap to ask (I7)."""
+        return self._waiting.waiting_for(version)
 
     def scoring_start(self, leaf: int | None, version: int, is_comparable: IsComparable) -> int | None:
         """Where a request that goes on from turn `leaf` has to begin scoring under `version`; None: nothing waits."""

@@ -17,6 +17,8 @@ from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
 from harness.errors import EngineRejected
 from harness.server.serving import serve_in_process
+from harness.server.sweep import Sweep
+from harness.sessions.weight_update import SweepRequest
 from harness.store.base import SessionStore
 from harness.store.connect import open_store
 from harness.store.sqlite import SQLiteStore
@@ -483,3 +485,20 @@ async def test_no_worker_is_fenced_when_none_has_the_version():
 
         assert found == {"version": 1, "serving": {"0": "0", "1": "0"}, "fenced": {}}
         assert (await client.say(await client.create(), [user("a")])) == assistant("one")
+
+
+async def test_a_sweep_over_many_sessions_lets_others_get_on():
+    """Counting what waits, before and after, is done session by session: nobody waits for all of it."""
+    engine = Engine()
+    async with serving(engine) as client:
+        for _ in range(30):
+            await client.create()
+        asked = Sweep(engine, open_store("memory"), client.server.sessions, SweepRequest(0))
+        rounds = 0
+        sweeping = asyncio.create_task(asked.run())
+        while not sweeping.done():
+            rounds += 1
+            await asyncio.sleep(0)
+
+    assert (await sweeping).tokens_left == 0
+    assert rounds > 60

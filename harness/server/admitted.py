@@ -65,6 +65,9 @@ class AdmittedTurns:
     clock: Clock = time.time
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self._turns)
+
     async def wait_for(self, session: Session, index: int, client: ClientConnection) -> None:
         """Return when that turn has its outcome. Raises why `client` is dismissed when that comes before."""
         async with client.patience():

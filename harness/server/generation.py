@@ -71,7 +71,7 @@ class Generation:
         the client was dismissed; `output` then holds what there was.
         """
         try:
-            with self.live.turn():
+            async with self._until_hand_over():
                 while not self.output.is_complete:
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
                     await self.live.settled(self.client, lambda: self.may_go_on, must_work=bool(self.output.segments))
@@ -100,7 +100,7 @@ class Generation:
         self.output = self.output.joined(await self._ask(params)).settled(self.admission.params, self.endings)
         if self._newest != before:
             self._unsolicited_aborts = 0  # it is seen only now what they were for
-        if not self.output.is_complete and not await self._is_explained(epoch):
+        if not self.output.is_complete and self.may_go_on and not await self._is_explained(epoch):
             self._unsolicited_aborts += 1
 
     @property
@@ -190,23 +190,29 @@ class Generation:
         return as_ids(np.concatenate([prompt_ids, so_far])) if so_far.size else prompt_ids
 
     @asynccontextmanager
-    async def _stopped_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
-        """End the request inside the engine when the client is dismissed, and wait a bounded time for its output."""
-        stops: list[asyncio.Task[None]] = []
+    async def _until_hand_over(self) -> AsyncIterator[None]:
+        """Sampling for the client; whatever the engine does, the block ends when the time to hand over is used up."""
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as deadline:
-
-                def stop() -> None:
-                    deadline.reschedule(asyncio.get_running_loop().time() + self.client.hand_over_s)
-                    stops.append(asyncio.create_task(self._stop(request_id)))
-
-                with self.client.on_dismissal(stop):
+                with (
+                    self.live.turn(),
+                    self.client.on_dismissal(lambda: deadline.reschedule(loop.time() + self.client.hand_over_s)),
+                ):
                     yield
         except TimeoutError:
             if not deadline.expired():
                 raise
             log.warning("engine_did_not_stop", session_id=self.session.session_id, waited_s=self.client.hand_over_s)
             self.client.require_there()
+
+    @asynccontextmanager
+    async def _stopped_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
+        """End the request inside the engine when the client is dismissed."""
+        stops: list[asyncio.Task[None]] = []
+        try:
+            with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(self._stop(request_id)))):
+                yield
         finally:
             for task in stops:
                 task.cancel()

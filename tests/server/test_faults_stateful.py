@@ -107,19 +107,29 @@ class Known:
     is_closed: bool = False
 
 
+class DeafEngine(ScriptedEngine):
+    """Does not hear that a request shall end, at times."""
+
+    is_deaf = False
+
+    async def abort(self, request_id: str | None) -> int:
+        return 0 if self.is_deaf else await super().abort(request_id)
+
+
 class Live:
     """A server on a loop of its own, so that it can be dropped in the middle of anything."""
 
-    def __init__(self, path: Path, script: Script, version: int) -> None:
+    def __init__(self, path: Path, script: Script, version: int, drain_grace_s: float) -> None:
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
-        self.run(self._start(path, script, version))
+        self.run(self._start(path, script, version, drain_grace_s))
 
-    async def _start(self, path: Path, script: Script, version: int) -> None:
+    async def _start(self, path: Path, script: Script, version: int, drain_grace_s: float) -> None:
         self.store = await self.stack.enter_async_context(SQLiteStore(path))
-        self.engine = await self.stack.enter_async_context(ScriptedEngine(toy_tokenizer(), script))
+        self.engine = await self.stack.enter_async_context(DeafEngine(toy_tokenizer(), script))
         await self.engine.update_weights(path, str(version))
-        turns = turn_service(self.engine, toy_template(), self.store, pause_timeout_s=60.0, engine_retry_s=0.0)
+        patience = {"pause_timeout_s": 60.0, "engine_retry_s": 0.0, "drain_grace_s": drain_grace_s}
+        turns = turn_service(self.engine, toy_template(), self.store, **patience)
         self.server = SessionServer(turns)
         await self.server.sessions.restore()
         self.app = self.server.app()
@@ -167,6 +177,7 @@ class FaultMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """However it went: once the gate and the engine are open again, everybody is answered (I8)."""
         if self.live is not None:
+            self.live.engine.is_deaf = False
             self.admin("/sessions/resume")
             self.live.run(self.live.engine.resume())
             waiting = [asked for known in self.sessions for asked in known.requests if not asked.exchange.is_over]
@@ -177,6 +188,7 @@ class FaultMachine(RuleBasedStateMachine):
             self.the_ledger_is_right()
             gate = self.admin("/sessions/gate", "GET")
             assert (gate["state"], gate["held"], gate["turns_in_flight"]) == ("open", 0, 0)
+            assert len(self.live.server.callers) == len(self.live.server._turns.admitted) == 0
             self.live.kill()
             self.dead.append(self.live)
         for server in self.dead:
@@ -212,10 +224,10 @@ class FaultMachine(RuleBasedStateMachine):
 
     # Life of servers and sessions
 
-    @initialize(steps=STEPS)
-    def begin(self, steps: list[Step]) -> None:
-        self.script = Script(steps=tuple(steps))
-        self.live = Live(self.path, self.script, self.version)
+    @initialize(steps=STEPS, drain_grace_s=st.sampled_from([0.0, A_MOMENT_S, 60.0]))
+    def begin(self, steps: list[Step], drain_grace_s: float) -> None:
+        self.script, self.drain_grace_s = Script(steps=tuple(steps)), drain_grace_s
+        self.live = Live(self.path, self.script, self.version, drain_grace_s)
 
     @precondition(lambda self: self.gate != "paused" and sum(not known.is_closed for known in self.sessions) < 3)
     @rule(after_incomplete=st.sampled_from(["refuse", "refuse", "serve"]), seed=st.sampled_from([None, 7]))
@@ -227,7 +239,7 @@ class FaultMachine(RuleBasedStateMachine):
         if answer.status == 200:
             self.sessions.append(Known(answer.json()["session_id"], after_incomplete == "serve"))
 
-    @precondition(lambda self: len(self.sessions) > 2)
+    @precondition(lambda self: len(self.sessions) > 2 and not self.live.engine.is_deaf)
     @rule(which=NUMBER)
     def delete(self, which: int) -> None:
         known = self.known(which)
@@ -242,8 +254,33 @@ class FaultMachine(RuleBasedStateMachine):
         for known in self.sessions:
             for asked in known.requests:
                 asked.has_left |= not asked.exchange.has_whole_answer
-        self.live = Live(self.path, self.script, self.version)
+        self.live = Live(self.path, self.script, self.version, self.drain_grace_s)
         self.gate = "open"
+
+    @precondition(lambda self: not self.live.engine.is_deaf)
+    @rule()
+    def stop_and_restart(self) -> None:
+        """A server that is told to end answers everybody; what it cut short is in the file for the next one."""
+        self.live.run(self.live.server.callers.send_away(grace_s=0.0))
+        mine = [asked for known in self.sessions for asked in known.requests if asked.exchange.app is self.live.app]
+        for asked in mine:
+            self.live.run(asyncio.wait([asked.exchange.task]))
+        self.harvest()
+        assert all(asked.has_left or asked.exchange.has_whole_answer for asked in mine)
+        self.kill_and_restart()
+
+    @precondition(lambda self: self.sessions and not self.live.engine.is_deaf)
+    @rule(which=NUMBER)
+    def end(self, which: int) -> None:
+        """Its owner collects: nothing of it is in flight then, and nobody of it waits."""
+        known = self.known(which)
+        facts = self.admin(f"/sessions/{known.session_id}/end")
+        assert facts["turns_in_flight"] == 0
+        known.is_closed = True
+        mine = [asked for asked in known.requests if asked.exchange.app is self.live.app]
+        for asked in mine:
+            self.live.run(asyncio.wait([asked.exchange.task]))
+        self.harvest()
 
     # Agents
 
@@ -265,6 +302,7 @@ class FaultMachine(RuleBasedStateMachine):
         asked = known.requests[request % len(known.requests)]
         self.send(known, asked.messages, asked.continues, headers)
 
+    @precondition(lambda self: not self.live.engine.is_deaf)
     @rule(which=NUMBER)
     def hang_up(self, which: int) -> None:
         """One of those who wait, if anybody does: whether is a matter of time, so no precondition asks."""
@@ -326,6 +364,17 @@ class FaultMachine(RuleBasedStateMachine):
         self.gate = self.admin(f"/sessions/{verb}")["state"]
         for known in self.sessions:
             known.is_closed |= verb == "drain"
+        if verb == "drain" and self.drain_grace_s < 1:
+            self.live.run(self.nothing_in_flight())
+
+    async def nothing_in_flight(self) -> None:
+        """Return when every drained turn has its outcome: whatever the engine does, the grace is over."""
+        while any(session.turns_in_flight for session in self.live.server.sessions):
+            await asyncio.sleep(A_MOMENT_S)
+
+    @rule(is_deaf=st.booleans())
+    def deafen_the_engine(self, is_deaf: bool) -> None:
+        self.live.engine.is_deaf = is_deaf
 
     @rule()
     def abort_the_engine(self) -> None:

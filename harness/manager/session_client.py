@@ -88,9 +88,11 @@ class SessionClient:
         self._deadlines = deadlines or Deadlines()
         self._pools: dict[int, aiohttp.ClientSession] = {}
         """By how many connections they may have; 0 is any number."""
+        self._is_closed = False
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; what is asked afterwards fails."""
+        self._is_closed = True
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             await pool.close()
@@ -170,6 +172,8 @@ class SessionClient:
         return content
 
     def _pool(self, most: int) -> aiohttp.ClientSession:
+        if self._is_closed:
+            raise SessionServerError(f"the client of {self._url} has been closed", code="closed", was_refused=True)
         if most not in self._pools:
             self._pools[most] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=most, keepalive_timeout=_KEEP_ALIVE_S, ssl=_tls_context()),

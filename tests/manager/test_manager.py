@@ -31,7 +31,8 @@ import json, os, sys, time, urllib.error, urllib.request
 def ask(*texts):
     body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text} for text in texts]}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 
 def leave(result):

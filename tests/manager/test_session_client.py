@@ -146,3 +146,13 @@ async def test_everybody_who_waits_at_a_gate_runs_when_it_opens(tmp_path: Path):
         rollouts = await asyncio.gather(*running)
 
     assert {rollout.outcome.kind for rollout in rollouts} == {OutcomeKind.NO_MODEL_CALL}
+
+
+async def test_a_client_that_was_closed_asks_nobody():
+    """Whoever comes late is told so, and leaves no connection open."""
+    async with client_of(FACTS) as (client, server):
+        await client.close()
+        with pytest.raises(SessionServerError, match="has been closed"):
+            await client.facts("a1")
+
+    assert server.requests == []

@@ -81,6 +81,15 @@ OpenPaths = Annotated[
     ),
 ]
 
+EngineKey = Annotated[
+    str,
+    typer.Option(
+        envvar="HARNESS_ENGINE_KEY",
+        help="API key of the engine servers; URL#key=VARIABLE names another one's. Prefer the variable to the option.",
+        show_default=False,
+    ),
+]
+
 Matchings = Annotated[
     list[str] | None,
     typer.Option(

@@ -59,6 +59,7 @@ def serve(
     limit: options.RequestLimits = None,
     idle_hours: options.IdleHours = 24.0,
     keep_days: options.KeepDays = 30.0,
+    engine_key: options.EngineKey = "",
     continue_engines: _ContinueEngines = False,
     as_json: options.Json = False,
 ) -> None:
@@ -92,7 +93,9 @@ def serve(
     model_dir = model_directory(model)
     tokens_dir = tokenizer_directory(tokenizer, model_dir)
     chat_tokenizer = open_chat_tokenizer(tokens_dir, renderer=renderer)
-    provider = open_engine(engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script)
+    provider = open_engine(
+        engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script, engine_key=engine_key
+    )
     if isinstance(provider, ContinuesAtEntry):
         provider.continues_at_entry = continue_engines
 

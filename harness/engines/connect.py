@@ -8,8 +8,9 @@ here, before anything starts.
 import os
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
+from harness.credentials import without_userinfo
+from harness.engines.address import EngineAddress
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import wanted_guard
 from harness.engines.scripted import Script, ScriptedEngine
@@ -38,7 +39,9 @@ class EngineName(NamedTuple):
             return cls(kind, _urls(kind, urls) if has_urls else ())
         if kind in ("local", "scripted") and not has_urls:
             return cls(kind)
-        raise ScenarioError(f"no engine {name!r} in this version; expected one of {', '.join(ENGINES)}")
+        raise ScenarioError(
+            f"no engine {without_userinfo(name)!r} in this version; expected one of {', '.join(ENGINES)}"
+        )
 
     @property
     def needs_server(self) -> bool:
@@ -53,11 +56,13 @@ def open_engine(
     tokenizer: Tokenizer | None = None,
     script: Path | None = None,
     repeat_guard: RepeatTerminateConfig | None = None,
+    engine_key: str = "",
 ) -> TokenProvider:
     """The provider called `name`; enter it to start or to reach it.
 
     `local` needs `model_dir`, every other one needs `tokenizer`; `scripted` plays `script` when there is one. Both run
-    `repeat_guard` (None: that of the environment); servers were started with theirs, which must be this one. Raises
+    `repeat_guard` (None: that of the environment); servers were started with theirs, which must be this one.
+    `engine_key` is sent to servers without a key of their own; empty takes that of the environment. Raises
     `ScenarioError` when the name is unknown or what it needs is missing.
     """
     engine = EngineName.parse(name)
@@ -69,7 +74,7 @@ def open_engine(
             guard = wanted_guard(repeat_guard, os.environ)
             return ScriptedEngine(_required(tokenizer, engine.kind), script_or_none, repeat_guard=guard)
         case _:
-            return _servers(engine, _required(tokenizer, engine.kind).vocab_size, repeat_guard)
+            return _servers(engine, _required(tokenizer, engine.kind).vocab_size, repeat_guard, engine_key)
 
 
 def _local(model_dir: Path | None, repeat_guard: RepeatTerminateConfig | None) -> TokenProvider:
@@ -80,7 +85,9 @@ def _local(model_dir: Path | None, repeat_guard: RepeatTerminateConfig | None) -
     return HuggingFaceTokenProvider(model_dir, repeat_guard=repeat_guard)
 
 
-def _servers(engine: EngineName, vocab_size: int, repeat_guard: RepeatTerminateConfig | None) -> TokenProvider:
+def _servers(
+    engine: EngineName, vocab_size: int, repeat_guard: RepeatTerminateConfig | None, engine_key: str
+) -> TokenProvider:
     if engine.needs_server:
         raise ScenarioError(
             f"{engine.kind} needs the address of a server: {engine.kind}=http://127.0.0.1:30000;"
@@ -89,32 +96,28 @@ def _servers(engine: EngineName, vocab_size: int, repeat_guard: RepeatTerminateC
     # aiohttp takes a third of a second to import, which `--help` and the engines in this process need not pay.
     from harness.engines.pool import EnginePool
 
-    workers = [open_server(engine.kind, url, vocab_size, repeat_guard) for url in engine.urls]
+    workers = [open_server(engine.kind, url, vocab_size, repeat_guard, engine_key) for url in engine.urls]
     return workers[0] if len(workers) == 1 else EnginePool(workers)
 
 
 def open_server(
-    kind: str, url: str, vocab_size: int, repeat_guard: RepeatTerminateConfig | None = None
+    kind: str, url: str, vocab_size: int, repeat_guard: RepeatTerminateConfig | None = None, api_key: str = ""
 ) -> TokenProvider:
-    """The provider for the server at `url`, a `sglang` or `vllm`, which must run `repeat_guard` when one is stated."""
+    """The provider for the server at `url`, a `sglang` or `vllm`, which must run `repeat_guard` when one is stated.
+
+    `url` may name a key of its own, `api_key` is for one that does not; see `EngineAddress`.
+    """
     from harness.engines.sglang import SGLangTokenProvider
     from harness.engines.vllm import VLLMTokenProvider
 
     provider = SGLangTokenProvider if kind == "sglang" else VLLMTokenProvider
-    return provider(url, vocab_size=vocab_size, repeat_guard=repeat_guard)
-
-
-def require_address(url: str) -> None:
-    """Raise `ScenarioError` unless `url` is the address of an HTTP server."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ScenarioError(f"expected an address such as http://127.0.0.1:30000, got {url!r}")
+    return provider(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key)
 
 
 def _urls(kind: str, text: str) -> tuple[str, ...]:
     urls = tuple(url.strip() for url in text.split(",") if url.strip())
     for url in urls:
-        require_address(url)
+        EngineAddress.parse(url)
     if not urls:
         raise ScenarioError(f"{kind} needs the address of a server: {kind}=http://127.0.0.1:30000")
     return urls

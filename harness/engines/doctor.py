@@ -16,8 +16,8 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 
+from harness.engines.address import EngineAddress
 from harness.engines.base import LogprobScale
-from harness.engines.connect import require_address
 from harness.engines.http_client import EngineClient, Exchange
 from harness.engines.self_test import TOLERANCE, measure_scale
 from harness.engines.served_model import ServedModel, served_model
@@ -98,7 +98,7 @@ async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str
 
     Raises `EngineUnavailable` when there is no SGLang and no vLLM server at `url`, `ScenarioError` when that is none.
     """
-    require_address(url)
+    EngineAddress.parse(url)
     client = EngineClient(url, "engine", api_key=api_key)
     client.open()
     try:

@@ -11,15 +11,18 @@ here. Proxies of the environment are never used. aiohttp, because httpx serves a
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
+from harness.engines.address import ENGINE_KEY, EngineAddress
 from harness.engines.event_stream import EventBuffer, LineTooLong
 from harness.engines.http_errors import error_for_status, excerpt, server_message
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
@@ -58,15 +61,17 @@ class EngineClient:
     """The connections to one engine server; `open` and `close` belong to its owner.
 
     Args:
-        url: `http://host:port`, with or without a path prefix.
+        url: `http://host:port`, with or without a path prefix; may name a key of its own (`EngineAddress`).
         engine: Name of the kind of engine, for messages.
-        api_key: Sent as a bearer token when it is not empty.
+        api_key: Sent as a bearer token when the server has no key of its own; empty takes that of the environment.
     """
 
     def __init__(self, url: str, engine: str, *, api_key: str = "") -> None:
-        self.url = url.rstrip("/")
+        address = EngineAddress.parse(url)
+        key = address.api_key(os.environ, api_key)
+        self.url = address.url
         self.name = f"{engine} at {self.url}"
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http: aiohttp.ClientSession | None = None
         self._reader: ThreadPoolExecutor | None = None
 
@@ -209,6 +214,8 @@ class EngineClient:
         if 200 <= answer.status < 300:
             return answer
         words = server_message(answer.content)
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            words += f"; its key is taken from {ENGINE_KEY}, or from VARIABLE in URL#key=VARIABLE"
         raise error_for_status(answer.status, f"{self.name} answered {_what(exchange)} with {answer.status}: {words}")
 
 

@@ -9,7 +9,7 @@ of the table: a server that lacks a route answers 404 and nothing happens.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -58,7 +58,8 @@ class EngineServer:
     url: str
     kind: WorkerKind | None = None
     """None: found out by asking."""
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
+    """For a server whose address names no key of its own; empty takes that of the environment."""
 
     @property
     def name(self) -> str:

@@ -28,8 +28,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.asgi import listening
 from harness.credentials import without_credentials
+from harness.engines.address import EngineAddress
 from harness.engines.base import PauseMode
-from harness.engines.connect import open_server, require_address
+from harness.engines.connect import open_server
 from harness.engines.discovered import DiscoveredPool, FoundWorker
 from harness.engines.repeat_guard import wanted_guard
 from harness.errors import LaneError, ScenarioError, Unauthorized
@@ -75,7 +76,7 @@ class RouterSettings:
     def check(self) -> None:
         """Raises `ScenarioError` unless exactly one gateway is meant, by addresses that are some."""
         for url in (*self.worker_urls, *([self.router_url] if self.router_url else ())):
-            require_address(url)
+            EngineAddress.parse(url)
         if bool(self.worker_urls) == (self.router_url is not None):
             raise ScenarioError(
                 "expected either --worker-urls URL[,URL], to start a gateway, or --router-url URL of one"

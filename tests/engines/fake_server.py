@@ -68,6 +68,10 @@ class FakeServer:
         self.has_stale_cache = False
         """Weights were loaded, and the keys and values of those before them were not thrown away since."""
         self.url = ""
+        self.api_key = ""
+        """Wanted from whoever asks, when it is not empty."""
+        self.keys: list[str] = []
+        """What was shown as one, in order."""
         self._divides = divides_by_temperature
         self.repeat_guard = repeat_guard
         """Can be taken away while it serves, as by a restart."""
@@ -89,6 +93,9 @@ class FakeServer:
 
     @web.middleware
     async def _remember(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.keys.append(request.headers.get("authorization", ""))
+        if self.api_key and self.keys[-1] != f"Bearer {self.api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         self.paths.append(request.path)
         if self.is_silent:
             return web.Response(status=503)

@@ -17,6 +17,7 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
+from harness.engines.address import EngineAddress
 from harness.engines.connect import EngineName
 from harness.suite.faults.engine_seam import DEADLINE_S, NetworkFault
 
@@ -223,5 +224,7 @@ async def between(name: str) -> AsyncIterator[tuple[str, FaultyNetwork]]:
     """The engine `name` (`sglang=URL[,URL]`, `vllm=...`) behind proxies: its name then, and the network."""
     engine = EngineName.parse(name)
     async with AsyncExitStack() as stack:
-        proxies = [await stack.enter_async_context(FaultProxy(url)) for url in engine.urls]
-        yield f"{engine.kind}={','.join(proxy.url for proxy in proxies)}", FaultyNetwork(proxies)
+        addresses = [EngineAddress.parse(url) for url in engine.urls]
+        proxies = [await stack.enter_async_context(FaultProxy(address.url)) for address in addresses]
+        reached = [address.behind(proxy.url) for address, proxy in zip(addresses, proxies, strict=True)]
+        yield f"{engine.kind}={','.join(reached)}", FaultyNetwork(proxies)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 from harness.clock import Clock
@@ -44,6 +45,8 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.types import FinishReason, Json, TopLogprobs, Turn
 
+_MANY_LOGPROBS = 3_000  # entries of an answer, written in some milliseconds
+_ENTRY_BYTES = 500  # of memory
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
 
@@ -145,7 +148,7 @@ class TurnService:
                 case Treatment.CONTINUE:
                     return await self._sampled(call, call.session.take_up(index, self.clock()))
                 case Treatment.REPLAY:
-                    return self._answer(call, call.session.turn(index), None)
+                    return await self._answer(call, call.session.turn(index), None)
                 case Treatment.JOIN:
                     await self.admitted.wait_for(call.session, index, call.client)
                 case _:
@@ -162,7 +165,7 @@ class TurnService:
             raise generation.limit
         if outcome.is_suspended:
             call.client.require_there()
-        return self._answer(call, outcome, generation.output.top_logprobs)
+        return await self._answer(call, outcome, generation.output.top_logprobs)
 
     def _generation(self, call: ModelCall, admission: Admission) -> Generation:
         tokenizer = self.chat_tokenizer.tokenizer
@@ -192,10 +195,15 @@ class TurnService:
             return broken_off_turn(admission, output, dismissal, self.clock())
         return ended_turn(admission, output, self._reply(admission, call.chat, output), self.clock())
 
-    def _answer(self, call: ModelCall, turn: Turn, top_logprobs: TopLogprobs | None) -> ServedTurn:
+    async def _answer(self, call: ModelCall, turn: Turn, top_logprobs: TopLogprobs | None) -> ServedTurn:
+        """The answer; one with many logprobs is written off the event loop."""
         token_text = self.chat_tokenizer.tokenizer.token_text if call.chat.wants_logprobs else None
         is_guarded = self.engine.capabilities.repeat_guard is not None
-        return ServedTurn(turn, completion(turn, self.model, token_text, top_logprobs, is_guarded=is_guarded))
+        work = partial(completion, turn, self.model, token_text, top_logprobs, is_guarded=is_guarded)
+        alternatives = 0 if top_logprobs is None else top_logprobs.ids.shape[1]
+        entries = 0 if token_text is None else int(turn.output_ids.size) * (1 + alternatives)
+        is_long = entries > _MANY_LOGPROBS
+        return ServedTurn(turn, await self.heavy_work.do(entries * _ENTRY_BYTES, work) if is_long else work())
 
     async def _admit(self, call: ModelCall) -> Admission:
         session, chat = call.session, call.chat

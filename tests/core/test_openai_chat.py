@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 from fakes import EOS, admit, assistant, body, new_session, output_of, sampled, toy_template, toy_tokenizer, user
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.dialects.openai_chat import ToolMode, completion, error_body, parse_request, reply_message
@@ -356,6 +356,7 @@ REQUEST = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(REQUEST.map(json.dumps).map(str.encode) | ANY.map(json.dumps).map(str.encode) | st.binary(max_size=40))
 @example(b'{"messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}]}')
 def test_any_body_is_a_request_or_a_request_error(raw):
@@ -365,6 +366,7 @@ def test_any_body_is_a_request_or_a_request_error(raw):
     assert error is None or json.dumps(error_body(error)).encode()
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["metadata", "limits", "sampling", "after_incomplete", "selection"]), ANY))
 def test_any_session_config_is_one_or_a_request_error(fields):
     """The same holds for what an owner sends; and what is accepted can be stored."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from threading import Event
 
 import pytest
@@ -123,6 +124,18 @@ async def test_nothing_an_agent_sends_stops_the_loop(raw, loop_watch):
     assert answer.status_code in (200, 400), answer.text[:300]
     assert len(answer.content) < 2_000
     assert loop_watch.worst_s > 0
+
+
+async def test_an_answer_with_many_logprobs_is_written_off_the_loop():
+    """Eighteen thousand entries, asked for in thirty bytes: a second of Python for a long answer."""
+    async with serving(*says("x" * 3_000)) as client:
+        session = await client.create()
+        answer = await client.chat(session, HI, logprobs=True, top_logprobs=5)
+        threads = [thread.name for thread in threading.enumerate()]
+
+    content = answer.json()["choices"][0]["logprobs"]["content"]
+    assert (len(content), len(content[0]["top_logprobs"])) == (3_001, 5)
+    assert any(name.startswith("heavy-work") for name in threads)
 
 
 async def test_a_retry_count_of_any_length_is_no_bug_of_ours():

@@ -136,8 +136,11 @@ class VersionSpan:
     """Output tokens `start..end` (end exclusive) of one request were sampled by weights `version` (I6)."""
 
     version: str
+    """The label that the engine had for its weights."""
     start: int
     end: int
+    number: int | None = None
+    """The policy version that the label stands for (`samples.versions`); None where the label says it itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,9 @@ class PromptLogprobs:
     start: int
     logprobs: Logprobs
     version: str
-    """The weights that scored; one version for the whole array."""
+    """The label of the weights that scored; one version for the whole array."""
+    number: int | None = None
+    """Like `VersionSpan.number`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import structlog
 from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, TokenProvider
 from harness.engines.placement import Place, Placement, WorkerLoad
 from harness.engines.queueing import AbortedWaiting, Queue
-from harness.engines.workers import Workers, in_common, oldest
+from harness.engines.workers import Workers, in_common
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError, WeightsUnsettled
 from harness.samples.versions import is_unsettled
 from harness.types import (
@@ -92,7 +92,7 @@ class EnginePool:
         An empty pool knows what its workers served: requests wait for one of them, and nothing is refused for good.
         """
         providers = self.workers.serving or self.workers.known or self._begin_with
-        return oldest(provider.weight_version for provider in providers.values())
+        return self.workers.oldest(provider.weight_version for provider in providers.values())
 
     @property
     def waiting(self) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
-from harness.samples.versions import policy_version
+from harness.samples.versions import require_settled
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -138,7 +138,7 @@ def verified_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -
     ids = asked.input_ids[start:]
     if len(scored) != ids.size:
         refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
-    policy_version(version)
+    require_settled(version)
     return PromptLogprobs(start, _verified_logprobs(asked, "input", ids, scored, offset=start), version)
 
 
@@ -211,11 +211,11 @@ def _verified_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tu
     for span in spans:
         if span.start != covered or span.end < span.start:
             refuse(asked, f"a version span {span.start}..{span.end}, expected one that starts at {covered}")
-        policy_version(span.version)
+        require_settled(span.version)
         covered = span.end
     if covered != size:
         refuse(asked, f"version spans that end at {covered} for an output of {size} tokens")
-    return tuple(span for span in spans if span.end > span.start)
+    return tuple(VersionSpan(span.version, span.start, span.end) for span in spans if span.end > span.start)
 
 
 def _verified_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int) -> TopLogprobs | None:

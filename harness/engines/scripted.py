@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
 from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
-from harness.samples.versions import known_version, policy_version
+from harness.samples.versions import known_version, require_settled
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -265,10 +265,9 @@ class ScriptedEngine:
         self._running.set()
 
     async def update_weights(self, path: Path, version: str) -> None:
-        """Only the label changes; `path` is not read. Raises `UnknownWeightVersion` for a label without a number."""
+        """Only the label changes; `path` is not read. Raises `UnknownWeightVersion` for a label of no weights."""
         del path
-        policy_version(version)
-        self.relabel(version)
+        self.relabel(require_settled(version))
 
     def relabel(self, version: str) -> None:
         """Carry `version`, whatever it is, as an engine does when somebody else changes its label."""

@@ -20,7 +20,7 @@ from harness.bounded import to_the_end
 from harness.engines.base import PauseMode
 from harness.engines.served_label import ServedLabel
 from harness.errors import EngineError, WeightsUnsettled
-from harness.samples.versions import policy_version, unsettled_label
+from harness.samples.versions import require_settled, unsettled_label
 
 
 class ChangingServer(Protocol):
@@ -70,7 +70,7 @@ class WeightChange:
 
     async def run(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; a server that was paused before stays paused."""
-        policy_version(version)
+        require_settled(version)
         async with self._one_at_a_time:
             await self._server.require_fitting(path)
             if not self._has_paused and await self._server.is_paused():

@@ -18,8 +18,8 @@ import structlog
 
 from harness.engines.base import Capabilities, PauseMode, TokenProvider
 from harness.engines.placement import Placement, WorkerLoad
-from harness.errors import EngineUnavailable, ScenarioError
-from harness.samples.versions import is_unsettled, known_version
+from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
+from harness.samples.versions import LabelOrder, is_unsettled
 
 log = structlog.get_logger()
 
@@ -67,6 +67,8 @@ class Workers:
         self._members: dict[str, _Member] = {}
         self._entered: dict[WorkerLoad, _Member] = {}
         """Also those that are leaving."""
+        self.order = LabelOrder()
+        """Which of two labels is the newer one; a server puts its own, durable one here."""
         self._paused: PauseMode | None = None
         self._last: TokenProvider | None = None
         """Left the pool when nobody else was in it."""
@@ -190,13 +192,19 @@ class Workers:
         label = member.provider.weight_version
         if is_unsettled(label):
             return UNSETTLED
-        newest = max(_recency(provider.weight_version) for provider in self.providers.values())
-        return MISSED_UPDATE if _recency(label) < newest else ""
+        newest = max(self.recency(provider.weight_version) for provider in self.providers.values())
+        return MISSED_UPDATE if self.recency(label) < newest else ""
 
+    def recency(self, label: str) -> int:
+        """The policy version of a label, which is seen now if it has not been; one that is none is older than all."""
+        try:
+            return self.order.see(label)
+        except UnknownWeightVersion:
+            return -1
 
-def oldest(labels: Iterable[str]) -> str:
-    """The label of the oldest weights; empty when there is none."""
-    return min(labels, key=_recency, default="")
+    def oldest(self, labels: Iterable[str]) -> str:
+        """The label of the oldest weights; empty when there is none."""
+        return min(labels, key=self.recency, default="")
 
 
 def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
@@ -231,9 +239,3 @@ def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
 def _status(member: _Member) -> WorkerStatus:
     load = member.load
     return WorkerStatus(load.name, member.provider.weight_version, load.fence, load.in_flight, load.sessions)
-
-
-def _recency(label: str) -> int:
-    """The policy version of a label; one that is none is older than all."""
-    version = known_version(label)
-    return -1 if version is None else version

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, policy_version
+from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, version_of
 from harness.types import Logprobs, PromptLogprobs, Sample, Turn, VersionSpan, as_ids, as_logprobs
 
 _Mask = npt.NDArray[np.bool_]
@@ -83,7 +83,7 @@ class ProximalColumns:
 
     def scored(self, scoring: PromptLogprobs) -> Self:
         """These tokens after `scoring`; the same object when it settles none of them."""
-        version = policy_version(scoring.version)
+        version = version_of(scoring)
         position = np.arange(self.start, self.start + self.logprobs.size) - scoring.start
         settled = self.waiting(version) & (position >= 0) & (position < scoring.logprobs.size)
         if not settled.any():
@@ -121,7 +121,7 @@ def score_turns(turns: Iterable[Turn], scoring: PromptLogprobs) -> list[Turn]:
     A turn that other branches share is changed once: it is the same turn there, and settled from then on.
     """
     changed = []
-    for turn in _candidate_turns(turns, policy_version(scoring.version)):
+    for turn in _candidate_turns(turns, version_of(scoring)):
         before = ProximalColumns.of_turn(turn)
         after = before.scored(scoring)
         if after is not before:
@@ -157,7 +157,7 @@ def score_sample(sample: Sample, scoring: PromptLogprobs) -> Sample:
     """
     after = ProximalColumns.of_sample(sample).scored(scoring)
     scored = replace(sample, proximal_logprobs=after.logprobs, proximal_versions=after.versions)
-    stale = staleness(after.behavior_versions, after.versions, policy_version(scoring.version))
+    stale = staleness(after.behavior_versions, after.versions, version_of(scoring))
     return scored if stale is None else replace(scored, metadata={**sample.metadata, "staleness": stale.to_json()})
 
 
@@ -214,7 +214,7 @@ def staleness_telemetry(samples: Iterable[tuple[Versions, Versions, int | None]]
 
 def oldest_version(spans: Iterable[VersionSpan]) -> int | None:
     """The oldest policy version in `spans`; None when there are none."""
-    return min((policy_version(span.version) for span in spans), default=None)
+    return min((version_of(span) for span in spans), default=None)
 
 
 def _candidates(turns: Iterable[Turn], version: int) -> Iterator[ProximalColumns]:
@@ -223,4 +223,4 @@ def _candidates(turns: Iterable[Turn], version: int) -> Iterator[ProximalColumns
 
 def _candidate_turns(turns: Iterable[Turn], version: int) -> Iterator[Turn]:
     """The turns with a token that the version before `version` sampled."""
-    return (turn for turn in turns if any(policy_version(span.version) == version - 1 for span in turn.version_spans))
+    return (turn for turn in turns if any(version_of(span) == version - 1 for span in turn.version_spans))

@@ -1,20 +1,24 @@
 """Which policy version sampled each token (I6).
 
-Engines label their weights with strings and report spans of output tokens; policies are counted. A label that is not a
-number has no place in that count and is an error, never a guess.
+Engines label their weights with strings and report spans of output tokens; policies are counted. A label that is a
+number says its place in that count itself; any other one has the place at which it was first seen. A label of weights
+that are half-way through an update has none, and is an error, never a guess.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.errors import UnknownWeightVersion
-from harness.types import Turn, VersionSpan
+from harness.types import PromptLogprobs, Turn, VersionSpan
 
 NOT_SAMPLED = -1
 """Stands in a column of versions for a token that no policy sampled."""
+
+LARGEST = 2**31 - 2
+"""The last policy version: it fits into a column, and so does the one after it."""
 
 _UNSETTLED = "updating-"
 
@@ -23,15 +27,65 @@ Versions = npt.NDArray[np.int32]
 
 
 def policy_version(label: str) -> int:
-    """The integer policy version a label stands for; an engine's initial label `default` is version 0.
+    """The policy version that a label stands for by itself; an engine's initial label `default` is version 0.
 
-    Raises `UnknownWeightVersion`.
+    Raises `UnknownWeightVersion` for one that does not say it: such a label has its place in a `LabelOrder`.
     """
     if label == "default":
         return 0
-    if not label.isdecimal():
-        raise UnknownWeightVersion(f"expected a weight version label that is a number, the engine reported {label!r}")
+    if not label.isdecimal() or len(label) > len(str(LARGEST)) or int(label) > LARGEST:
+        raise UnknownWeightVersion(
+            f"expected a weight version label that is a number up to {LARGEST}, the engine reported {label[:64]!r}"
+        )
     return int(label)
+
+
+def version_of(labeled: VersionSpan | PromptLogprobs) -> int:
+    """The policy version that sampled or scored. Raises `UnknownWeightVersion`."""
+    return policy_version(labeled.version) if labeled.number is None else labeled.number
+
+
+class LabelOrder:
+    """Which policy version each label stands for, on every worker alike.
+
+    A number up to `LARGEST` stands for itself, `default` for 0. Any other label is opaque: its version is the one after
+    the newest that had been seen when it was seen first. The same label never means another version.
+    """
+
+    def __init__(self, numbers: Mapping[str, int] | None = None) -> None:
+        self._numbers = dict(numbers or {})
+        self._newest = max(self._numbers.values(), default=NOT_SAMPLED)
+
+    def find(self, label: str) -> int | None:
+        """The version of `label`; None for one that has not been seen, or stands for none."""
+        number = known_version(label)
+        return self._numbers.get(label) if number is None else number
+
+    def see(self, label: str) -> int:
+        """The version of `label`, which has a place from now on. Raises `UnknownWeightVersion` when it can have none.
+
+        That is a label of weights that nobody knows, or one version more than a column can hold.
+        """
+        number = self.find(label)
+        if number is None:
+            if not label or is_unsettled(label) or self._newest >= LARGEST:
+                raise UnknownWeightVersion(f"the label {label[:64]!r} stands for no weight version")
+            number = self._numbers[label] = self._newest + 1
+        self._newest = max(self._newest, number)
+        return number
+
+    def forget(self, label: str) -> None:
+        """Take an opaque label out again."""
+        self._numbers.pop(label, None)
+
+
+def require_settled(label: str) -> str:
+    """`label`, which may be anything but what weights have that nobody knows. Raises `UnknownWeightVersion`."""
+    if not label or is_unsettled(label):
+        raise UnknownWeightVersion(
+            f"the engine sampled under the label {label[:64]!r}, which stands for no weights; nothing of it is used"
+        )
+    return label
 
 
 def unsettled_label(label: str) -> str:
@@ -64,7 +118,7 @@ def expand_spans(spans: Iterable[VersionSpan], size: int) -> Versions:
     """The policy version of each of `size` output tokens. Raises `UnknownWeightVersion`."""
     versions = np.full(size, NOT_SAMPLED, dtype=np.int32)
     for span in spans:
-        versions[span.start : span.end] = policy_version(span.version)
+        versions[span.start : span.end] = version_of(span)
     return versions
 
 

@@ -280,7 +280,7 @@ class SessionServer:
 
     async def _sweep(self, request: Request) -> Response:
         asked = parse_sweep(await self._body(request))
-        sweep = Sweep(self._turns.engine, self._turns.store, self.sessions, asked)
+        sweep = Sweep(self._turns.engine, self._turns.live, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
         async with self._dismissible(request):
             report = await sweep.run()

@@ -19,7 +19,7 @@ import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, HarnessError, LimitReached
-from harness.samples.versions import is_version
+from harness.samples.versions import version_of
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.live_version import LiveVersion
@@ -156,10 +156,10 @@ class Generation:
 
     def _own(self, version: int) -> int | None:
         """The same for what this turn has produced so far; what was scored under that version waits no more."""
-        is_scored = any(is_version(scoring.version, version) for scoring in self.output.scorings)
+        is_scored = any(version_of(scoring) == version for scoring in self.output.scorings)
         if is_scored or not self._is_own_output_comparable:
             return None
-        waiting = (span.start for span in self.output.version_spans if is_version(span.version, version - 1))
+        waiting = (span.start for span in self.output.version_spans if version_of(span) == version - 1)
         first = min(waiting, default=None)
         return None if first is None else self.admission.path.length + first
 
@@ -174,7 +174,7 @@ class Generation:
                 session_id=self.session.session_id,
                 prompt_logprobs_from=self._scoring_start(),
             )
-        return self._scored_to(_scored_by(version, result))
+        return self._scored_to(_scored_by(version, await self.live.numbered(result)))
 
     def _scored_to(self, result: GenerationResult) -> GenerationResult:
         """`result`, its scoring ended where this turn's own output begins when that is on another scale."""
@@ -230,6 +230,6 @@ def _scored_by(version: int | None, result: GenerationResult) -> GenerationResul
     is then of two versions, or of one that nobody asked about.
     """
     scoring = result.prompt_logprobs
-    if scoring is None or (version is not None and is_version(scoring.version, version)):
+    if scoring is None or (version is not None and version_of(scoring) == version):
         return result
     return replace(result, prompt_logprobs=None)

@@ -7,6 +7,9 @@ turns run; its replies say it as well. Nothing depends on who else asks: `GET /h
 There is at most one question at a time. Whoever comes while one is under way shares the next one, which begins after
 it came, so its answer is not of before. An engine that does not answer costs a second; what was known goes on counting.
 
+Labels that are no numbers have the place at which this server saw them first, kept in its store, so that they mean the
+same for every worker and after a restart.
+
 An engine whose weights are half-way through an update serves nobody, and a paused one should be asked for nothing that
 depends on its version. Those who want a token wait here, as long as a closed gate would hold them.
 """
@@ -14,11 +17,18 @@ depends on its version. Those who want a token wait here, as long as a closed ga
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TypeVar
 
 from harness.engines.base import TokenProvider
-from harness.errors import EngineError, EngineUnavailable, WeightsUnsettled
-from harness.samples.versions import is_unsettled, known_version
+from harness.engines.pool import EnginePool
+from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
+from harness.samples.versions import LabelOrder, is_unsettled, known_version
 from harness.server.connection import ClientConnection
+from harness.store.base import SessionStore
+from harness.types import GenerationResult, PromptLogprobs, VersionSpan
+
+_Labeled = TypeVar("_Labeled", VersionSpan, PromptLogprobs)
 
 _LOOK_S = 1.0
 _AGAIN_S = 0.25
@@ -28,12 +38,16 @@ class LiveVersion:
     """The version that `engine` serves.
 
     Args:
+        store: Keeps which version a label stands for that does not say it.
         patience_s: How long somebody waits for an update to succeed.
         every_s: How often the engine is asked while turns run.
     """
 
-    def __init__(self, engine: TokenProvider, *, patience_s: float, every_s: float = 1.0) -> None:
+    def __init__(self, engine: TokenProvider, store: SessionStore, *, patience_s: float, every_s: float = 1.0) -> None:
         self._engine = engine
+        self._store = store
+        self._order = LabelOrder()
+        self._kept: set[str] = set()
         self._patience_s = patience_s
         self._every_s = every_s
         self._one_question = asyncio.Lock()  # a question that has begun may have been answered before you came
@@ -50,7 +64,37 @@ class LiveVersion:
     @property
     def version(self) -> int | None:
         """The policy version that would sample the next token, as far as it is known."""
-        return known_version(self._engine.weight_version)
+        return self._order.find(self._engine.weight_version)
+
+    async def restore(self) -> None:
+        """Count labels as an earlier server did. Raises `StoreError`."""
+        labels = await self._store.load_labels()
+        self._order, self._kept = LabelOrder(labels), set(labels)
+        if isinstance(self._engine, EnginePool):
+            self._engine.workers.order = self._order
+
+    async def numbered(self, result: GenerationResult) -> GenerationResult:
+        """`result` with the policy version of every label that does not say it. Raises `StoreError`."""
+        spans = tuple([await self._with_number(span) for span in result.version_spans])
+        scoring = result.prompt_logprobs and await self._with_number(result.prompt_logprobs)
+        return replace(result, version_spans=spans, prompt_logprobs=scoring)
+
+    async def scored(self, scoring: PromptLogprobs) -> PromptLogprobs:
+        """`scoring` with the policy version of its label. Raises `StoreError`."""
+        return await self._with_number(scoring)
+
+    async def _with_number(self, labeled: _Labeled) -> _Labeled:
+        if known_version(labeled.version) is not None:
+            return labeled
+        return replace(labeled, number=await self._see(labeled.version))
+
+    async def _see(self, label: str) -> int:
+        """The version of `label`, which means the same after a restart."""
+        number = self._order.see(label)
+        if label not in self._kept:
+            await self._store.keep_label(label, number)
+            self._kept.add(label)
+        return number
 
     async def look(self) -> None:
         """Ask the engine, with a question that begins from now on."""
@@ -63,6 +107,8 @@ class LiveVersion:
             with suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._engine.read_version()
+            with suppress(UnknownWeightVersion, StoreError):  # whoever needs the number is told
+                await self._see(self._engine.weight_version)
             self._ended = question
 
     async def settled(

@@ -90,6 +90,7 @@ async def serve_in_process(
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
         turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock)
         stack.callback(turns.heavy_work.close)
+        await turns.live.restore()
         server = SessionServer(turns)
         restored = await server.sessions.restore()
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))

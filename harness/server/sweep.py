@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 
 import msgspec
 import structlog
@@ -18,7 +17,8 @@ import structlog
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.samples.proximal import waiting_tokens
-from harness.samples.versions import is_version, policy_version
+from harness.samples.versions import version_of
+from harness.server.live_version import LiveVersion
 from harness.server.registry import SessionRegistry
 from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in, waiting_turns
 from harness.sessions.session import Session
@@ -43,9 +43,15 @@ class Sweep:
     """One sweep over `sessions`, which may come and go meanwhile."""
 
     def __init__(
-        self, engine: TokenProvider, store: SessionStore, sessions: SessionRegistry, request: SweepRequest
+        self,
+        engine: TokenProvider,
+        live: LiveVersion,
+        store: SessionStore,
+        sessions: SessionRegistry,
+        request: SweepRequest,
     ) -> None:
         self._engine = engine
+        self._live = live
         self._store = store
         self._sessions = sessions
         self._request = request
@@ -71,12 +77,12 @@ class Sweep:
 
     async def _require_live(self) -> None:
         """The engine's own word counts: what this process believes may be of before an update by somebody else."""
-        with suppress(EngineError):  # what is known counts where nothing is said
-            await self._engine.read_version()
-        live = self._engine.weight_version
-        if policy_version(live) != self._request.version:
+        await self._live.look()
+        if self._live.version != self._request.version:
+            live = self._engine.weight_version
             raise MalformedRequest(
-                f"version: expected the live version {live!r}, got {self._request.version}; sweep before the update",
+                f"version: expected the live version {self._live.version}, which is labeled {live!r},"
+                f" got {self._request.version}; sweep before the update",
                 param="version",
             )
 
@@ -93,7 +99,7 @@ class Sweep:
             try:
                 scoring = await self._scored(session, task)
                 # Weights that changed inside the request make it one of two versions.
-                if not is_version(scoring.version, self._request.version):
+                if version_of(scoring) != self._request.version:
                     return
                 if self._sessions.find(session.session_id) is not session:
                     return  # taken over or deleted meanwhile: its successor has the turns, and its own place here
@@ -108,7 +114,8 @@ class Sweep:
     async def _scored(self, session: Session, task: ScoringTask) -> PromptLogprobs:
         self.report.requests += 1
         self.report.tokens_read += int(task.input_ids.size)
-        return await self._engine.score(task.input_ids, start=task.start, session_id=session.session_id)
+        scoring = await self._engine.score(task.input_ids, start=task.start, session_id=session.session_id)
+        return await self._live.scored(scoring)
 
     async def _took(self, session: Session, task: ScoringTask, scoring: PromptLogprobs) -> bool:
         """Whether `scoring` settled anything; what it settled is durable."""

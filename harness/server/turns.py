@@ -100,7 +100,7 @@ class TurnService:
         self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock)
         self.heavy_work = HeavyWork(self.metrics, self.settings.limits.waiting_bytes)
         self.prompts = Prompts(self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits)
-        self.live = LiveVersion(self.engine, patience_s=self.settings.pause_timeout_s)
+        self.live = LiveVersion(self.engine, self.store, patience_s=self.settings.pause_timeout_s)
 
     @property
     def model(self) -> str:

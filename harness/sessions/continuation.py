@@ -226,7 +226,7 @@ def _is_stop_id(token_id: int, params: SamplingParams, endings: Endings) -> bool
 def _joined_spans(
     before: tuple[VersionSpan, ...], after: Sequence[VersionSpan], offset: int
 ) -> tuple[VersionSpan, ...]:
-    moved = [VersionSpan(span.version, span.start + offset, span.end + offset) for span in after]
+    moved = [replace(span, start=span.start + offset, end=span.end + offset) for span in after]
     if before and moved and before[-1].version == moved[0].version:
         moved[0] = replace(moved[0], start=before[-1].start)
         before = before[:-1]

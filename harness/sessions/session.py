@@ -17,7 +17,7 @@ from typing import Any, Self
 from harness.errors import BranchEnded, HarnessError, SessionClosing
 from harness.samples.merge import Selection, build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
-from harness.samples.versions import policy_version
+from harness.samples.versions import version_of
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import Ledger, account
@@ -225,7 +225,7 @@ class Session:
 
         Turns in flight are left alone: their own outcome brings their scores. Raises `UnknownWeightVersion`.
         """
-        version = policy_version(scoring.version)
+        version = version_of(scoring)
         changed = score_turns(self._waiting_in_branch(leaf, version, is_comparable), scoring)
         for turn in changed:
             self._tree.replace(turn)

@@ -9,7 +9,7 @@ from collections.abc import Set
 
 from harness.errors import UnknownWeightVersion
 from harness.samples.proximal import waiting_tokens
-from harness.samples.versions import policy_version
+from harness.samples.versions import version_of
 from harness.types import Turn
 
 
@@ -21,9 +21,9 @@ class WaitingTurns:
 
     def note(self, turn: Turn) -> None:
         """Take in a turn; labels that are no policy version wait for nothing."""
-        for label in {span.version for span in turn.version_spans}:
+        for span in turn.version_spans:
             try:
-                self._by_version[policy_version(label)].add(turn.index)
+                self._by_version[version_of(span)].add(turn.index)
             except UnknownWeightVersion:
                 continue
 

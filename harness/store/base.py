@@ -1,8 +1,8 @@
 """The seam between the server and what makes sessions durable.
 
-Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `set_phase`, `keep_hold` or `drop_hold` returns, what
-it wrote survives `kill -9` of this process. `mark_delivered` is a note and may be lost. The store keeps what it is
-given; it decides nothing.
+Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `set_phase`, `keep_hold`, `drop_hold` or `keep_label`
+returns, what it wrote survives `kill -9` of this process. `mark_delivered` is a note and may be lost. The store keeps
+what it is given; it decides nothing.
 """
 
 from collections.abc import Sequence
@@ -79,6 +79,12 @@ class SessionStore(Protocol):
 
     async def drop_hold(self, holder: str) -> None:
         """Forget the hold of `holder`, if there is one."""
+
+    async def keep_label(self, label: str, number: int) -> None:
+        """Keep which policy version a label of weights stands for."""
+
+    async def load_labels(self) -> dict[str, int]:
+        """The labels that were kept."""
 
     async def load_holds(self) -> list[Hold]:
         """The holds that were kept, those whose time is over included."""

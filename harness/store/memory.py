@@ -59,6 +59,13 @@ class MemoryStore:
     async def drop_hold(self, holder: str) -> None:
         """Nothing to do."""
 
+    async def keep_label(self, label: str, number: int) -> None:
+        """Nothing to do: the server has the label."""
+
+    async def load_labels(self) -> dict[str, int]:
+        """No labels."""
+        return {}
+
     async def load_holds(self) -> list[Hold]:
         """No holds."""
         return []

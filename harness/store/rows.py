@@ -18,6 +18,8 @@ from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, TurnStat
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines) VALUES (?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
 SELECT_HOLDS = "SELECT * FROM holds ORDER BY holder"
+KEEP_LABEL = "INSERT OR REPLACE INTO weight_labels (label, number) VALUES (?, ?)"
+SELECT_LABELS = "SELECT label, number FROM weight_labels"
 INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, created_at) VALUES (?, ?, ?, ?, ?)"
 INSERT_TURN = (
     "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"

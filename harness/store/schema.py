@@ -73,7 +73,14 @@ CREATE TABLE holds (
 
 _CLOSE_REASONS = "ALTER TABLE sessions ADD COLUMN closed_because TEXT;"
 
-STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS)
+_WEIGHT_LABELS = """
+CREATE TABLE weight_labels (
+    label  TEXT PRIMARY KEY,
+    number INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS, _WEIGHT_LABELS)
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 
 SCHEMA_VERSION = FIRST_VERSION + len(STEPS)

@@ -109,6 +109,14 @@ class SQLiteStore:
         """Forget the hold of `holder`, if there is one."""
         await self._writer.write((rows.DROP_HOLD, (holder,)))
 
+    async def keep_label(self, label: str, number: int) -> None:
+        """Keep which policy version a label of weights stands for."""
+        await self._writer.write((rows.KEEP_LABEL, (label, number)))
+
+    async def load_labels(self) -> dict[str, int]:
+        """The labels that were kept."""
+        return await asyncio.to_thread(_read_labels, self._path)
+
     async def load_holds(self) -> list[Hold]:
         """The holds that were kept; one that cannot be read is none."""
         return await asyncio.to_thread(_read_holds, self._path)
@@ -190,6 +198,11 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
             raise
         raise _Damaged(row["session_id"]) from error
     return session
+
+
+def _read_labels(path: Path) -> dict[str, int]:
+    with reading(path) as connection:
+        return {row["label"]: row["number"] for row in connection.execute(rows.SELECT_LABELS)}
 
 
 def _read_holds(path: Path) -> list[Hold]:

@@ -27,7 +27,7 @@ class Lie(StrEnum):
     SPAN_OVERLAP = "version spans that overlap"
     SPAN_SHORT = "version spans that end early"
     NO_SPANS = "no version spans"
-    BAD_LABEL = "a version label that is no policy version"
+    BAD_LABEL = "a version label of weights that nobody knows"
     TOO_MANY_TOKENS = "more tokens than asked for"
     UNKNOWN_FINISH = "an unknown finish reason"
     OTHER_REQUEST = "the id of another request"
@@ -153,7 +153,7 @@ _DISTORTIONS: dict[Lie, Any] = {
     Lie.SPAN_OVERLAP: _spans((0, 2), (1, -1)),
     Lie.SPAN_SHORT: _spans((0, 1)),
     Lie.NO_SPANS: _set("spans", []),
-    Lie.BAD_LABEL: lambda told: told.spans[0].update(version="step-1"),
+    Lie.BAD_LABEL: lambda told: told.spans[0].update(version="updating-1"),
     Lie.TOO_MANY_TOKENS: _too_many,
     Lie.UNKNOWN_FINISH: _set("finish", "tired"),
     Lie.OTHER_REQUEST: _set("rid", "f" * 32),

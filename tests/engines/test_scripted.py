@@ -219,7 +219,7 @@ async def test_a_label_that_is_no_version_is_refused():
     scripted = engine()
 
     with pytest.raises(UnknownWeightVersion):
-        await scripted.update_weights("unused", "latest")
+        await scripted.update_weights("unused", "updating-7")
 
     assert scripted.weight_version == "0"
 

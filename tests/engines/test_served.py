@@ -193,7 +193,9 @@ async def test_an_update_changes_where_the_weights_are_said_to_be():
     async with client_of(scripted_engine()) as client:
         renamed = await client.post("/update_weights_from_disk", json={"model_path": "/w/2", "weight_version": "7"})
         kept = await client.post("/update_weights_from_disk", json={"model_path": "/w/3"})
-        refused = await client.post("/update_weights_from_disk", json={"model_path": "/w/4", "weight_version": "new"})
+        refused = await client.post(
+            "/update_weights_from_disk", json={"model_path": "/w", "weight_version": "updating-9"}
+        )
         info = (await client.get("/model_info")).json()
 
     assert [answer.json()["success"] for answer in (renamed, kept, refused)] == [True, True, False]

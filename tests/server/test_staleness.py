@@ -65,7 +65,7 @@ async def test_under_a_label_that_is_no_version_the_lags_count_from_the_sample()
     async with serving(*says("one")) as client:
         session = await client.create()
         await client.say(session, [user("a")])
-        client.engine._version = "step-7"
+        client.engine.relabel("updating-7")
 
         [sample] = await client.samples(session)
 

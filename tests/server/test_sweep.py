@@ -16,6 +16,7 @@ from harness.engines.base import LogprobScale, check_request
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
 from harness.errors import EngineRejected
+from harness.server.live_version import LiveVersion
 from harness.server.serving import serve_in_process
 from harness.server.sweep import Sweep
 from harness.sessions.weight_update import SweepRequest
@@ -264,7 +265,7 @@ async def test_a_sweep_of_a_version_that_is_not_live_is_refused():
         answer = await client.http.post("/sessions/sweep", json={"version": 1})
 
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
-        assert "live version '2'" in answer.json()["error"]["message"]
+        assert "live version 2" in answer.json()["error"]["message"]
         assert engine.scored == []
 
 
@@ -493,7 +494,8 @@ async def test_a_sweep_over_many_sessions_lets_others_get_on():
     async with serving(engine) as client:
         for _ in range(30):
             await client.create()
-        asked = Sweep(engine, open_store("memory"), client.server.sessions, SweepRequest(0))
+        store = open_store("memory")
+        asked = Sweep(engine, LiveVersion(engine, store, patience_s=1), store, client.server.sessions, SweepRequest(0))
         rounds = 0
         sweeping = asyncio.create_task(asked.run())
         while not sweeping.done():

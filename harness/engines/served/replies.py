@@ -77,7 +77,9 @@ def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str,
         "cached_tokens": result.cached_tokens,
         # Where nothing was sampled, this is all that says which weights read the prompt.
         "weight_version": version if scores is None else scores.version,
-        "weight_versions": list(result.version_spans),
+        "weight_versions": [
+            {"version": span.version, "start": span.start, "end": span.end} for span in result.version_spans
+        ],
         "e2e_latency": result.seconds,
     }
     return meta if scores is None else meta | _prompt_logprobs(asked, scores)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,11 +81,19 @@ class Services:
             (await http.post("/sessions/drain")).raise_for_status()
 
     async def close_abandoned(self) -> int:
-        """Close the sessions that a killed run left open; returns how many there were."""
+        """Close the sessions that a run before this one left open, and open the gate that it left shut.
+
+        The server is this run's own: whoever has a hold on its gate is gone. Returns how many sessions there were.
+        """
         async with operating(self.address) as http:
             sessions = (await http.get("/sessions")).raise_for_status().json()["sessions"]
             for session in sessions:
                 (await http.delete(f"/sessions/{session['session_id']}")).raise_for_status()
+            holds = (await http.get("/sessions/gate")).raise_for_status().json()["holds"]
+            for hold in holds:
+                released = await http.post("/sessions/resume", json={"holder": hold["holder"]})
+                if released.status_code != HTTPStatus.NOT_FOUND:  # it has run out just now
+                    released.raise_for_status()
         return len(sessions)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e_weights.ground_truth import logprobs_of
 from tests.installed import RunShipped
 
 pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860), pytest.mark.xdist_group("quickstart")]
@@ -123,10 +124,7 @@ def test_samples_agree_with_one_plain_forward_pass(samples: list[dict[str, Any]]
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     worst = 0.0
     for sample in samples:
-        tokens = torch.tensor(sample["tokens"])
-        with torch.inference_mode():
-            logits = model(tokens[None]).logits[0, :-1].float()
-        exact = logits.log_softmax(-1).gather(1, tokens[1:, None])[:, 0].numpy()[-sample["response_length"] :]
+        exact = logprobs_of(model, sample["tokens"])[-sample["response_length"] :]
         trained = np.array(sample["loss_mask"], dtype=bool)
         assert trained.any()
         worst = max(worst, float(np.abs(exact - np.array(sample["rollout_log_probs"]))[trained].max()))

@@ -12,6 +12,7 @@ import pytest
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationResult, Logprobs, SamplingParams, TokenIds, as_ids
+from tests.e2e_weights.ground_truth import logprobs_of
 
 KV_BYTES = 256 << 20
 """Of an engine with the real model: 5,000 tokens. What is kept of prefixes grows to the bound in a session of tests."""
@@ -60,7 +61,7 @@ class PlainModel:
 
     def logprobs(self, ids: TokenIds) -> Logprobs:
         """Logprob of `ids[1:]`, each given everything before it."""
-        return self.distributions(ids)[np.arange(ids.size - 1), ids[1:]]
+        return logprobs_of(self._model, ids)
 
     def greedy(self, ids: TokenIds, count: int) -> list[int]:
         """The `count` most likely tokens after `ids`, one at a time."""

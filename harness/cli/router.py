@@ -75,6 +75,7 @@ def router(
     admin_token: options.AdminToken = None,
     no_auth: options.NoAuth = False,
     open_paths: options.OpenPaths = False,
+    engine_key: options.EngineKey = "",
     matching: options.Matchings = None,
     limit: options.RequestLimits = None,
     idle_hours: options.IdleHours = 24.0,
@@ -109,6 +110,7 @@ def router(
     routing = RouterSettings(
         worker_urls=tuple(url.strip() for url in worker_urls.split(",") if url.strip()),
         router_url=router_url,
+        engine_key=engine_key,
         gateway_arguments=tuple(shlex.split(gateway_args)),
         gateway_log=gateway_log,
         worker_limit=worker_limit,

@@ -14,9 +14,9 @@ Sessions never go through the gateway: their worker is chosen by the pool and as
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +25,11 @@ from typing import Any
 import aiohttp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from yarl import URL
 
 from harness.asgi import listening
 from harness.credentials import without_credentials
-from harness.engines.address import EngineAddress
+from harness.engines.address import ENGINE_KEY, EngineAddress
 from harness.engines.base import PauseMode
 from harness.engines.connect import open_server
 from harness.engines.discovered import DiscoveredPool, FoundWorker
@@ -57,9 +58,11 @@ class RouterSettings:
     """How to get a gateway, and how to use its workers."""
 
     worker_urls: tuple[str, ...] = ()
-    """Workers to begin with, of a gateway that is started here."""
+    """Workers to begin with, of a gateway that is started here; each may name its key (`EngineAddress`)."""
     router_url: str | None = None
-    """The gateway that runs already."""
+    """The gateway that runs already; may name its key, which goes with every request that brings none."""
+    engine_key: str = field(default="", repr=False)
+    """Of the workers that name none of their own, those that join later among them; empty takes the environment's."""
     gateway_arguments: tuple[str, ...] = ()
     """More arguments for a gateway that is started here."""
     gateway_log: Path | None = None
@@ -142,19 +145,23 @@ async def open_routed(
     there is no gateway in time.
     """
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(open_http())
-        gateway = await _gateway(settings, program, http, stack)
+        workers = [EngineAddress.parse(url) for url in settings.worker_urls]
+        keys = _Keys.of(workers, settings.engine_key)
+        http = await stack.enter_async_context(open_http(_gateway_key(settings)))
+        to_workers = await stack.enter_async_context(open_http(keys))
+        gateway = await _gateway(settings, program, http, keys, stack)
         front = RouterFront(
             http,
             gateway,
-            also=settings.worker_urls,
+            to_workers=to_workers,
+            also=[worker.url for worker in workers],
             heard=lambda order: _heed(pool, order),
             describe=lambda: _described(pool),
             is_guarded=lambda: is_guarded and _are_all_entered(front, pool),
         )
         await stack.enter_async_context(front.following(settings.interval_s))
         pool = DiscoveredPool(
-            lambda: _found(front, vocab_size),
+            lambda: _found(front, vocab_size, keys),
             interval_s=settings.interval_s,
             start_timeout_s=settings.start_timeout_s,
             limit=settings.worker_limit,
@@ -188,22 +195,56 @@ async def route_forever(
         await serve_forever(routed.pool, chat_tokenizer, store, settings, answers, around=routed.around)
 
 
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys of the workers."""
+
+    by_origin: Mapping[str, str] = field(repr=False)
+    default: str = field(repr=False)
+
+    @classmethod
+    def of(cls, workers: Sequence[EngineAddress], given: str) -> "_Keys":
+        """Those of `workers`, and `given`, or that of the environment, for every other one. Raises `ScenarioError`."""
+        own = {_origin(each.url): each.api_key(os.environ, given) for each in workers}
+        return cls(own, given or os.environ.get(ENGINE_KEY, ""))
+
+    def __call__(self, url: str) -> str:
+        return self.by_origin.get(_origin(url), self.default)
+
+
+def _origin(url: str) -> str:
+    return str(URL(url).origin())
+
+
+def _gateway_key(settings: RouterSettings) -> Callable[[str], str]:
+    """The key of a gateway whose address names one; one that is started here is asked for none."""
+    address = EngineAddress.parse(settings.router_url) if settings.router_url else None
+    key = address.api_key(os.environ) if address and address.key_variable else ""
+    return lambda _origin: key
+
+
 async def _gateway(
-    settings: RouterSettings, program: GatewayProgram | None, http: aiohttp.ClientSession, stack: AsyncExitStack
+    settings: RouterSettings,
+    program: GatewayProgram | None,
+    http: aiohttp.ClientSession,
+    keys: _Keys,
+    stack: AsyncExitStack,
 ) -> Gateway:
     try:
         if settings.router_url is not None:
-            return await attach(http, settings.router_url)
+            return await attach(http, EngineAddress.parse(settings.router_url).url)
         assert program is not None, "without the address of a gateway, one is started"
         log_file = settings.gateway_log or Path(stack.enter_context(TemporaryDirectory())) / "gateway.log"
+        urls = [EngineAddress.parse(url).url for url in settings.worker_urls]
         launching = launch(
             http,
             program.executable,
             program.kind,
-            settings.worker_urls,
+            urls,
             log_file=log_file,
             arguments=settings.gateway_arguments,
             env=_gateway_environment(os.environ),
+            keys={url: keys(url) for url in urls},
         )
         return await stack.enter_async_context(launching)
     except GatewayError as error:
@@ -215,9 +256,11 @@ def _gateway_environment(ours: Mapping[str, str]) -> dict[str, str]:
     return without_credentials({name: value for name, value in ours.items() if name not in _FOR_US_ALONE})
 
 
-def _found(front: RouterFront, vocab_size: int) -> list[FoundWorker]:
+def _found(front: RouterFront, vocab_size: int, keys: _Keys) -> list[FoundWorker]:
     return [
-        FoundWorker(worker.url, partial(open_server, str(worker.engine), worker.url, vocab_size))
+        FoundWorker(
+            worker.url, partial(open_server, str(worker.engine), worker.url, vocab_size, api_key=keys(worker.url))
+        )
         for worker in front.workers.current
         if worker.engine is not None
     ]

@@ -33,9 +33,27 @@ _KEEP_ALIVE_S = 4.0  # shorter than any server's, so that no request goes out on
 _READ_BUFFER_BYTES = 1 << 20
 
 
+KeyOf = Callable[[str], str]
+"""The API key of the server at an origin (`http://host:port`); empty when it has none."""
+
+
+def _no_key(_origin: str) -> str:
+    return ""
+
+
 @asynccontextmanager
-async def open_http() -> AsyncIterator[aiohttp.ClientSession]:
-    """The connections of a router: no cookies, no proxies, nothing decompressed, as many as there are requests."""
+async def open_http(key_of: KeyOf = _no_key) -> AsyncIterator[aiohttp.ClientSession]:
+    """The connections of a router: no cookies, no proxies, nothing decompressed, as many as there are requests.
+
+    A request that carries no authorization gets the key of the server that it is for.
+    """
+
+    async def with_key(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        key = key_of(str(request.url.origin()))
+        if key and "authorization" not in request.headers:
+            request.headers["authorization"] = f"Bearer {key}"
+        return await send(request)
+
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
@@ -44,6 +62,7 @@ async def open_http() -> AsyncIterator[aiohttp.ClientSession]:
         auto_decompress=False,
         read_bufsize=_READ_BUFFER_BYTES,
         trust_env=False,
+        middlewares=(with_key,),
     ) as http:
         yield http
 
@@ -52,7 +71,8 @@ class RouterFront:
     """The application.
 
     Args:
-        http: From `open_http`.
+        http: From `open_http`, for the gateway.
+        to_workers: The same for the workers, which may want other keys.
         gateway: Where everything else goes.
         also: URLs of workers that the gateway was started with.
         heard: Called with each control verb before it is fanned out.
@@ -66,13 +86,14 @@ class RouterFront:
         http: aiohttp.ClientSession,
         gateway: Gateway,
         *,
+        to_workers: aiohttp.ClientSession | None = None,
         also: Sequence[str] = (),
         heard: Callable[[Order], None] | None = None,
         describe: Callable[[], dict[str, Any]] = dict,
         is_guarded: Callable[[], bool] = bool,
     ) -> None:
-        self.workers = WorkerList(http, gateway.url, also)
-        self._http = http
+        self._to_workers = to_workers or http
+        self.workers = WorkerList(http, gateway.url, also, self._to_workers)
         self._gateway = gateway
         self._pass = Passthrough(http, gateway.url, amend=lambda scope: amendment(scope) if is_guarded() else None)
         self._heard = heard
@@ -106,7 +127,7 @@ class RouterFront:
         await self.workers.look()  # a worker that was added a moment ago is told too
         if self._heard is not None:
             self._heard(order)
-        outcomes = await fan_out(self._http, self.workers.current, order)
+        outcomes = await fan_out(self._to_workers, self.workers.current, order)
         return _json(report(order, outcomes), status_of(outcomes))
 
     def _status(self) -> dict[str, Any]:

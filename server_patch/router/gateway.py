@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 import structlog
@@ -110,18 +111,23 @@ async def launch(
     arguments: Sequence[str] = (),
     start_timeout_s: float = 60.0,
     env: Mapping[str, str] | None = None,
+    keys: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Gateway]:
     """A gateway of our own on loopback, for the time of the block.
 
     `program` is its executable, `arguments` come last on its command line, `env` is its environment (None: ours).
+    `keys` are those of workers that want one, by URL: they are told to the gateway and stand on no command line.
     `log_file` keeps the last of what it prints: at `log_bytes` it becomes `LOG_FILE.1`, and another one begins. Raises
     `GatewayError` when it does not answer in time; it need not have a worker by then.
     """
     port, metrics_port = _free_ports(2)
-    command = [str(program), *_command_line(kind, worker_urls, port, metrics_port), *arguments]
+    without_key = [url for url in worker_urls if not keys.get(url)]
+    command = [str(program), *_command_line(kind, without_key, port, metrics_port), *arguments]
     url = f"http://{_LOOPBACK}:{port}"
     async with _leashed(command, log_file, log_bytes, env) as child:
         await _answers(http, url, child, log_file, start_timeout_s)
+        for worker in (each for each in worker_urls if each not in without_key):
+            await _add(http, url, {"url": worker, "api_key": keys[worker]})
         log.info("gateway_started", gateway=url, kind=str(kind), log=str(log_file))
         async with running(_say_if_it_ends(child, url, log_file)):
             yield await attach(http, url)
@@ -197,6 +203,17 @@ async def _answers(
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         raise GatewayError(f"the gateway did not answer within {timeout_s:g} s: {_tail(log_file)}") from None
+
+
+async def _add(http: aiohttp.ClientSession, url: str, worker: Mapping[str, str]) -> None:
+    try:
+        async with asyncio.timeout(_PROBE_S), http.post(f"{url}/workers", json=worker) as answer:
+            if answer.ok:
+                return
+            said = f"it answered {answer.status}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        said = f"{type(error).__name__} {error}"
+    raise GatewayError(f"the gateway at {url} does not take the worker {worker['url']}: {said}")
 
 
 async def _say_if_it_ends(child: asyncio.subprocess.Process, url: str, log_file: Path) -> None:

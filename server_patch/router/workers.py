@@ -43,8 +43,15 @@ class Worker:
 class WorkerList:
     """The workers of the gateway at `gateway_url`, and those of `also` that it has never listed."""
 
-    def __init__(self, http: aiohttp.ClientSession, gateway_url: str, also: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        gateway_url: str,
+        also: Sequence[str] = (),
+        to_workers: aiohttp.ClientSession | None = None,
+    ) -> None:
         self._http = http
+        self._to_workers = to_workers or http
         self._gateway_url = gateway_url
         self._never_listed = {url.rstrip("/") for url in also}
         self._workers: tuple[Worker, ...] = ()
@@ -80,7 +87,7 @@ class WorkerList:
     async def _with_engine(self, worker: Worker) -> Worker:
         if worker.engine is not None:
             return worker
-        return replace(worker, engine=await engine_of(self._http, worker.url))
+        return replace(worker, engine=await engine_of(self._to_workers, worker.url))
 
     def _say_whether_it_answers(self, *, does: bool) -> None:
         if does != self._does_answer:

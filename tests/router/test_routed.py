@@ -6,12 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import harness.server.gateway_program as gateway_program_module
 from harness.errors import LaneError, ScenarioError
-from harness.server.gateway_program import gateway_program
+from harness.server.gateway_program import GatewayProgram, gateway_program
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.routed import RoutedApp, RouterSettings, open_routed
 from tests.engines.lies import Lie
@@ -19,6 +20,7 @@ from tests.engines.providers import toy_tokenizer
 from tests.router.serving import PATIENCE_S, fake_workers, serving_app
 
 KEY = {"authorization": f"Bearer {API_KEY_PREFIX}abc"}
+CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi."}]}
 TOKEN = {"authorization": "Bearer secret"}
 
 
@@ -135,11 +137,60 @@ class FakeGateway:
     """Lists workers and answers chats as a guarded SGLang does, whoever of them is asked."""
 
     listed: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    """What was shown as one, in order."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.keys.append(Headers(scope=scope).get("authorization", ""))
         workers = {"workers": [{"url": url} for url in self.listed]}
         answer = workers if scope["path"] == "/workers" else {"choices": [{"finish_reason": "stop"}]}
         await JSONResponse(answer)(scope, receive, send)
+
+
+async def test_every_worker_is_asked_with_its_own_key(
+    smg: GatewayProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By sessions, verbs and the gateway; no answer shows a key."""
+    monkeypatch.setenv("KEY_A", "k3y-of-a")
+    async with fake_workers("sglang", "sglang") as [a, b]:
+        a.api_key, b.api_key = "k3y-of-a", "k3y-of-all"
+        urls = (f"{a.url}#key=KEY_A", b.url)
+        settings = RouterSettings(worker_urls=urls, engine_key="k3y-of-all", interval_s=0.05)
+        async with (
+            open_routed(settings, smg, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
+            routed.pool,
+            serving_app(routed.around(saying("sessions"))) as url,
+            httpx.AsyncClient(base_url=url, headers=TOKEN, timeout=PATIENCE_S) as http,
+        ):
+            async with asyncio.timeout(PATIENCE_S):
+                while len((listed := await http.get("/workers")).json()["workers"]) < 2 or len(routed.pool.workers) < 2:
+                    await asyncio.sleep(0.05)
+            chats = [await http.post("/v1/chat/completions", json=CHAT) for _ in range(4)]
+            flushed = await http.post("/flush_cache")
+            about = await http.get("/router")
+        shown = f"{listed.text} {about.text} {flushed.text} {settings!r}"
+
+    assert {answer.status_code for answer in (*chats, flushed)} == {200}
+    assert set(a.keys) <= {"Bearer k3y-of-a", ""}
+    assert set(b.keys) <= {"Bearer k3y-of-all", ""}
+    assert "k3y" not in shown
+
+
+async def test_a_gateway_that_runs_already_gets_the_key_that_its_address_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never the admin token."""
+    monkeypatch.setenv("GATEWAY_KEY", "k3y")
+    gateway = FakeGateway()
+    async with fake_workers("sglang") as [worker], serving_app(gateway) as upstream:
+        gateway.listed = [worker.url]
+        settings = RouterSettings(router_url=f"{upstream}#key=GATEWAY_KEY", interval_s=0.05)
+        async with (
+            open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
+            serving_app(routed.around(saying("sessions"))) as url,
+            httpx.AsyncClient(base_url=url, headers=TOKEN) as http,
+        ):
+            await http.post("/v1/chat/completions", json=CHAT)
+
+    assert set(gateway.keys) == {"Bearer k3y"}
 
 
 async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> None:

@@ -35,11 +35,14 @@ from harness.manager.abort_values import (
 )
 from harness.manager.engine_control import EngineWorker, as_workers
 from harness.manager.gate_client import GateClient, SessionServerAddress, new_holder, renewed
+from harness.manager.left_paused import look_for_paused
 from harness.manager.quieten import Quiet, at_every_gate, quieten
 
 ABORT_STEP_ENDED = "abort_step_ended"
 ABORT_PROBLEM = "abort_problem"
 ABORTED_TASK_SKIPPED = "aborted_task_skipped"
+
+_LOOK_S = 2.0  # at engines that have just answered
 
 _log = structlog.get_logger(__name__)
 
@@ -53,6 +56,7 @@ async def abort_rollout(
     *,
     keep: Keep = Keep.SAMPLES,
     rollout_id: int | None = None,
+    continue_engines: bool = False,
 ) -> AbortReport:
     """End everything that `pending` waits for, and collect what it has come to.
 
@@ -64,6 +68,8 @@ async def abort_rollout(
         budget: How long each step may take.
         keep: What becomes of rollouts that are cut short.
         rollout_id: Of this rollout; partial samples carry it as `start_rollout_id` unless they have one.
+        continue_engines: Continue workers that are found paused although no hold on a gate covers them: somebody left
+            them so. Otherwise they are reported.
 
     Never raises for anything that goes wrong on the way. Cancelled, it cancels `pending`, opens the gates, and goes.
     """
@@ -77,7 +83,7 @@ async def abort_rollout(
             async with renewed(gates):
                 abort.mark(keep)
                 await abort.drain()
-                await abort.abort_engines()
+                await abort.abort_engines(continues=continue_engines)
                 await abort.call_hooks()
                 await abort.stop_agents()
                 await abort.collect()
@@ -106,6 +112,7 @@ class _Abort:
         self._seconds: dict[Step, float] = {}
         self._drained: list[ServerAnswer] = []
         self._quiet = Quiet()
+        self._left_paused: list[Answer] = []
         self._called: list[Answer] = []
         self._agents_left: list[str] = []
         self._late: set[asyncio.Future[object]] = set()
@@ -122,7 +129,7 @@ class _Abort:
         with self._step(Step.DRAIN, self._budget.drain_s) as seconds:
             self._drained = await at_every_gate(self._gates, GateClient.drain, seconds)
 
-    async def abort_engines(self) -> None:
+    async def abort_engines(self, *, continues: bool) -> None:
         """Step 3: every engine ends what it has, and is told again while a turn is still in flight.
 
         A request that was on its way to the engine when the abort arrived is not seen by it.
@@ -130,6 +137,13 @@ class _Abort:
         with self._step(Step.ENGINES, self._budget.engines_s) as seconds:
             reached = [gate for gate, answer in zip(self._gates, self._drained, strict=True) if answer.error is None]
             self._quiet = await quieten(self._workers, reached, seconds)
+            answered = [
+                worker
+                for worker, answer in zip(self._workers, self._quiet.engines, strict=True)
+                if answer.error is None
+            ]
+            look_s = min(_LOOK_S, seconds)
+            self._left_paused = await look_for_paused(answered, reached, look_s, continues=continues)
 
     async def call_hooks(self) -> None:
         """Step 4: the agents are asked to stop."""
@@ -170,6 +184,7 @@ class _Abort:
         report = AbortReport(
             drained=tuple(self._drained),
             engines=tuple(self._quiet.engines),
+            left_paused=tuple(self._left_paused),
             turns_left=self._quiet.turns_left,
             hooks=tuple(self._called),
             agents_left=tuple(self._agents_left),

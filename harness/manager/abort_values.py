@@ -146,6 +146,8 @@ class AbortReport:
 
     drained: tuple[ServerAnswer, ...] = ()
     engines: tuple[Answer, ...] = ()
+    left_paused: tuple[Answer, ...] = ()
+    """Workers that were found paused and covered by no hold; without an error those that were continued."""
     turns_left: int | None = None
     """Turns still in flight when the engines step ended; None when no session server could say."""
     hooks: tuple[Answer, ...] = ()
@@ -177,6 +179,7 @@ class AbortReport:
         return (
             *(f"drain {answer.url}: {answer.error}" for answer in self.drained if answer.error),
             *(f"engine {answer.name}: {answer.error}" for answer in self.engines if answer.error),
+            *(f"engine {answer.name}: {answer.error}" for answer in self.left_paused if answer.error),
             *((f"engines: {self.turns_left} turns still in flight",) if self.turns_left else ()),
             *(f"hook {answer.name}: {answer.error}" for answer in self.hooks if answer.error),
             *(f"agent {name}: could not be ended" for name in self.agents_left),

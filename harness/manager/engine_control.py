@@ -1,4 +1,4 @@
-"""Ending every request of an engine: the one control verb that an abort needs.
+"""Ending every request of an engine: the control verb that an abort needs, and whether the engine is paused.
 
     SGLang   POST /abort_request  {"abort_all": true}
     vLLM     POST /abort_requests {}                     in dev mode only
@@ -8,10 +8,14 @@ router passes none of this on, so every worker is told directly. A worker whose 
 of the table: a server that lacks a route answers 404 and nothing happens.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from http import HTTPStatus
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from harness.engines.base import TokenProvider
 from harness.engines.http_client import EngineClient, Exchange
@@ -36,6 +40,10 @@ _ABORT_ALL: Mapping[WorkerKind, _Verb] = {
     WorkerKind.SGLANG: _Verb("/abort_request", {"abort_all": True}),
     WorkerKind.VLLM: _Verb("/abort_requests", {}),
 }
+_CONTINUE: Mapping[WorkerKind, _Verb] = {
+    WorkerKind.SGLANG: _Verb("/continue_generation", {}),
+    WorkerKind.VLLM: _Verb("/resume", {}),
+}
 _MISSING = frozenset({403, 404, 405})
 """Statuses of a route that a server does not have, or has switched off."""
 
@@ -49,6 +57,21 @@ class EngineWorker(Protocol):
 
     async def abort_all(self, *, deadline_s: float) -> None:
         """Tell the engine to end every request it has. Raises `EngineError` or `TimeoutError`."""
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """A worker that says whether it is paused, and can be continued."""
+
+    async def is_paused(self, *, deadline_s: float) -> bool:
+        """Whether requests wait in it; False when it does not say. Raises `EngineError` or `TimeoutError`."""
+
+    async def resume(self, *, deadline_s: float) -> None:
+        """Sample again. Raises `EngineError` or `TimeoutError`."""
+
+
+class _PausedAnswer(msgspec.Struct):
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +91,47 @@ class EngineServer:
 
     async def abort_all(self, *, deadline_s: float) -> None:
         """See `EngineWorker`."""
+        async with self._connected() as client:
+            if not await self._is_done(client, _ABORT_ALL, deadline_s):
+                raise EngineRejected(
+                    f"{client.name} has no route that ends all requests; vLLM needs VLLM_SERVER_DEV_MODE=1 in its"
+                    " environment"
+                )
+
+    async def is_paused(self, *, deadline_s: float) -> bool:
+        """See `Pausable`. vLLM says so in dev mode; SGLang is not ready while it is paused."""
+        async with self._connected() as client:
+            if self.kind is not WorkerKind.SGLANG:
+                said = await client.ask(Exchange("GET", "/is_paused", deadline_s))
+                if said.status == HTTPStatus.OK:
+                    with suppress(msgspec.DecodeError):
+                        return msgspec.json.decode(said.content, type=_PausedAnswer).is_paused
+            if self.kind is WorkerKind.VLLM:
+                return False
+            ready = await client.ask(Exchange("GET", "/ready", deadline_s))
+            return ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+
+    async def resume(self, *, deadline_s: float) -> None:
+        """See `Pausable`."""
+        async with self._connected() as client:
+            if not await self._is_done(client, _CONTINUE, deadline_s):
+                raise EngineRejected(f"{client.name} has no route that continues it")
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[EngineClient]:
         client = EngineClient(self.url, self.kind or "engine", api_key=self.api_key)
         client.open()
         try:
-            for kind in [self.kind] if self.kind else WorkerKind:
-                if await self._is_told(client, _ABORT_ALL[kind], deadline_s):
-                    return
+            yield client
         finally:
             await client.close()
-        raise EngineRejected(
-            f"{client.name} has no route that ends all requests; vLLM needs VLLM_SERVER_DEV_MODE=1 in its environment"
-        )
+
+    async def _is_done(self, client: EngineClient, verbs: Mapping[WorkerKind, _Verb], deadline_s: float) -> bool:
+        """Whether the server has one of `verbs`, by its kind where that is known."""
+        for kind in [self.kind] if self.kind else WorkerKind:
+            if await self._is_told(client, verbs[kind], deadline_s):
+                return True
+        return False
 
     async def _is_told(self, client: EngineClient, verb: _Verb, deadline_s: float) -> bool:
         """Whether the server has `verb`."""
@@ -102,6 +155,16 @@ class EngineInProcess:
         """See `EngineWorker`; the caller bounds it."""
         del deadline_s
         await self.provider.abort(None)
+
+    async def is_paused(self, *, deadline_s: float) -> bool:
+        """See `Pausable`; the caller bounds it."""
+        del deadline_s
+        return (await self.provider.health()).paused
+
+    async def resume(self, *, deadline_s: float) -> None:
+        """See `Pausable`; the caller bounds it."""
+        del deadline_s
+        await self.provider.resume()
 
 
 def as_workers(workers: Iterable[EngineWorker | str]) -> tuple[EngineWorker, ...]:

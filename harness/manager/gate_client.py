@@ -34,6 +34,15 @@ _RENEWALS = 3  # in the time that a hold lasts
 _PAUSES = wait_exponential(multiplier=0.1, max=1.0)
 
 
+class HoldReport(msgspec.Struct, frozen=True):
+    """A hold on a gate, as its server lists it."""
+
+    holder: str
+    kind: str
+    engines: bool = False
+    """Its holder pauses the engines of the server."""
+
+
 class GateReport(msgspec.Struct, frozen=True):
     """What a gate answers; the last three say what the verb touched."""
 
@@ -45,6 +54,7 @@ class GateReport(msgspec.Struct, frozen=True):
     sessions: int
     """Sessions that the server holds."""
     turns_in_flight: int
+    holds: tuple[HoldReport, ...] = ()
     turns_held: int = 0
     """Those of the turns in flight that wait at the gate to be continued."""
     sessions_open: int = 0

@@ -270,9 +270,10 @@ class WeightUpdate:
             self._has_engines = False  # they may be another update's by now; the servers continue them
         if not self._has_engines:
             return
-        calls = (self._continue(engine) for engine in self._engines.values())
-        for error in filter(None, await asyncio.gather(*calls)):
-            self._note(UpdateStep.CONTINUE, error)
+        errors = await asyncio.gather(*(self._continue(engine) for engine in self._engines.values()))
+        for name, error in zip(self._engines, errors, strict=True):
+            if error is not None:
+                self._note(UpdateStep.CONTINUE, f"engine {name}: {error}")
 
     async def _continue(self, engine: TokenProvider) -> str | None:
         """Why the engine does not go on; one whose weights nobody knows will not, however often it is asked."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.engines.pool import EnginePool
 from harness.engines.scripted import Step
 from harness.engines.workers import UNSETTLED
 from harness.errors import EngineError, EngineUnavailable, ScenarioError
+from harness.manager.abort import abort_rollout
 from harness.manager.gate_client import GateClient
 from harness.manager.weight_report import UpdateBudget
 from harness.manager.weight_workers import reach
@@ -270,6 +272,24 @@ async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_befo
         store = open_store(tmp_path / "sessions.db")
         running = await stack.enter_async_context(serve_in_process(fake_provider(fake), toy_template(), store))
         await eventually(lambda: running.server.left_engines.problem is None)
+
+
+async def test_an_abort_names_engines_that_somebody_left_paused_and_continues_them_when_told_to(cluster: Cluster):
+    """Engines that a hold covers are somebody's, and are left alone."""
+    abort = partial(abort_rollout, [], [cluster.client.url], cluster.addresses)
+    async with cluster.updater().update(1):
+        during = await abort(continue_engines=True)
+    async with AsyncExitStack() as stack:
+        for engine in (await reach(cluster.addresses, stack, 5)).reached.values():
+            await engine.pause(PauseMode.ABORT)
+    found = await abort()
+    continued = await abort(continue_engines=True)
+    after = await abort()
+
+    assert (during.left_paused, during.problems) == ((), ())
+    assert [problem.partition(": ")[2][:9] for problem in found.problems] == ["is paused"] * 2
+    assert [answer.error for answer in continued.left_paused] == [None, None]
+    assert (after.left_paused, after.problems) == ((), ())
 
 
 async def test_an_address_of_no_known_kind_is_refused():

@@ -109,8 +109,8 @@ def _facts(report: RunReport) -> Table:
     for scenario in report.scenarios:
         facts.add_row("checks", _check_words(scenario))
     for scenario in report.scenarios:
-        if scenario.dropped_trailing_turns:
-            facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {scenario.dropped_trailing_turns}")
+        if dropped := scenario.dropped_trailing_turns:
+            facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {dropped}")
     ended = sum(scenario.repeat_terminated_turns for scenario in report.scenarios)
     if report.is_guarded or ended:
         state = "active" if report.is_guarded else "not proven to be active"

@@ -6,8 +6,9 @@ the binary form, which msgpack can carry, a column is its little-endian bytes: a
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 
 from harness.errors import RunError
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
+
+_SAMPLES_IN_ROW_GROUP = 64
 
 _COLUMNS: Mapping[str, str] = {
     "tokens": "<i4",
@@ -67,15 +70,18 @@ def read_jsonl(path: Path) -> list[Sample]:
         return [_from_line(line, f"{path}:{number}") for number, line in enumerate(file, start=1)]
 
 
-def write_parquet(samples: Sequence[Sample], path: Path) -> None:
-    """One row per sample. Needs the `parquet` extra."""
+def write_parquet(samples: Iterable[Sample], path: Path) -> None:
+    """One row per sample, in groups of rows that fit into memory. Needs the `parquet` extra."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [sample_to_json(sample) for sample in samples]
-    for row in rows:
-        row["metadata"] = json.dumps(row["metadata"], ensure_ascii=False)
-    pq.write_table(pa.Table.from_pylist(rows, schema=_parquet_schema(pa)), path)
+    schema, waiting = _parquet_schema(pa), iter(samples)
+    with pq.ParquetWriter(path, schema) as writer:
+        while group := list(islice(waiting, _SAMPLES_IN_ROW_GROUP)):
+            rows = [sample_to_json(sample) for sample in group]
+            for row in rows:
+                row["metadata"] = json.dumps(row["metadata"], ensure_ascii=False)
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def _plain_fields(sample: Sample) -> Json:

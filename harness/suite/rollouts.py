@@ -2,15 +2,17 @@
 
 A row is written when a rollout has ended, in one transaction; `kill -9` at any moment leaves every row whole. A rollout
 that did not come to an end of its own (interrupted, or failed by engine or harness) is kept as an attempt and run again
-on resume; the last row of a `number` is the one that counts. Samples travel with the row.
+on resume; the last row of a `number` is the one that counts. Samples travel with the row and stay there: whoever reads
+records gets samples that are read when they are looked at, one rollout at a time, so a run may be larger than memory.
 """
 
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 import msgspec
 
@@ -86,7 +88,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the check said besides the reward."""
     score_error: str | None
     session: SessionFacts
-    samples: list[Json]
+    samples: Sequence[Json]
     seconds: float
     met_fault: bool = False
     """A fault of its scenario came while it ran: however it ended, that is what the scenario wanted to see."""
@@ -101,6 +103,44 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Where the session's tokens went; those of a rollout that is not settled are in no sample."""
         ledger = self.session.ledger
         return ledger if self.is_settled else Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated})
+
+
+class StoredSamples(Sequence[Json]):
+    """The samples of one row, read anew whenever they are looked at. Raises `StoreError` then."""
+
+    def __init__(self, path: Path, rowid: int, count: int) -> None:
+        self._path = path
+        self._rowid = rowid
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Json]:
+        with _only_reading(self._path) as connection:
+            [record] = connection.execute("SELECT record FROM rollouts WHERE rowid = ?", (self._rowid,)).fetchone()
+        yield from msgspec.json.decode(record, type=_OnlySamples).samples
+
+    @overload
+    def __getitem__(self, index: int) -> Json: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Json]: ...
+
+    def __getitem__(self, index: int | slice) -> Json | list[Json]:
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class _OnlySamples(msgspec.Struct):
+    samples: list[Json]
 
 
 class RolloutLog:
@@ -129,13 +169,13 @@ class RolloutLog:
     def last_attempts(self) -> dict[int, RolloutRecord]:
         """The record that counts of every rollout that has one, by number, in order."""
         with disk_failures(self._path):
-            return _last_attempts(self._connection)
+            return _last_attempts(self._path, self._connection)
 
 
 def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
     """The rollouts in the database `path`, for tools that look at a run; nothing is written."""
-    with disk_failures(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        return _last_attempts(connection)
+    with _only_reading(path) as connection:
+        return _last_attempts(path, connection)
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
@@ -143,8 +183,19 @@ def has_table(connection: sqlite3.Connection, name: str) -> bool:
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone())
 
 
-def _last_attempts(connection: sqlite3.Connection) -> dict[int, RolloutRecord]:
+@contextmanager
+def _only_reading(path: Path) -> Iterator[sqlite3.Connection]:
+    with disk_failures(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        yield connection
+
+
+def _last_attempts(path: Path, connection: sqlite3.Connection) -> dict[int, RolloutRecord]:
     if not has_table(connection, "rollouts"):
         return {}
-    rows = connection.execute("SELECT number, record FROM rollouts ORDER BY number, attempt")
-    return {number: msgspec.json.decode(record, type=RolloutRecord) for number, record in rows}
+    rows = connection.execute("SELECT rowid, number, record FROM rollouts ORDER BY number, attempt")
+    return {number: _without_samples(path, rowid, record) for rowid, number, record in rows}
+
+
+def _without_samples(path: Path, rowid: int, record: str) -> RolloutRecord:
+    decoded = msgspec.json.decode(record, type=RolloutRecord)
+    return msgspec.structs.replace(decoded, samples=StoredSamples(path, rowid, len(decoded.samples)))

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,13 +140,13 @@ class RunDirectory:
         """Put `value` into `path`, all or nothing."""
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
-    def write_samples(self, samples: Sequence[Sample]) -> bool:
+    def write_samples(self, samples: Iterable[Sample]) -> bool:
         """Export `samples`; the result says whether there is a Parquet file too."""
         with disk_failures(self.samples_jsonl), _replacing(self.samples_jsonl) as scratch:
             write_jsonl(samples, scratch)
         return self._write_parquet(samples)
 
-    def _write_parquet(self, samples: Sequence[Sample]) -> bool:
+    def _write_parquet(self, samples: Iterable[Sample]) -> bool:
         try:
             from harness.samples.codec import write_parquet
 

@@ -8,7 +8,7 @@ to then are durable and the next run takes up from them; `result.json` is writte
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -122,7 +122,7 @@ class SuiteRun:
     def _report(self, records: Mapping[int, RolloutRecord], began: float) -> RunReport:
         """Export, check the ledger, and write `result.json` when the run is complete."""
         settled = [record for record in records.values() if record.is_settled]
-        samples = [sample for record in settled for sample in exported_samples(record)]
+        samples = ExportedSamples(settled)
         ledger = account_run(self.directory.database, settled, samples)
         scenarios = self._scenario_reports(list(records.values()))
         report = RunReport(
@@ -149,6 +149,20 @@ class SuiteRun:
             )
             for folder in self.selection.folders
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSamples(Iterable[Sample]):
+    """The samples that a run exports, in order, those of one rollout in memory at a time."""
+
+    records: Sequence[RolloutRecord]
+
+    def __iter__(self) -> Iterator[Sample]:
+        for record in self.records:
+            yield from exported_samples(record)
+
+    def __len__(self) -> int:
+        return sum(len(record.samples) for record in self.records)
 
 
 def exported_samples(record: RolloutRecord) -> list[Sample]:

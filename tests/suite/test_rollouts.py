@@ -1,6 +1,7 @@
 """Records of rollouts are durable one by one, and the last attempt is the one that counts."""
 
 import sqlite3
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,25 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path):
 
         assert log.last_attempts() == {0: record}
     assert read_rollouts(tmp_path / "run.db") == {0: record}
+
+
+def test_records_are_read_without_their_samples(tmp_path: Path):
+    """They are read one rollout at a time when somebody looks at them: a run may be larger than memory."""
+    large = {"text": "x" * 1_000_000}
+    with RolloutLog(tmp_path / "run.db") as log:
+        for number in range(20):
+            log.append(_record(number=number, samples=[large]))
+        tracemalloc.start()
+        records = log.last_attempts()
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        seen = sum(sample == large for record in records.values() for sample in record.samples)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+    assert (seen, [len(record.samples) for record in records.values()]) == (20, [1] * 20)
+    assert held < 1_000_000
+    assert peak < 10_000_000
 
 
 def test_the_last_attempt_counts(tmp_path: Path):

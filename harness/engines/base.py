@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self, assert_never, runtime_checkable
 
 from harness.errors import EngineRejected
 from harness.types import (
@@ -36,6 +36,8 @@ class LogprobScale(StrEnum):
     """The model's own distribution, before temperature and filters."""
     AFTER_TEMPERATURE = "after_temperature"
     """The distribution after the division by the temperature."""
+    UNKNOWN = "unknown"
+    """Nobody could measure it: the model is certain of every token. Nothing is scored."""
 
 
 def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
@@ -43,7 +45,15 @@ def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
 
     Those sampled while tokens were forbidden may not: what was left out is missing even in SGLang's raw logprobs.
     """
-    return not params.forbids_tokens and (scale is LogprobScale.RAW or params.temperature == 1.0)
+    match scale:
+        case LogprobScale.RAW:
+            return not params.forbids_tokens
+        case LogprobScale.AFTER_TEMPERATURE:
+            return not params.forbids_tokens and params.temperature == 1.0
+        case LogprobScale.UNKNOWN:
+            return False
+        case _:
+            assert_never(scale)
 
 
 class PauseMode(StrEnum):

@@ -19,7 +19,7 @@ import numpy as np
 from harness.engines.address import EngineAddress
 from harness.engines.base import LogprobScale
 from harness.engines.http_client import EngineClient, Exchange
-from harness.engines.self_test import TOLERANCE, measure_scale
+from harness.engines.self_test import CERTAIN, TOLERANCE, measure_scale
 from harness.engines.served_model import ServedModel, served_model
 from harness.engines.sglang import SGLangTokenProvider
 from harness.engines.sglang_wire import ServerInfo
@@ -268,8 +268,10 @@ class _Examination(NamedTuple):
             return _Claim(Answer.UNKNOWN, "cannot be measured without the size of the vocabulary; pass --model")
         try:
             measured = await measure_scale(self.provider)
-        except EngineReplyInvalid as error:  # a model without doubt; a reply that contradicts itself is found elsewhere
+        except EngineReplyInvalid as error:  # a reply that contradicts itself is found elsewhere
             return _Claim(Answer.UNKNOWN, error.message)
+        if measured is None:
+            return _Claim(Answer.UNKNOWN, CERTAIN)
         answer = Answer.YES if measured.mean_difference <= TOLERANCE else Answer.NO
         advice = "" if answer is Answer.YES else "; they are after temperature, see docs/engines.md"
         return _Claim(

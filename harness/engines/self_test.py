@@ -12,8 +12,9 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
+import structlog
 
-from harness.engines.base import TokenProvider
+from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import EngineReplyInvalid, EngineUnavailable
 from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
 
@@ -25,6 +26,15 @@ SELF_TEST_S = 60.0
 
 _TEMPERATURE = 0.7
 _TOKENS = 16
+SCALE_UNKNOWN = "logprob_scale_unknown"
+
+CERTAIN = (
+    "the model is certain of every token after a few arbitrary prompts, so the scale of its logprobs cannot be"
+    " measured: proximal values are switched off; check the weights"
+)
+
+log = structlog.get_logger(__name__)
+
 _ENOUGH_DOUBT = 0.5  # nats: of tokens the model was sure about, both scales say nearly 0
 _PROMPT_IDS = 4
 _PROMPTS = 4
@@ -57,30 +67,38 @@ async def tested_in_time(engine: str, seconds: float) -> AsyncIterator[None]:
         ) from None
 
 
-async def require_raw_logprobs(provider: TokenProvider, *, advice: str, temperature: float = _TEMPERATURE) -> None:
-    """Sampled logprobs of `provider` are the model's own, before temperature; otherwise it cannot be trained from.
+async def require_raw_logprobs(
+    provider: TokenProvider, *, advice: str, temperature: float = _TEMPERATURE
+) -> LogprobScale:
+    """The scale of the logprobs that `provider` samples: RAW, the model's own, before temperature.
 
-    `advice` says how to set the engine up. Raises `EngineReplyInvalid`, or the `EngineError` of a failing request.
+    UNKNOWN, with a warning, of a model that is certain of every token: it can be served, and not be scored. `advice`
+    says how to set the engine up. Raises `EngineReplyInvalid` when it cannot be trained from, or the `EngineError` of a
+    failing request.
     """
     measured = await measure_scale(provider, temperature=temperature)
+    if measured is None:
+        log.warning(SCALE_UNKNOWN, engine=provider.capabilities.engine, reason=CERTAIN)
+        return LogprobScale.UNKNOWN
     if measured.mean_difference > TOLERANCE:
         raise EngineReplyInvalid(
             f"{provider.capabilities.engine}: {measured.tokens} tokens sampled at temperature {temperature} and then"
             f" scored differ by {measured.mean_difference:.3f} nats in the mean, expected at most {TOLERANCE};"
             f" {advice}"
         )
+    return LogprobScale.RAW
 
 
-async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPERATURE) -> ScaleMeasurement:
-    """Sampled against scored logprobs at `temperature`, on the first prompt that leaves the model in doubt."""
+async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPERATURE) -> ScaleMeasurement | None:
+    """Sampled against scored logprobs at `temperature`, on the first prompt that leaves the model in doubt.
+
+    None when none of them does: of tokens the model is certain of, every scale says the same.
+    """
     for attempt in range(_PROMPTS):
         measured = await _measure(provider, _prompt(provider.capabilities.vocab_size, attempt), temperature)
         if measured.mean_doubt >= _ENOUGH_DOUBT:
             return measured
-    raise EngineReplyInvalid(
-        f"{provider.capabilities.engine}: the model is certain of every token after {_PROMPTS} arbitrary prompts, so"
-        " the scale of its logprobs cannot be measured; check the weights"
-    )
+    return None
 
 
 async def _measure(provider: TokenProvider, prompt: TokenIds, temperature: float) -> ScaleMeasurement:

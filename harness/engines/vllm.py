@@ -142,7 +142,7 @@ class VLLMTokenProvider:
             async with tested_in_time(self._client.name, self._self_test_s):
                 await self._require_guard()
                 if self._scale is LogprobScale.RAW:
-                    await require_raw_logprobs(self, advice=_ADVICE)
+                    self._scale = await require_raw_logprobs(self, advice=_ADVICE)
         except BaseException:
             await self._client.close()
             raise

@@ -144,9 +144,10 @@ async def test_new_weights_find_no_kv_cache_of_the_old_ones(kind: str):
 async def test_the_self_test_works_on_every_provider():
     """It needs nothing but the seam."""
     async with scripted_engine(Step(text="Hello there, this is long enough.")) as engine:
-        await require_raw_logprobs(engine, advice="")
+        assert await require_raw_logprobs(engine, advice="") is LogprobScale.RAW
         measured = await measure_scale(engine)
 
+    assert measured is not None
     assert (measured.tokens, measured.mean_difference) == (16, 0.0)
 
 

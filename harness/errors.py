@@ -52,6 +52,8 @@ engines and stores name addresses and files, which are the operator's: agents re
 
 from enum import StrEnum
 
+_LONGEST_MESSAGE = 500  # characters of what a client gets to read about its own request
+
 
 class Cause(StrEnum):
     """Who has to change something before the same thing can work."""
@@ -93,7 +95,8 @@ class HarnessError(Exception):
 class RequestError(HarnessError):
     """The request cannot be served as it is; nothing was changed.
 
-    `param` is the path of the offending field (`messages[2].role`), None when no single field is at fault.
+    `param` is the path of the offending field (`messages[2].role`), None when no single field is at fault. The message
+    may quote what was sent and is cut where it gets long: it goes into answers and logs.
     """
 
     cause = Cause.AGENT
@@ -102,7 +105,7 @@ class RequestError(HarnessError):
     told = ""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…")
         self.param = param
 
 

@@ -159,6 +159,29 @@ async def test_a_tool_that_is_not_offered_is_refused_in_few_words():
     assert len(answer.json()["error"]["message"]) < 1_000
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "r" * 100_000, "content": "x"}]},
+        {"tool_choice": "c" * 100_000},
+        {"response_format": {"type": "t" * 100_000}},
+        {"seed": 10**300},
+        {"temperature": -(10**300)},
+        {"top_logprobs": 10**18, "logprobs": True},
+        {"tools": [{"type": "t" * 100_000, "function": {"name": "f"}}]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_a_refusal_says_little_whatever_is_wrong(fields):
+    """What an agent sends is quoted in answers and logs, but not all of it."""
+    async with serving() as client:
+        session = await client.create()
+        answer = await client.http.post(url_of(session), json={"model": "m", "messages": HI} | fields)
+
+    assert answer.status_code == 400
+    assert len(answer.content) < 1_000
+
+
 async def test_what_waits_for_the_heavy_threads_is_bounded_and_counted():
     """The first one is always taken, whatever its size; what is over is refused for now, and what ends makes room."""
     metrics = ServerMetrics()

@@ -18,10 +18,8 @@ who may open one and when at the gate. A turn is the business of `turns`.
 import asyncio
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import AbstractContextManager
 
 import structlog
 
@@ -29,6 +27,7 @@ from harness.clock import Clock
 from harness.errors import GateClosed, SessionClosing, SessionDamaged, SessionNotFound, StoreError
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import HAND_OVER_S
+from harness.server.last_uses import LastUses
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
@@ -78,10 +77,7 @@ class SessionRegistry:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[str, Session] = {}
         self._quarantined: dict[str, DamagedSession] = {}
-        self._last_used: dict[str, float] = {}
-        """By id, the longest unused first."""
-        self._calls: Counter[str] = Counter()
-        """Model calls under way, by the id of their session."""
+        self._uses = LastUses(clock)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -98,7 +94,7 @@ class SessionRegistry:
         """The session with that id, None when it is not held. Raises `SessionDamaged`."""
         if damaged := self._quarantined.get(session_id):
             raise _damaged(damaged)
-        self._use(session_id)
+        self._uses.use(session_id)
         return self._by_id.get(session_id)
 
     def get(self, session_id: str) -> Session:
@@ -113,7 +109,7 @@ class SessionRegistry:
         """The session with that key. Raises `SessionNotFound`, `SessionDamaged`."""
         session = self._by_key.get(api_key)
         if session is not None:
-            self._use(session.session_id)
+            self._uses.use(session.session_id)
             return session
         for damaged in self._quarantined.values():
             if damaged.api_key == api_key:
@@ -188,17 +184,9 @@ class SessionRegistry:
             log.warning(END_NOT_KEPT, session_id=session.session_id, error=error.message)
         await self._turns.ended(session, within_s=within_s)
 
-    @contextmanager
-    def in_use(self, session: Session) -> Iterator[None]:
+    def in_use(self, session: Session) -> AbstractContextManager[None]:
         """`session` is not idle in the block, and has just been used after it."""
-        self._calls[session.session_id] += 1
-        try:
-            yield
-        finally:
-            self._calls[session.session_id] -= 1
-            if not self._calls[session.session_id]:
-                del self._calls[session.session_id]
-            self._use(session.session_id)
+        return self._uses.in_use(session.session_id)
 
     async def expire(self) -> int:
         """Close the sessions that nobody has used for the idle time to live; returns how many. Raises `StoreError`."""
@@ -259,24 +247,16 @@ class SessionRegistry:
         return session
 
     def _unused(self) -> list[Session]:
-        """Some of the sessions whose time is over; those that a call keeps in use begin anew."""
-        if self._idle_ttl_s is None:
-            return []
-        now = self._clock()
+        """Some of the sessions whose time is over; one with a turn that nobody waits for any more is none of them."""
         over: list[Session] = []
-        for session_id in list(islice(self._last_used, _BATCH)):
-            if now - self._last_used[session_id] < self._idle_ttl_s:
-                break
-            session = self._by_id[session_id]
-            if self._calls[session_id] or session.turns_in_flight:
-                self._use(session_id)
-            else:
-                over.append(session)
+        if self._idle_ttl_s is not None:
+            for session_id in self._uses.unused_for(self._idle_ttl_s, _BATCH):
+                session = self._by_id[session_id]
+                if session.turns_in_flight:
+                    self._uses.use(session_id)
+                else:
+                    over.append(session)
         return over
-
-    def _use(self, session_id: str) -> None:
-        if self._last_used.pop(session_id, None) is not None:
-            self._last_used[session_id] = self._clock()
 
     def _new(self, config: SessionConfig) -> Session:
         """A session with an id (32 hex digits) and a key of its own."""
@@ -285,13 +265,13 @@ class SessionRegistry:
     def _hold(self, session: Session) -> None:
         self._by_id[session.session_id] = session
         self._by_key[session.api_key] = session
-        self._last_used[session.session_id] = self._clock()
+        self._uses.begin(session.session_id)
         self._metrics.sessions_open(len(self))
 
     def _forget(self, session: Session) -> None:
         self._by_id.pop(session.session_id, None)
         self._by_key.pop(session.api_key, None)
-        self._last_used.pop(session.session_id, None)
+        self._uses.end(session.session_id)
         self._metrics.sessions_open(len(self))
 
 

@@ -7,7 +7,8 @@ translated:
     /pause_generation           /pause?mode=  abort: abort, retract: keep with a fresh cache, in_place: keep
     /continue_generation        /resume
     /flush_cache                /reset_prefix_cache
-    /update_weights_from_disk   /collective_rpc reload_weights, /reset_prefix_cache, /update_weight_version
+    /update_weights_from_disk   /update_weight_version updating-..., /collective_rpc reload_weights,
+                                /reset_prefix_cache, /update_weight_version
     /update_weight_version      /update_weight_version
 
 vLLM aborts by prefixed ids only and says that it aborted whatever it was asked; the prefix depends on the endpoint that
@@ -22,6 +23,9 @@ from types import MappingProxyType
 from typing import Any
 
 Body = dict[str, Any]
+
+_UNSETTLED = "updating-"
+"""Begins a label of weights that are half-way through an update, as session servers know it."""
 
 
 class Engine(StrEnum):
@@ -136,18 +140,26 @@ def _update_weights(body: Body) -> Plan:
     path, version = body.get("model_path"), body.get("weight_version")
     if not isinstance(path, str):
         raise VerbError(f"/update_weights_from_disk: expected model_path to be a path, got {path!r}")
-    calls = [_post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})]
+    calls = []
     if body.get("abort_all_requests"):
-        calls.insert(0, _post("/abort_requests"))
+        calls.append(_post("/abort_requests"))
+    if version is not None:
+        # What breaks off from here on leaves the worker under a label that is no version, never under a wrong one.
+        calls.append(_labeled(f"{_UNSETTLED}{version}"))
+    calls.append(_post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}))
     if body.get("flush_cache", True):
         calls.append(_post("/reset_prefix_cache"))
     if version is not None:
-        calls.append(_post("/update_weight_version", {"new_version": version}))
+        calls.append(_labeled(version))
     return Plan(tuple(calls), while_paused=True)
 
 
+def _labeled(version: object) -> Call:
+    return _post("/update_weight_version", {"new_version": version})
+
+
 def _update_version(body: Body) -> Plan:
-    return Plan((_post("/update_weight_version", {"new_version": body.get("new_version")}),))
+    return Plan((_labeled(body.get("new_version")),))
 
 
 _ABORT_ANYWAY = "/inference/v1/abort_requests"

@@ -112,7 +112,7 @@ async def test_a_refused_update_is_a_failure_of_that_worker(http):
         assert successes(outcomes) == [False, False]
         assert outcomes[0].body["message"] == "shapes differ"
         assert "/resume" not in fakes[1].paths
-        assert [fake.engine.weight_version for fake in fakes] == ["0", "0"]
+        assert [fake.engine.weight_version for fake in fakes] == ["0", "updating-1"]
         await fan_out(http, workers_of(fakes), CONTINUE)
 
 

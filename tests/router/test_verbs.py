@@ -59,6 +59,7 @@ def test_new_weights_are_loaded_flushed_and_named_while_paused() -> None:
 
     assert plan(order("/update_weights_from_disk", body), Engine.VLLM).while_paused
     assert on_vllm("/update_weights_from_disk", body) == [
+        ("/update_weight_version", {"new_version": "updating-2"}),
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/w/2"}}),
         ("/reset_prefix_cache", {}),
         ("/update_weight_version", {"new_version": "2"}),

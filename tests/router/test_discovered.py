@@ -24,10 +24,11 @@ class Listed:
     """A list of workers that a test changes, and a pool that follows it."""
 
     found: list[FoundWorker] = field(default_factory=list)
+    start_timeout_s: float = PATIENCE_S
     pool: DiscoveredPool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pool = DiscoveredPool(lambda: self.found, interval_s=INTERVAL_S, start_timeout_s=1.0)
+        self.pool = DiscoveredPool(lambda: self.found, interval_s=INTERVAL_S, start_timeout_s=self.start_timeout_s)
 
     def add(self, fake: FakeServer, scale: LogprobScale = LogprobScale.AFTER_TEMPERATURE) -> None:
         self.found.append(FoundWorker(fake.url, lambda: fake_provider(fake, logprob_scale=scale)))
@@ -86,7 +87,7 @@ async def test_a_worker_that_serves_something_else_never_joins():
 async def test_no_worker_in_time_says_what_was_tried():
     """The start fails instead of waiting for ever."""
     async with fake_workers("sglang") as [fake]:
-        listed = Listed()
+        listed = Listed(start_timeout_s=1.0)
         listed.found = [FoundWorker("gone", lambda: fake_provider(fake))]
         fake.url = "http://127.0.0.1:1"
         with pytest.raises(EngineUnavailable, match=r"no worker could be entered within 1 s \(gone: .*127.0.0.1:1"):

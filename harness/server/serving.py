@@ -108,7 +108,7 @@ async def serve_in_process(
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
-        if settings.admin_token is None:
+        if not settings.admin_token:
             log.warning("server_is_open", url=f"http://{host}:{port}", means="whoever reaches it may do everything")
         yield RunningServer(f"http://{host}:{port}", server, restored, embedded.hang_up)
 

@@ -22,6 +22,7 @@ from harness.tokens.opening import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import TokenIds, as_ids
 from tests.e2e_weights.agents import Agents, unmet_versions, versions_of
+from tests.fakes import user
 from tests.real_engines import on_real
 from tests.served import Client
 
@@ -31,6 +32,8 @@ TOLERANCE = 1e-3
 NOISE = 0.03
 TURN = {"max_tokens": 80, "temperature": 0.7, "stop": ["."]}
 LONG_TURN = {"max_tokens": 200, "temperature": 0.3}
+ENDLESS_TURN = {"min_tokens": 3000, "max_tokens": 3500, "temperature": 0.7}
+"""Cannot end before every update has fallen into it."""
 DECODING_S = 0.5
 
 
@@ -75,6 +78,9 @@ async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: Remote
     """Two updates inside one turn, one between turns, and a sweep for sessions that do not ask again."""
     *in_turn, between, _finished = sessions = [await agents.create() for _ in range(5)]
     await asyncio.gather(*(agents.turn(session) for session in sessions))
+    endless = await agents.client.create()
+    without_end = asyncio.create_task(agents.client.chat(endless, [user("Count.")], **ENDLESS_TURN))
+    await agents.further(without_end)
     asking = await asyncio.gather(*(agents.long_turn(session) for session in in_turn))
     reports = [await agents.update(1)]
     going_on = asyncio.create_task(agents.turn(between))
@@ -82,6 +88,8 @@ async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: Remote
     reports.append(await agents.update(2))
     await asyncio.gather(*asking, going_on)
     await agents.turn(between)
+    (await agents.client.http.post(f"/sessions/{endless.session_id}/end")).raise_for_status()
+    await without_end
     (await agents.client.http.post("/sessions/sweep", json={"version": 2})).raise_for_status()
 
     verdict = await agents.verdict(*sessions)
@@ -93,8 +101,9 @@ async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: Remote
     assert verdict.behavior_difference < TOLERANCE
     assert verdict.proximal_difference < TOLERANCE
     assert verdict.moved > 10 * TOLERANCE
-    # Where a turn ends is the model's business: an update may come after it.
-    assert any("abort" in sample["metadata"].get("weight_updates", {}) for sample in samples)
+    [cut] = (await agents.client.record(endless))["turns"]
+    assert len(cut["segments"]) > 1
+    assert {"0", "2"} <= {span["version"] for span in cut["weight_versions"]}
     assert versions_of(samples[3]) == {0, 1, 2}
     assert set().union(*(unmet_versions(sample) for sample in samples)) <= {2}
 

@@ -13,6 +13,7 @@ from harness.server.settings import ServerSettings
 HI = [user("hi")]
 HANG = Step(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
 SLOW = Step(text="a long and slow answer", token_delay_s=0.01)
+CUT = Step(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
 
 
 class DeafEngine(ScriptedEngine):
@@ -156,7 +157,7 @@ async def test_ending_waits_no_longer_than_it_was_told():
 
 async def test_a_turn_held_at_the_gate_ends_with_its_session():
     """A pause holds nobody whose session has ended."""
-    async with serving(SLOW) as client:
+    async with serving(CUT) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await sampling(client)
@@ -184,7 +185,7 @@ async def test_deleting_a_session_ends_its_requests_in_the_engine():
 
 async def test_an_ended_session_may_be_taken_over():
     """Its successor goes on with what was cut short: nothing is sampled twice."""
-    async with serving(SLOW) as client:
+    async with serving(CUT) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await sampling(client)
@@ -195,7 +196,7 @@ async def test_an_ended_session_may_be_taken_over():
         message = await client.say(successor, HI)
         record = await client.record(successor)
 
-    assert message["content"] == SLOW.text
+    assert message["content"] == CUT.text
     assert [len(turn["segments"]) for turn in record["turns"]] == [2]
 
 

@@ -21,7 +21,7 @@ from harness.types import GenerationResult, Json, Turn
 
 HI = [user("hi")]
 RETRY = {"x-stainless-retry-count": "1"}
-SLOW = Step(text="a long and slow answer", token_delay_s=0.01)
+SLOW = Step(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
 
 
 class FrailEngine(ScriptedEngine):
@@ -160,7 +160,9 @@ async def test_whoever_waits_for_a_turn_that_is_cancelled_takes_it_up(tmp_path):
     """The retry that joined it goes on from what had arrived."""
     async with bare(tmp_path / "s.db", SLOW) as live:
         session_id = (await live.answer("POST", "/sessions")).json()["session_id"]
-        asked, joined = live.chat(session_id), live.chat(session_id, RETRY)
+        asked = live.chat(session_id)
+        await sampling(live)
+        joined = live.chat(session_id, RETRY)
         await held(live)
         asked.task.cancel()
         await live.answer("POST", "/sessions/resume")

@@ -15,6 +15,7 @@ from harness.server.settings import ServerSettings
 HI = [user("hi")]
 AT_ONCE = ServerSettings(stop_grace_s=0.0, comment_every_s=0.01)
 SLOW = Step(text="a long and slow answer", token_delay_s=0.02)
+CUT = Step(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
 HANG = Step(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
 
 
@@ -25,14 +26,14 @@ async def sampling(client) -> None:
 async def test_a_turn_in_flight_is_kept_and_goes_on_at_the_next_server(tmp_path):
     """503 as JSON with `retry-after`; after the restart the same bytes get the whole answer, sampled once."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
-        async with serving(SLOW, store=tmp_path / "s.db", settings=AT_ONCE) as client:
+        async with serving(CUT, store=tmp_path / "s.db", settings=AT_ONCE) as client:
             session = await client.create()
             request = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
             await sampling(client)
         stopped = await request
         [partial] = read_file(tmp_path / "s.db")[session.session_id].turns.values()
         ledger = ledger_of(read_file(tmp_path / "s.db")[session.session_id])
-    async with serving(SLOW, store=tmp_path / "s.db") as client:
+    async with serving(CUT, store=tmp_path / "s.db") as client:
         client.engine._played[session.session_id] = 1  # the step that was cut, as a model would go on
         answer = await client.http.post(url_of(session), json={"messages": HI})
         record = await client.record(session)
@@ -40,9 +41,9 @@ async def test_a_turn_in_flight_is_kept_and_goes_on_at_the_next_server(tmp_path)
     error = stopped.json()["error"]
     assert (stopped.status_code, error["code"], "retry-after" in stopped.headers) == (503, "server_stopping", True)
     assert (partial.status, ledger["dropped"]) == ("aborted", {"undelivered": len(partial.output)})
-    assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
+    assert answer.json()["choices"][0]["message"]["content"] == CUT.text
     [turn] = record["turns"]
-    assert turn["output_ids"] == [*toy_tokenizer().encode_plain(SLOW.text), EOS]
+    assert turn["output_ids"] == [*toy_tokenizer().encode_plain(CUT.text), EOS]
     assert turn["output_ids"][: len(partial.output)] == partial.output
     assert (record["ledger"]["generated"], record["ledger"]["dropped"]) == (len(turn["output_ids"]), {})
 

@@ -14,7 +14,7 @@ from served import PATIENCE_S, Client, Served, eventually, says
 
 from harness.engines.base import LogprobScale, check_request
 from harness.engines.pool import EnginePool
-from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step, scripted_logprobs
 from harness.errors import EngineRejected
 from harness.server.live_version import LiveVersion
 from harness.server.serving import serve_in_process
@@ -430,7 +430,7 @@ class SlowStore(SQLiteStore):
 
 async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outcome(tmp_path):
     """The sweep has scored its first part, the disk already has the whole of it: the file can be read again."""
-    engine = Engine(Step(text="one"), Step(text="a slow answer", token_delay_s=0.01))
+    engine = Engine(Step(text="one"), Step(text="a slow answer", fault=ScriptedFault.HANG, fault_after=4))
     store = SlowStore(tmp_path / "s.db")
     async with serving_on(engine, store) as client:
         session = await client.create()

@@ -70,7 +70,8 @@ async def test_a_server_looks_by_itself(tmp_path: Path) -> None:
     """Many sessions whose time is over go at once, and are not restored."""
     clock = SetClock()
     async with serving(store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as client:
-        await asyncio.gather(*(client.create() for _ in range(300)))
+        for _ in range(30):  # no more at once than a busy machine answers before a client gives up
+            await asyncio.gather(*(client.create() for _ in range(10)))
         clock.now += HOUR
         await eventually(lambda: len(client.server.sessions) == 0)
     async with serving(store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as client:

@@ -163,7 +163,7 @@ class TurnService:
             turn.outcome = outcome = self._outcome(call, generation)
         if generation.limit is not None:
             raise generation.limit
-        if outcome.is_suspended:
+        if not outcome.is_usable:  # it broke off: there is nothing to be read as an answer
             call.client.require_there()
         return await self._answer(call, outcome, generation.output.top_logprobs)
 

@@ -183,6 +183,20 @@ async def test_deleting_a_session_ends_its_requests_in_the_engine():
     assert (deleted.status_code, running, answer.status_code) == (204, 0, 404)
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_turn_that_ends_with_its_session_before_its_first_token_answers_nobody(is_deleted):
+    """404, and never an answer without words that no file holds."""
+    async with serving(Step(text="late", delay_s=60)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        path = f"/sessions/{session.session_id}"
+        await (client.http.delete(path) if is_deleted else client.http.post(f"{path}/end"))
+        answer = await request
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+
+
 async def test_an_ended_session_may_be_taken_over():
     """Its successor goes on with what was cut short: nothing is sampled twice."""
     async with serving(CUT) as client:

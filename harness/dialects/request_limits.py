@@ -26,6 +26,7 @@ class RequestLimits:
     body_bytes: int = 8 * _MIB
     """Of the body as it is sent; known before anything is parsed, which holds the interpreter for 4 ms per MB."""
     messages: int = 32_768
+    """Of a request, and as many tool calls in them: a template runs once for each."""
     tools: int = 1_024
     schema_bytes: int = _MIB
     """JSON of all tools together; also of the schema in `response_format`."""
@@ -55,6 +56,7 @@ class RequestLimits:
     def check(self, messages: Sequence[Message], tools: Sequence[Json], wishes: SamplingWishes) -> None:
         """Raises `OverLimit` when a request in its normal form holds more than this."""
         self.require("messages", len(messages), "messages")
+        self.require("messages", sum(len(message.get("tool_calls") or ()) for message in messages), "tool_calls")
         self.require("tools", len(tools), "tools")
         self.require("schema_bytes", len(msgspec.json.encode(tools)) if tools else 0, "tools")
         for i, message in enumerate(messages):

@@ -5,8 +5,8 @@ it is first held against the longest token of the vocabulary, which costs nothin
 thrown away, until there are too many tokens. A cut may break a token; an allowance per cut keeps a text that fits from
 being refused.
 
-Templates may leave out what the assistant said (its earlier reasoning, as a rule), never what it was told: all texts
-together may be longer by a factor.
+Templates may leave out what the assistant said (its earlier reasoning, as a rule) and the names and ids that messages
+and calls have, never what it was told: all texts together may be longer by a factor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from harness.types import Json, Message
 
 _PIECE = 50_000  # characters, some tens of milliseconds
 _ALLOWANCE = 4  # tokens that one cut may add
-_PER_MESSAGE = 100  # characters whose encoding takes as long as a template needs for a message
+_PER_MESSAGE = 100  # characters whose encoding takes as long as a template needs for a message, or a call in one
 _LENIENCE = 4  # times the context, for texts with those of the assistant
 
 
@@ -28,7 +28,8 @@ def rendering_sizes(messages: Sequence[Message], tools: Sequence[Json]) -> list[
     sizes = [len(msgspec.json.encode(tools)) if tools else 0]
     for message in messages:
         told, said = _texts([message], ())
-        sizes.append(sizes[-1] + _PER_MESSAGE + sum(map(len, told)) + sum(map(len, said)))
+        pieces = 1 + len(message.get("tool_calls") or ())
+        sizes.append(sizes[-1] + _PER_MESSAGE * pieces + sum(map(len, told)) + sum(map(len, said)))
     return sizes
 
 
@@ -85,13 +86,14 @@ def _pieces(texts: Sequence[str]) -> Iterator[str]:
 
 
 def _texts(messages: Sequence[Message], tools: Sequence[Json]) -> tuple[list[str], list[str]]:
-    """What the model is told, and what it has said before."""
+    """What the model is told, and what a template may leave out: what it has said before, names and ids."""
     told: list[str] = []
     said: list[str] = []
     for message in messages:
         (said if message["role"] == "assistant" else told).append(message.get("content") or "")
-        said.append(message.get("reasoning_content") or "")
-        said.extend(call["function"]["arguments"] for call in message.get("tool_calls") or ())
+        said.extend(message.get(field) or "" for field in ("reasoning_content", "name", "tool_call_id"))
+        for call in message.get("tool_calls") or ():
+            said.extend((call.get("id") or "", call["function"]["name"], call["function"]["arguments"]))
     if tools:
         told.append(msgspec.json.encode(tools).decode())
     return told, said

@@ -34,6 +34,11 @@ def calling(arguments: str):
     return [user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]
 
 
+def called(count: int, name: str):
+    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": ""}}
+    return [user("a"), {"role": "assistant", "content": "", "tool_calls": [call] * count}, user("b")]
+
+
 def nested(depth: int):
     return {"a": nested(depth - 1)} if depth else 1
 
@@ -50,6 +55,7 @@ def schema(value):
         ("schema_bytes", "tools", HI, {"tools": [tool("a", title="x" * 300)]}),
         ("schema_bytes", "response_format", HI, {"response_format": schema({"title": "x" * 300})}),
         ("arguments_bytes", "messages[1].tool_calls", [*calling('{"a": "%s"}' % ("x" * 20)), user("b")], {}),
+        ("messages", "tool_calls", called(4, "f"), {}),
         ("stop_strings", "stop", HI, {"stop": ["a", "b", "c"]}),
         ("stop_characters", "stop", HI, {"stop": "12345"}),
         ("json_depth", "tools", HI, {"tools": [tool("a", deep=nested(8))]}),
@@ -106,6 +112,10 @@ HOSTILE = {
     "a large description": body(HI, tools=[tool("f", description="x" * 900_000)]),
     "a large schema": body(HI, tools=[tool("f", properties={f"p{i}": {"type": "string"} for i in range(20_000)})]),
     "large arguments": body([*calling(json.dumps({"a": "x" * 900_000})), user("b")]),
+    "the name of a call": body(called(1, "x" * 4_000_000)),
+    "many calls": body(called(6_000, "f")),
+    "more calls": body(called(100_000, "f")),
+    "an id": body([user("a"), {"role": "tool", "tool_call_id": "x" * 4_000_000, "content": "b"}]),
     "a schema of the answer": body(HI, response_format=schema({f"p{i}": {} for i in range(60_000)})),
     "many messages": body(HI * 30_000),
     "more messages": body(HI * 100_000),

@@ -59,8 +59,10 @@ class Gatekeeper:
     def place(self, wanted: HoldRequest, kind: HoldKind) -> Hold:
         """Put a hold on the gate or renew it, in force at once; `keep` makes it durable. See `Gate.place`."""
         is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
-        hold = self.gate.place(Hold(wanted.holder, kind, self.clock() + ttl_of(wanted), wanted.engines))
-        self.look_again()
+        try:
+            hold = self.gate.place(Hold(wanted.holder, kind, self.clock() + ttl_of(wanted), wanted.engines))
+        finally:
+            self.look_again()  # also when it comes too late: engines may be left
         if is_new:
             log.info(HOLD_PLACED, holder=hold.holder, kind=str(kind), ttl_s=ttl_of(wanted), engines=hold.engines)
         return hold

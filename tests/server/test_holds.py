@@ -258,6 +258,20 @@ async def test_engines_that_a_dead_controller_left_paused_are_continued():
     assert "harness_engines_woken_total 1.0" in metrics
 
 
+@pytest.mark.parametrize("name", ["pause", "drain", "renew", "resume"])
+async def test_engines_that_a_late_controller_paused_are_continued(name):
+    """It learns that its hold ran out by whatever verb comes first, and has paused them since."""
+    async with serving(*says("hello")) as client:
+        await verb(client, "pause", "update", engines=True, ttl_s=0.05)
+        await eventually(lambda: not client.server.gatekeeper.gate.holds)
+        await eventually(lambda: not client.server.gatekeeper.gate.left)
+        await client.engine.pause(PauseMode.ABORT)
+        late = await verb(client, name, "update")
+        await eventually(client.engine._running.is_set)
+
+    assert late.json()["error"]["code"] == "hold_expired"
+
+
 async def test_engines_stay_paused_while_another_hold_covers_them():
     """A second controller that still works must not find them running."""
     async with serving() as client:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server_patch.router.background import running
-from server_patch.router.fan_out import fan_out, report, status_of
+from server_patch.router.fan_out import Updates, fan_out, report, status_of
 from server_patch.router.gateway import Gateway
 from server_patch.router.guard_signal import amendment
 from server_patch.router.passthrough import Passthrough
@@ -96,6 +96,7 @@ class RouterFront:
         self.workers = WorkerList(http, gateway.url, also, self._to_workers)
         self._gateway = gateway
         self._pass = Passthrough(http, gateway.url, amend=lambda scope: amendment(scope) if is_guarded() else None)
+        self._updates = Updates()
         self._heard = heard
         self._describe = describe
 
@@ -127,7 +128,7 @@ class RouterFront:
         await self.workers.look()  # a worker that was added a moment ago is told too
         if self._heard is not None:
             self._heard(order)
-        outcomes = await fan_out(self._to_workers, self.workers.current, order)
+        outcomes = await fan_out(self._to_workers, self.workers.current, order, updates=self._updates)
         return _json(report(order, outcomes), status_of(outcomes))
 
     def _status(self) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 Every worker has its own deadline, and none waits for another: a worker that is dead, slow or refuses costs one line in
 the report. Nothing is repeated and nothing is undone; whether half a success is enough is for the client to say.
+Updates of a worker without a lock of its own come one after the other: a client that gave up on one and asks again
+would have it label the weights of the second with the version of the first.
 """
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -17,6 +20,7 @@ from server_patch.router.verbs import VERBS, Call, Engine, Order, Plan, VerbErro
 from server_patch.router.workers import Worker
 
 _MISSING = frozenset({403, 404, 405})
+_PAUSING = frozenset({"/pause_generation", "/continue_generation"})
 _BODY_BYTES = 64 * 1024
 
 
@@ -37,15 +41,32 @@ class Outcome:
     """Why there was no answer, or no success; empty otherwise."""
 
 
+@dataclass(slots=True)
+class Updates:
+    """The updates of workers that must be paused for them, by URL."""
+
+    locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """Held while an update is carried out."""
+    paused: set[str] = field(default_factory=set)
+    """Paused by an update and by nobody else; those in which it failed stay so until one succeeds."""
+
+
 async def fan_out(
-    http: aiohttp.ClientSession, workers: Sequence[Worker], order: Order, *, deadline_s: float | None = None
+    http: aiohttp.ClientSession,
+    workers: Sequence[Worker],
+    order: Order,
+    *,
+    updates: Updates | None = None,
+    deadline_s: float | None = None,
 ) -> list[Outcome]:
     """Have every worker carry out `order`; the outcomes stand in the order of `workers`.
 
-    `deadline_s` is the time of each worker; None takes that of the verb.
+    `updates` are those of all orders to the same workers. `deadline_s` is the time of each worker; None takes that of
+    the verb.
     """
     seconds = VERBS[order.verb].deadline_s if deadline_s is None else deadline_s
-    return await asyncio.gather(*(_tell(http, worker, order, seconds) for worker in workers))
+    known = updates or Updates()
+    return await asyncio.gather(*(_tell(http, worker, order, known, seconds) for worker in workers))
 
 
 def report(order: Order, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -80,17 +101,28 @@ class _Errand:
 
     http: aiohttp.ClientSession
     url: str
+    updates: Updates
     status: int | None = None
     body: Any = None
 
     async def carry_out(self, todo: Plan) -> None:
         """Make the calls; the first one that fails raises."""
-        if not todo.while_paused or await self._is_paused():
+        if not todo.while_paused:
             await self._make(todo)
             return
+        async with self.updates.locks[self.url]:
+            await self._make_paused(todo)
+
+    async def _make_paused(self, todo: Plan) -> None:
+        """Make the calls at a worker that is paused meanwhile; one that somebody else has paused stays so."""
+        if self.url not in self.updates.paused and await self._is_paused():
+            await self._make(todo)
+            return
+        self.updates.paused.add(self.url)
         await self._call(Call("POST", "/pause?mode=keep&clear_cache=true"))
         await self._make(todo)
         await self._call(Call("POST", "/resume"))
+        self.updates.paused.discard(self.url)
 
     async def _make(self, todo: Plan) -> None:
         for call in todo.calls:
@@ -115,8 +147,12 @@ class _Errand:
             self.body = _decoded(await _beginning(answer.content))
 
 
-async def _tell(http: aiohttp.ClientSession, worker: Worker, order: Order, deadline_s: float) -> Outcome:
-    errand = _Errand(http, worker.url)
+async def _tell(
+    http: aiohttp.ClientSession, worker: Worker, order: Order, updates: Updates, deadline_s: float
+) -> Outcome:
+    errand = _Errand(http, worker.url, updates)
+    if order.verb in _PAUSING:
+        updates.paused.discard(worker.url)  # from now on it is for the client to say when the worker goes on
     began = monotonic()
     error = ""
     try:

@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest_asyncio
@@ -13,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 from harness.engines.scripted import Step
 from harness.types import SamplingParams, as_ids
 from server_patch.router.app import open_http
-from server_patch.router.fan_out import Outcome, fan_out, report, status_of
+from server_patch.router.fan_out import Outcome, Updates, fan_out, report, status_of
 from server_patch.router.verbs import VERBS, Engine, Order
 from server_patch.router.workers import Worker, engine_of
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer
-from tests.router.serving import fake_workers, serving_app
+from tests.router.serving import PATIENCE_S, fake_workers, serving_app
 
 PAUSE = Order("/pause_generation", "POST", "", b'{"mode": "abort"}')
 CONTINUE = Order("/continue_generation", "POST", "", b"{}")
@@ -28,6 +29,12 @@ SLOWLY = Step(text="The quick brown fox jumps over the lazy dog. " * 40, token_d
 async def _http() -> AsyncIterator[aiohttp.ClientSession]:
     async with open_http() as http:
         yield http
+
+
+def update_to(version: str, path: Path = Path("/weights/b")) -> Order:
+    """The weights in `path`, as `version`."""
+    body = json.dumps({"model_path": str(path), "weight_version": version}).encode()
+    return Order("/update_weights_from_disk", "POST", "", body)
 
 
 def workers_of(fakes: list[FakeServer]) -> list[Worker]:
@@ -141,6 +148,50 @@ async def test_a_paused_vllm_worker_stays_paused_over_an_update(http):
         assert "/resume" not in fakes[0].paths
         assert fakes[0].engine.weight_version == "1"
         await fan_out(http, workers_of(fakes), CONTINUE)
+
+
+async def test_an_update_after_one_that_failed_continues_the_vllm_worker(http):
+    """Nobody but the first update has paused it, so nobody else would."""
+    updates = Updates()
+    async with fake_workers("vllm") as fakes:
+        await fan_out(http, workers_of(fakes), update_to("1", UNFIT_WEIGHTS), updates=updates)
+        paused = fakes[0]._paused
+        await fan_out(http, workers_of(fakes), update_to("1"), updates=updates)
+
+        assert (paused, fakes[0]._paused) == (True, False)
+        assert fakes[0].engine.weight_version == "1"
+
+
+async def test_a_pause_by_the_client_after_an_update_that_failed_is_the_client_s_to_end(http):
+    """The next update does not continue the worker."""
+    updates = Updates()
+    async with fake_workers("vllm") as fakes:
+        for order in (update_to("1", UNFIT_WEIGHTS), PAUSE, update_to("1")):
+            await fan_out(http, workers_of(fakes), order, updates=updates)
+
+        assert fakes[0]._paused
+        await fan_out(http, workers_of(fakes), CONTINUE, updates=updates)
+
+
+async def test_two_updates_of_a_vllm_worker_come_one_after_the_other(http):
+    """A client that gave up on the first one asks again; between them the weights of neither would have a label."""
+    updates = Updates()
+    async with fake_workers("vllm") as fakes:
+        [fake] = fakes
+        fake.holds["/collective_rpc"] = asyncio.Event()
+        first = asyncio.create_task(fan_out(http, workers_of(fakes), update_to("1"), updates=updates))
+        async with asyncio.timeout(PATIENCE_S):
+            while "/collective_rpc" not in fake.posted:
+                await asyncio.sleep(0.005)
+        second = asyncio.create_task(fan_out(http, workers_of(fakes), update_to("2"), updates=updates))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        fake.holds["/collective_rpc"].set()
+        await asyncio.gather(first, second)
+
+        one = ["/pause", "/update_weight_version", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version"]
+        assert fake.posted == [*one, "/resume"] * 2
+        assert fake.engine.weight_version == "2"
 
 
 async def test_an_abort_by_the_client_s_id_ends_the_request_on_vllm(http):

@@ -124,7 +124,7 @@ class AdmittedTurns:
             raise
 
     async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:
-        if turn.session.is_in_flight(turn.admission.index):
+        if self._is_held(turn) and turn.session.is_in_flight(turn.admission.index):
             broken_off = broken_off_turn(turn.admission, turn.output, error, self.clock())
             await to_the_end(self._keep(turn, broken_off))
 
@@ -163,12 +163,15 @@ class AdmittedTurns:
         """Nobody waits for `turn` any more, even if a bug of ours has kept it from being recorded."""
         for timer in turn.timers:
             timer.cancel()
-        key = turn.session.session_id, turn.admission.index
-        if self._turns.get(key) is turn:  # a retry may have taken the turn up since it was recorded
+        if self._is_held(turn):
             turn.session.forfeit(turn.admission.index)
-            del self._turns[key]
+            del self._turns[turn.session.session_id, turn.admission.index]
         self.metrics.turns_in_flight(len(self._turns))
         turn.is_over.set()
+
+    def _is_held(self, turn: AdmittedTurn) -> bool:
+        """It is still this one: a retry may have taken the turn up since it was recorded."""
+        return self._turns.get((turn.session.session_id, turn.admission.index)) is turn
 
 
 def _given_up(error: BaseException) -> HarnessError:

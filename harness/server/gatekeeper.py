@@ -76,8 +76,13 @@ class Gatekeeper:
             raise
 
     async def keep(self, hold: Hold) -> None:
-        """Return when `hold` is durable. Raises `StoreError`."""
-        await self._store.keep_hold(hold)
+        """Return when `hold` is durable, as its holder has it by now. Raises `StoreError`.
+
+        One that has ended since it was placed does not come back.
+        """
+        for current in self.gate.holds:
+            if current.holder == hold.holder:
+                await self._store.keep_hold(current)
 
     async def release(self, wanted: ReleaseRequest) -> None:
         """Take a hold off the gate, in force at once and durable on return. See `Gate.release`; raises `StoreError`."""

@@ -144,7 +144,9 @@ class TurnService:
                     await _connections_noticed()
                     has_looked_twice = True
                 case Treatment.SAMPLE:
-                    return await self._sampled(call, await self._admit(call))
+                    admission = await self._admit(call)
+                    if admission is not None:
+                        return await self._sampled(call, admission)
                 case Treatment.CONTINUE:
                     return await self._sampled(call, call.session.take_up(index, self.clock()))
                 case Treatment.REPLAY:
@@ -205,13 +207,16 @@ class TurnService:
         is_long = entries > _MANY_LOGPROBS
         return ServedTurn(turn, await self.heavy_work.do(entries * _ENTRY_BYTES, work) if is_long else work())
 
-    async def _admit(self, call: ModelCall) -> Admission:
+    async def _admit(self, call: ModelCall) -> Admission | None:
+        """A turn for the call; None when what it means has changed: the same call was admitted from elsewhere."""
         session, chat = call.session, call.chat
         await self.live.settled(call.client, lambda: session.is_open)
         point = session.attach(call.read.keys)
         diverged = session.divergence(point, chat.messages)
         point, context_ids = await self.prompts.encode(session, point, call.read)
         call.client.require_there()
+        if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
+            return None
         request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.read.digest, diverged)
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())

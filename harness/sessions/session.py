@@ -195,7 +195,10 @@ class Session:
     def forfeit(self, index: int) -> None:
         """Let go of a turn in flight that a bug of ours has kept from an outcome; nothing for one that has its own."""
         admission = self._in_flight.pop(index, None)
-        if admission is not None and admission.prior is None:
+        self._abandoned.discard(index)
+        if admission is None or admission.prior is not None:
+            return
+        if self._latest_with_body.get(admission.request.digest) == index:
             del self._latest_with_body[admission.request.digest]  # its retry is a turn of its own
 
     def record(self, turn: Turn) -> int:

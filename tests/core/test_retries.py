@@ -57,6 +57,19 @@ def test_a_turn_that_broke_off_is_taken_up_as_itself(error):
     assert session.ledger().difference == 0
 
 
+def test_turns_of_one_body_can_be_forfeited_in_any_order():
+    """A bug of ours that costs both leaves neither behind, and the next request of that body begins anew."""
+    for order in ([0, 1], [1, 0]):
+        session = new_session()
+        _, digest = turn_of(session)
+        turn_of(session)
+        for index in order:
+            session.forfeit(index)
+
+        assert session.turns_in_flight == []
+        assert session.treatment(digest, says_retry=True)[0] is Treatment.SAMPLE
+
+
 def test_an_answer_nobody_got_is_replayed_and_one_that_arrived_is_not():
     """Delivered answers come again only for a client that says that it retries."""
     session = new_session()

@@ -14,6 +14,7 @@ from harness.server.serving import serve_in_process
 from harness.sessions.gate import Hold, HoldKind
 from harness.store.connect import open_store
 from harness.store.memory import MemoryStore
+from harness.store.sqlite import SQLiteStore
 
 HI = [user("hi")]
 
@@ -228,6 +229,40 @@ async def test_holds_survive_a_restart(tmp_path):
     assert (report["state"], [hold["holder"] for hold in report["holds"]]) == ("paused", ["update"])
     assert (late.status_code, fresh["content"]) == (404, "hello")
     assert (last["state"], last["holds"]) == ("open", [])
+
+
+class SlowStore(SQLiteStore):
+    """A store that notes phases when it is told to."""
+
+    def __init__(self, path) -> None:
+        super().__init__(path)
+        self.disk = asyncio.Event()
+        self.waiting = 0
+
+    async def set_phase(self, session) -> None:
+        self.waiting += 1
+        await self.disk.wait()
+        await super().set_phase(session)
+
+
+async def test_a_drain_that_was_released_while_it_was_made_durable_does_not_come_back(tmp_path):
+    """Its holder gave up waiting and released it; the next server is open, and not shut until the hold runs out."""
+    store, engine = SlowStore(tmp_path / "sessions.db"), ScriptedEngine(toy_tokenizer())
+    async with (
+        serve_in_process(engine, toy_template(), store) as running,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        await http.post("/sessions")
+        draining = asyncio.create_task(http.post("/sessions/drain", json={"holder": "abort", "ttl_s": 3600}))
+        await eventually(lambda: store.waiting == 1)
+        released = await http.post("/sessions/resume", json={"holder": "abort"})
+        store.disk.set()
+        drained = await draining
+    async with serving(store=tmp_path / "sessions.db") as client:
+        after = await client.gate()
+
+    assert (released.status_code, drained.json()["sessions_closed"]) == (200, 1)
+    assert (after["state"], after["holds"]) == ("open", [])
 
 
 async def test_a_hold_that_ran_out_while_the_server_was_down_is_over(tmp_path):

@@ -13,9 +13,10 @@ from stored import ledger_of, read_file
 
 from harness.engines.base import Capabilities
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
-from harness.errors import EngineUnavailable
+from harness.errors import EngineUnavailable, StoreFull
 from harness.server.app import SessionServer
 from harness.server.settings import ServerSettings
+from harness.sessions.gate import ANONYMOUS
 from harness.store.sqlite import SQLiteStore
 from harness.types import GenerationResult, Json, Turn
 
@@ -172,6 +173,53 @@ async def test_whoever_waits_for_a_turn_that_is_cancelled_takes_it_up(tmp_path):
     assert joined.answer is not None
     assert joined.answer.json()["choices"][0]["message"]["content"] == SLOW.text
     assert [len(turn["segments"]) for turn in record["turns"]] == [2]
+
+
+class FullStore(SlowStore):
+    """A store whose disk is full for one turn; the gate opens at the very moment at which that turns out."""
+
+    open_gate: Callable[[], None] | None = None
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        open_gate, self.open_gate = self.open_gate, None
+        if open_gate is None:
+            return await super().commit(session_id, turn)
+        self.waiting += 1
+        await self.disk.wait()
+        open_gate()
+        raise StoreFull("the disk is full")
+
+
+async def test_a_retry_that_takes_a_lost_turn_up_before_its_loser_is_told_has_it_to_itself(tmp_path):
+    """The call that lost the turn records nothing more of it: the retry's outcome is the turn's, and is answered."""
+    store, engine = FullStore(tmp_path / "s.db"), FrailEngine(toy_tokenizer(), Script(says("lost", "kept")))
+    async with store, engine:
+        server = SessionServer(turn_service(engine, toy_template(), store))
+        live = Bare(server, engine, store)
+        session_id = (await live.answer("POST", "/sessions")).json()["session_id"]
+
+        def open_gate() -> None:
+            server.gatekeeper.gate.release(ANONYMOUS)
+            server.gatekeeper.look_again()
+
+        store.open_gate = open_gate
+        store.disk.clear()
+        loser = live.chat(session_id)
+        await eventually(lambda: store.waiting == 1)
+        await live.answer("POST", "/sessions/pause")
+        retry = live.chat(session_id)
+        await eventually(lambda: server.gatekeeper.held == 1)
+        store.disk.set()
+        await asyncio.gather(loser.task, retry.task)
+        record = await live.record(session_id)
+        ledger = ledger_of(read_file(tmp_path / "s.db")[session_id])
+
+    assert loser.answer is not None
+    assert retry.answer is not None
+    assert (loser.answer.status, retry.answer.status) == (503, 200)
+    assert retry.answer.json()["choices"][0]["message"]["content"] == "kept"
+    assert [turn["status"] for turn in record["turns"]] == ["completed"]
+    assert record["ledger"] == ledger == {"generated": 10, "trained": 5, "masked": 0, "dropped": {"failed_turn": 5}}
 
 
 async def test_a_bug_ends_the_turn_it_is_met_in(tmp_path):

@@ -9,6 +9,7 @@ from fakes import EOS, toy_tokenizer, user
 from served import eventually, says, serving, url_of
 
 from harness.engines.scripted import ScriptedFault, Step
+from harness.samples.versions import unsettled_label
 
 HI = [user("hi")]
 SLOW = Step(text="a long and slow answer", token_delay_s=0.01)
@@ -149,6 +150,22 @@ async def test_a_client_that_says_it_retries_joins_the_turn_in_flight():
 
     assert answers[0] == answers[1]
     assert len(record["turns"]) == 1
+
+
+@pytest.mark.parametrize("header", [{"x-stainless-retry-count": "1"}, {"idempotency-key": "a"}])
+async def test_a_call_and_its_retry_that_wait_for_the_weights_are_one_turn(header):
+    """Neither is admitted when the other arrives; both get the one answer, and the engine is asked once."""
+    async with serving(*says("one", "another")) as client:
+        session = await client.create()
+        client.engine.relabel(unsettled_label("1"))
+        calls = [asyncio.create_task(ask(client, session, **header)) for _ in range(2)]
+        await eventually(lambda: len(client.server.callers) == 2)
+        client.engine.relabel("1")
+        answers = await asyncio.gather(*calls)
+        record = await client.record(session)
+
+    assert answers[0] == answers[1]
+    assert [turn["output_length"] for turn in record["turns"]] == [len("one") + 1]
 
 
 async def test_a_client_that_leaves_a_closed_gate_is_not_held_any_more():

@@ -20,6 +20,9 @@ from uvicorn.server import ServerState
 CONNECTION = "harness.connection"
 """Where the state of a request's scope has its `Connection`."""
 
+BESIDE_BODY_BYTES = 1 << 20
+"""Of a request: its first line, its header lines, what frames the chunks of its body."""
+
 _NO_FAREWELL = struct.pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
 _FAILED = select.POLLHUP | select.POLLERR
 _CLOSED = getattr(select, "POLLRDHUP", 0) | _FAILED  # the first exists on Linux only
@@ -83,16 +86,37 @@ def _reset(transport: asyncio.Transport) -> None:
 
 
 class ResetAwareProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries; part of a server's `Connections`."""
+    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries; part of a server's `Connections`.
+
+    uvicorn takes any number of header lines, from whoever reaches the port; here they end at `BESIDE_BODY_BYTES`.
+    """
 
     on_reset: Callable[[], None] | None = None
     _is_gone = False
+    _beside_body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
         """A connection begins, unless those of the server have been reset."""
         super().connection_made(transport)
         if isinstance(self.server_state, Connections) and self.server_state.are_reset:
             _reset(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in `data`; the connection ends with 400 when there is too much around the body of a request."""
+        self._beside_body_bytes += len(data)
+        super().data_received(data)
+        if self._beside_body_bytes > BESIDE_BODY_BYTES and not self.transport.is_closing():
+            self.send_400_response("the header lines of this request are too long")
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body, which whoever reads it bounds."""
+        self._beside_body_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """What comes now is another request."""
+        self._beside_body_bytes = 0
+        super().on_message_complete()
 
     def on_message_begin(self) -> None:
         """The next request says that the last answer was read."""

@@ -267,13 +267,25 @@ class WeightUpdate:
     async def _continue_engines(self) -> None:
         """Ask every engine until it goes on or the budget ends."""
         if self._has_engines and await self._lost_gates():
-            self._has_engines = False  # they may be another update's by now; the servers continue them
+            self._has_engines = await self._is_taken_back()
         if not self._has_engines:
             return
         errors = await asyncio.gather(*(self._continue(engine) for engine in self._engines.values()))
         for name, error in zip(self._engines, errors, strict=True):
             if error is not None:
                 self._note(UpdateStep.CONTINUE, f"engine {name}: {error}")
+
+    async def _is_taken_back(self) -> bool:
+        """Whether the servers where the hold was lost have let this update have the engines again.
+
+        Where it ran out they continue them, where another update has them they are its own. A server that was started
+        without its store knows of neither, and would leave them paused for ever.
+        """
+        seconds = self._budget.gate_s
+        lost = (gate for gate in self._gates if gate.is_lost)
+        calls = (partial(gate.pause, deadline_s=seconds, engines=True) for gate in lost)
+        errors = await asyncio.gather(*(attempt(call, seconds, name="take a hold back") for call in calls))
+        return not any(errors)
 
     async def _continue(self, engine: TokenProvider) -> str | None:
         """Why the engine does not go on; one whose weights nobody knows will not, however often it is asked."""

@@ -1,6 +1,7 @@
 """Controllers at once, and controllers that die: whose hold opens what, and when the engines go on."""
 
 import asyncio
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from harness.manager.gate_client import GateClient, renewed
 from harness.manager.pause import paused_rollout
 from harness.manager.weight_report import UpdateBudget
 from harness.manager.weights import WeightUpdater
-from tests.fakes import user
+from harness.server.serving import serve_in_process
+from harness.server.settings import ServerSettings
+from harness.store.memory import MemoryStore
+from tests.fakes import toy_template, user
 from tests.manager.test_weights import CHECKPOINT, Engine, serving
 from tests.served import eventually
 
@@ -163,3 +167,31 @@ async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile()
             await client.held(1)
             await update.apply(Path("/checkpoint"))
         await client.say(await creating, [user("a")])
+
+
+class Elsewhere(Engine):
+    """Lives on when its session server ends."""
+
+    async def __aexit__(self, kind, error, trace):
+        """See `TokenProvider`."""
+
+
+@pytest.mark.parametrize("moment", ["before the weights", "after the weights"])
+async def test_an_update_whose_server_was_started_anew_continues_its_engine(moment: str):
+    """A server with its memory gone knows of no hold, so it would never continue what the hold left paused."""
+    engine = Elsewhere()
+    async with AsyncExitStack() as stack:
+        url = (await stack.enter_async_context(serving(engine))).url
+        with suppress(EngineUnavailable):
+            async with WeightUpdater([engine], [url], budget=QUICK).update(1) as update:
+                if moment == "after the weights":
+                    await update.apply(CHECKPOINT)
+                await stack.aclose()
+                anew = ServerSettings(port=int(url.rpartition(":")[2]))
+                await stack.enter_async_context(serve_in_process(engine, toy_template(), MemoryStore(), anew))
+                if moment == "before the weights":
+                    await update.apply(CHECKPOINT)
+
+        async with GateClient(url) as gate:
+            assert (await gate.report(deadline_s=5)).state == "open"
+        assert engine._running.is_set()

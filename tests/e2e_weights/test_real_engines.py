@@ -22,6 +22,7 @@ from harness.tokens.opening import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import TokenIds, as_ids
 from tests.e2e_weights.agents import Agents, unmet_versions, versions_of
+from tests.e2e_weights.ground_truth import logprobs_of
 from tests.fakes import user
 from tests.real_engines import on_real
 from tests.served import Client
@@ -145,6 +146,4 @@ def plain_logprobs(folder: Path, ids: TokenIds, *, output_of: Path | None = None
     if output_of is not None:
         model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
         model.lm_head.weight = torch.nn.Parameter(load(output_of).get_input_embeddings().weight.detach().clone())
-    with torch.inference_mode():
-        logits = model(torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0, :-1]
-        return logits.log_softmax(-1)[torch.arange(ids.size - 1), torch.from_numpy(ids[1:].astype(np.int64))].numpy()
+    return logprobs_of(model, ids)

@@ -20,7 +20,7 @@ from typing import Self
 
 import structlog
 
-from harness.engines.base import TokenProvider
+from harness.engines.base import ContinuesAtEntry, TokenProvider
 from harness.engines.pool import EnginePool
 from harness.errors import EngineUnavailable, HarnessError
 from harness.samples.versions import is_unsettled
@@ -81,6 +81,16 @@ class DiscoveredPool(EnginePool):
         self._refusals: dict[str, _Refusal] = {}
         self._silences: Counter[str] = Counter()
         self._stack = AsyncExitStack()
+        self._continues_at_entry = False
+
+    @property
+    def continues_at_entry(self) -> bool:
+        """See `ContinuesAtEntry`; of the workers that are found while the pool is entered."""
+        return self._continues_at_entry
+
+    @continues_at_entry.setter
+    def continues_at_entry(self, wanted: bool) -> None:
+        self._continues_at_entry = wanted
 
     @property
     def refused(self) -> dict[str, str]:
@@ -94,6 +104,7 @@ class DiscoveredPool(EnginePool):
             await stack.enter_async_context(running(self._follow()))
             await self._first_workers()
             self._stack = stack.pop_all()
+        self._continues_at_entry = False  # who is paused later is paused by somebody
         return self
 
     async def __aexit__(
@@ -147,8 +158,11 @@ class DiscoveredPool(EnginePool):
 
     async def _enter(self, worker: FoundWorker) -> None:
         try:
+            provider = worker.open()
+            if self._continues_at_entry and isinstance(provider, ContinuesAtEntry):
+                provider.continues_at_entry = True
             async with asyncio.timeout(_ENTER_S):
-                await self.workers.join(worker.name, worker.open())
+                await self.workers.join(worker.name, provider)
             self._refusals.pop(worker.name, None)
             self._silences.pop(worker.name, None)
         except HarnessError as error:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from harness.engines.base import PauseMode
+from harness.engines.discovered import DiscoveredPool, FoundWorker
 from harness.engines.pool import EnginePool
 from harness.engines.scripted import Step
 from harness.engines.workers import UNSETTLED
@@ -260,9 +261,15 @@ async def test_a_session_server_does_not_hang_at_an_engine_that_is_paused():
             assert (await provider.health()).ready
 
 
-async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_before_it_tests_it(tmp_path: Path):
+@pytest.mark.parametrize("is_found", [False, True], ids=["given", "found"])
+async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_before_it_tests_it(
+    tmp_path: Path, *, is_found: bool
+):
     """Controller and server died together: what the store knows of the hold is all that is left of them."""
     fake = make_fake("sglang", scripted_engine())
+    found = DiscoveredPool(
+        lambda: [FoundWorker("it", partial(fake_provider, fake))], interval_s=0.05, start_timeout_s=5
+    )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(fake, notices_disconnects=False))
         async with fake_provider(fake) as controller:
@@ -270,8 +277,10 @@ async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_befo
         async with open_store(tmp_path / "sessions.db") as store:
             await store.keep_hold(Hold("dead", HoldKind.PAUSE, until=1.0, engines=True))
         store = open_store(tmp_path / "sessions.db")
-        running = await stack.enter_async_context(serve_in_process(fake_provider(fake), toy_template(), store))
+        engine = found if is_found else fake_provider(fake)
+        running = await stack.enter_async_context(serve_in_process(engine, toy_template(), store))
         await eventually(lambda: running.server.left_engines.problem is None)
+        assert not found.continues_at_entry
 
 
 async def test_an_abort_names_engines_that_somebody_left_paused_and_continues_them_when_told_to(cluster: Cluster):

@@ -92,7 +92,8 @@ async def require_raw_logprobs(
 async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPERATURE) -> ScaleMeasurement | None:
     """Sampled against scored logprobs at `temperature`, on the first prompt that leaves the model in doubt.
 
-    None when none of them does: of tokens the model is certain of, every scale says the same.
+    None when none of them does: of tokens the model is certain of, every scale says the same. Raises
+    `EngineUnavailable` when somebody aborts the measurement.
     """
     for attempt in range(_PROMPTS):
         measured = await _measure(provider, _prompt(provider.capabilities.vocab_size, attempt), temperature)
@@ -104,6 +105,11 @@ async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPER
 async def _measure(provider: TokenProvider, prompt: TokenIds, temperature: float) -> ScaleMeasurement:
     params = SamplingParams(max_new_tokens=_TOKENS, temperature=temperature, ignore_eos=True)
     sampled = await provider.generate(prompt, params, request_id=uuid4().hex)
+    if not sampled.output_ids.size:
+        raise EngineUnavailable(
+            f"{provider.capabilities.engine} was tested with a request that somebody aborted before its first token;"
+            " ask again when whoever ends its requests is done"
+        )
     scored = await provider.score(_whole(sampled), start=prompt.size)
     return ScaleMeasurement(
         tokens=sampled.output_ids.size,

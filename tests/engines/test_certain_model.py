@@ -1,5 +1,6 @@
 """A model that is certain of every token: a constant stand-in is served, and nothing of it is scored."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from harness.engines.base import LogprobScale, is_on_prompt_scale
 from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.errors import EngineUnavailable
 from harness.server.serving import serve_in_process
 from harness.store.memory import MemoryStore
 from harness.types import SamplingParams
@@ -57,3 +59,25 @@ async def test_a_model_that_is_certain_is_served_without_proximal_values(kind: s
 def test_nothing_is_on_a_scale_that_nobody_knows(temperature: float):
     """Not even at temperature 1, where two known scales are one."""
     assert not is_on_prompt_scale(LogprobScale.UNKNOWN, SamplingParams(4, temperature=temperature))
+
+
+class Interrupted(ScriptedEngine):
+    """Somebody ends whatever it is asked for before it has said a word."""
+
+    async def generate(self, input_ids, params, **how):
+        """See `TokenProvider`."""
+        asking = asyncio.create_task(super().generate(input_ids, params, **how))
+        while not await self.abort(None):
+            await asyncio.sleep(0)
+        return await asking
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+async def test_a_self_test_that_somebody_aborts_measures_nothing(kind: str):
+    """An abort of everything that meets a server at its start must not switch its proximal values off for good."""
+    engine = Interrupted(toy_tokenizer(), Script((Step(text="Understood.", delay_s=5),)), context_length=4096)
+    fake = make_fake(kind, engine)
+    async with serving(fake, notices_disconnects=kind == "vllm"):
+        with pytest.raises(EngineUnavailable, match="aborted"):
+            async with fake_provider(fake):
+                pass

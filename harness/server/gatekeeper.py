@@ -133,9 +133,11 @@ class Gatekeeper:
         """Note that engines which holds had left paused work again. Raises `StoreError`."""
         self._metrics.engines_woken()
         for hold in self.gate.engines_woken():
-            await self._store.drop_hold(hold.holder)
+            await self._forget(hold)
 
     async def _forget(self, hold: Hold) -> None:
+        if any(other.holder == hold.holder for other in self.gate.holds):
+            return  # whoever names none has placed another since: what is kept is that one
         if hold in self.gate.left:
             await self._store.keep_hold(replace(hold, until=0.0))
         else:

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 from fakes import toy_template, toy_tokenizer, user
-from served import eventually, says, serving
+from served import eventually, says, serving, serving_with
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine
@@ -383,6 +383,22 @@ async def test_a_server_that_dies_while_engines_are_left_continues_them_when_it_
     async with serving(store=store) as client:
         assert not client.server.gatekeeper.gate.left
         assert (await client.http.get("/metrics")).text.count("harness_engines_woken_total 0.0") == 1
+
+
+async def test_engines_that_go_on_at_last_leave_the_next_anonymous_hold_in_the_store(tmp_path):
+    """A bare pause that was placed while those of the one before were still being continued survives a restart."""
+    engine = Stubborn(toy_tokenizer())
+    async with serving_with(engine, store=tmp_path / "sessions.db") as client:
+        await verb(client, "pause", engines=True)
+        await verb(client, "resume")
+        await eventually(lambda: engine.asked > 0)
+        paused = (await verb(client, "pause")).json()
+        engine.refuses = False
+        await eventually(lambda: not client.server.gatekeeper.gate.left)
+    async with serving(store=tmp_path / "sessions.db") as client:
+        after = await client.gate()
+
+    assert (paused["state"], after["state"]) == ("paused", "paused")
 
 
 async def _refuse() -> None:

@@ -1,7 +1,8 @@
 """One server at a time keeps sessions in a store: a second one would sample turns that the first knows nothing of.
 
 A claim is a lock of the operating system on a file beside the store, so it ends with its process, however that ends. It
-is on the file that a path leads to, so a symlink to a store in use is in use. Whoever only reads needs no claim.
+is on the file that a path leads to, so a symlink to a store in use is in use. A file of several names (hard links) is
+refused: SQLite keeps a log beside each of them. Whoever only reads needs no claim.
 """
 
 import fcntl
@@ -18,6 +19,8 @@ def claim(store: Path) -> BinaryIO:
         target = store.resolve()
         if not target.parent.is_dir():
             raise StoreError(f"{store}: no such directory: {target.parent}")
+        if target.is_file() and (names := target.stat().st_nlink) > 1:
+            raise StoreError(f"{store}: expected a file of one name, it has {names} (hard links); use a copy of it")
         with ExitStack() as stack:
             file = stack.enter_context(target.with_name(f"{target.name}-claim").open("ab"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

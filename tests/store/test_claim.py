@@ -80,3 +80,14 @@ async def test_a_store_that_cannot_be_opened_is_not_claimed(tmp_path: Path):
         await open_and_leave(path)
     path.unlink()
     await open_and_leave(path)
+
+
+async def test_a_store_by_another_of_its_names_is_refused(tmp_path: Path):
+    """Two servers would write one file and each a log of its own."""
+    path, other = tmp_path / "sessions.db", tmp_path / "other.db"
+    async with SQLiteStore(path):
+        other.hardlink_to(path)
+        with pytest.raises(StoreError, match=r"other\.db: expected a file of one name"):
+            await open_and_leave(other)
+    other.unlink()
+    await open_and_leave(path)

@@ -122,10 +122,11 @@ async def test_a_server_whose_store_has_ended_says_so(tmp_path: Path) -> None:
 async def test_a_server_without_descriptors_left_refuses_to_start_by_name(tmp_path: Path) -> None:
     """One typed error that says which file and why; a server that has its store needs no further ones to write."""
     session = numbered(0)
+    turn = take_turn(session, [user("a")], "1")
     async with SQLiteStore(tmp_path / "s.db") as store:
         await store.create(session)
         with no_descriptors():
-            await store.commit(session.session_id, take_turn(session, [user("a")], "1"))
+            await store.commit(session.session_id, turn)
             with pytest.raises(StoreError, match=r"other\.db: it cannot be claimed: Too many open files"):
                 await SQLiteStore(tmp_path / "other.db").__aenter__()
 

@@ -142,6 +142,8 @@ class WeightUpdate:
         self._has_begun = False
         self._has_engines = False
         """No other update that the session servers know of has paused them."""
+        self._has_paused = False
+        """Some engines may stand still because of this update."""
 
     async def sweep(self, unconsumed: MutableSequence[Sample] | None = None) -> None:
         """Every session server scores what waits for the live version, and this process what it holds itself.
@@ -176,6 +178,7 @@ class WeightUpdate:
         with self._step(UpdateStep.PAUSE_GATES):
             await self._take_turn()
         with self._step(UpdateStep.PAUSE_ENGINES):
+            self._has_paused = True
             mode = self.report.mode
             await self._at_every_engine(UpdateStep.PAUSE_ENGINES, lambda e: e.pause(mode), self._budget.pause_s)
 
@@ -210,7 +213,8 @@ class WeightUpdate:
 
     async def _open_gates(self) -> None:
         """Release the holds; engines that were not continued by this update are the servers' to continue."""
-        is_done = self._has_engines and UpdateStep.CONTINUE not in self.report.engine_errors
+        are_continued = self._has_engines and UpdateStep.CONTINUE not in self.report.engine_errors
+        is_done = are_continued or not self._has_paused
 
         async def resume(gate: GateClient) -> None:
             await gate.resume(deadline_s=self._budget.gate_s, engines_continued=is_done)

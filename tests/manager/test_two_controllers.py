@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.base import PauseMode
 from harness.engines.scripted import Step
 from harness.errors import EngineError, EngineUnavailable
 from harness.manager.abort import abort_rollout
@@ -195,3 +196,19 @@ async def test_an_update_whose_server_was_started_anew_continues_its_engine(mome
         async with GateClient(url) as gate:
             assert (await gate.report(deadline_s=5)).state == "open"
         assert engine._running.is_set()
+
+
+async def test_an_update_that_gives_up_continues_no_engine_of_the_one_that_has_it():
+    """The other one has not reached the first server; giving its gate back must not wake what was never touched."""
+    engine = Elsewhere()
+    impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
+    async with serving(engine) as first, serving(engine) as second, GateClient(second.url, "other") as other:
+        await other.pause(deadline_s=5, engines=True)
+        await engine.pause(PauseMode.ABORT)
+        with pytest.raises(EngineUnavailable, match="'other'"):
+            async with WeightUpdater([engine], [first.url, second.url], budget=impatient).update(1):
+                pytest.fail("the block ran")
+        await eventually(lambda: first.server.left_engines.problem is None)
+
+        assert (await first.gate())["state"] == "open"
+        assert not engine._running.is_set()

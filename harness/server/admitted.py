@@ -83,7 +83,10 @@ class AdmittedTurns:
         loop = asyncio.get_running_loop()
         for turn in self._of(session):
             dismiss = partial(turn.client.dismiss, reason, hand_over_s=hand_over_s)
-            turn.timers.append(loop.call_later(after_s, dismiss))
+            if after_s:
+                turn.timers.append(loop.call_later(after_s, dismiss))
+            else:  # with no wait in between: what the engine hands over from now on finds it so
+                dismiss()
 
     async def ended(self, session: Session, *, within_s: float) -> None:
         """Return when no turn of `session` is in flight, after `within_s` at the latest."""

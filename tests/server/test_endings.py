@@ -2,13 +2,16 @@
 
 import asyncio
 
+import httpx
 import pytest
-from fakes import toy_tokenizer, user
+from fakes import toy_template, toy_tokenizer, user
 from served import PATIENCE_S, eventually, says, serving, serving_with
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
+from harness.store.memory import MemoryStore
 
 HI = [user("hi")]
 HANG = Step(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
@@ -195,6 +198,38 @@ async def test_a_turn_that_ends_with_its_session_before_its_first_token_answers_
         answer = await request
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+
+
+class HandingOverStore(MemoryStore):
+    """Has the engine hand over what it has at the very moment at which a session ends."""
+
+    engine: ScriptedEngine
+
+    async def set_phase(self, session) -> None:
+        """See `SessionStore`."""
+        del session
+        await self.engine.abort(None)
+
+
+async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
+    """As if it had come a moment later: it waits for a successor, and is `undelivered`."""
+    engine, store = ScriptedEngine(toy_tokenizer(), Script((CUT,))), HandingOverStore()
+    store.engine = engine
+    async with (
+        serve_in_process(engine, toy_template(), store) as running,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        session = (await http.post("/sessions")).json()
+        path = f"/sessions/{session['session_id']}"
+        request = asyncio.create_task(http.post(f"{path}/v1/chat/completions", json={"messages": HI}))
+        await eventually(lambda: any(live.output for live in engine._live.values()))
+        await http.post(f"{path}/end")
+        answer = await request
+        record, samples = (await http.get(path)).json(), (await http.get(f"{path}/samples")).json()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+    assert [turn["finish_reason"] for turn in record["turns"]] == ["disconnect"]
+    assert (record["ledger"]["dropped"], samples["samples"]) == ({"undelivered": 4}, [])
 
 
 async def test_an_ended_session_may_be_taken_over():

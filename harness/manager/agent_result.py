@@ -54,7 +54,8 @@ def parse_result(data: bytes) -> AgentResult:
         return _garbage(f"larger than {MAX_RESULT_BYTES} bytes")
     try:
         value = json.loads(data.decode(), parse_constant=_refuse_constant)
-    except UnicodeDecodeError:
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair, written as an escape, is no text
+    except (UnicodeDecodeError, UnicodeEncodeError):
         return _garbage("not UTF-8")
     except (ValueError, RecursionError) as error:
         return _garbage(f"not JSON: {error}")

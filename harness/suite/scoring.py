@@ -64,7 +64,11 @@ async def _run_check(request: bytes, deadline_s: float) -> Any:
     finally:
         await _end(process)
     try:
-        return json.loads(output)
+        answer = json.loads(output)
+        json.dumps(answer, ensure_ascii=False).encode()
+        return answer
+    except UnicodeEncodeError as error:
+        raise ScenarioError(f"expected text, got a lone surrogate ({error})") from None
     except ValueError:
         last_words = messages.decode(errors="replace").strip()[-_MAX_ERROR:]
         raise ScenarioError(f"ended with code {process.returncode} and no score; {last_words}".rstrip("; ")) from None

@@ -41,6 +41,8 @@ def test_no_file_is_no_result(tmp_path: Path):
         (b"[1, 2]", "a JSON list"),
         (b"null", "a JSON NoneType"),
         (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\\ud800"}', "not UTF-8"),
+        (b'{"\\udfff": 1}', "not UTF-8"),
         (b" " * (MAX_RESULT_BYTES + 1), "larger than"),
     ],
 )

@@ -41,6 +41,8 @@ async def test_a_check_can_say_more_than_a_number(tmp_path: Path):
         ("import os\ndef score(*_): os._exit(7)", "check.py: ended with code 7 and no score"),
         ("import os, signal\ndef score(*_): os.kill(0, signal.SIGKILL)", "check.py: ended with code -9 and no score"),
         ("def score(*_): return object()", "TypeError"),
+        ("def score(*_): return {'reward': 1, 'file': chr(0xD800)}", "check.py: expected text, got a lone surrogate"),
+        ("def score(*_): raise ValueError(chr(0xD800))", "check.py: expected text, got a lone surrogate"),
         ("def score(", "SyntaxError"),
     ],
 )

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from harness.errors import Cause
 from harness.suite.plan import PlannedRollout
 from harness.suite.rollouts import RolloutRecord
+from harness.telemetry.printable import printable
 
 
 class RunProgress:
@@ -71,7 +72,7 @@ def _described(record: RolloutRecord) -> str:
     if record.reward is not None:
         facts.append(f"reward {record.reward:.2f}")
     facts.append(f"{record.seconds:.1f} s")
-    why = f" ({record.cause.value}: {record.detail})" if record.cause not in (None, Cause.LIMIT) else ""
+    why = f" ({record.cause.value}: {printable(record.detail)})" if record.cause not in (None, Cause.LIMIT) else ""
     color = "red" if why else "green"
     name = f"{record.scenario}/{record.number}"
     return f"{escape(name)}  [{color}]{record.outcome.value}[/{color}]  {', '.join(facts)}{escape(why)}"

@@ -13,6 +13,7 @@ from harness.sessions.ledger import Ledger
 from harness.suite.excerpt import Excerpt, Line, excerpt
 from harness.suite.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.rundir import RunDirectory
+from harness.telemetry.printable import printable
 
 _MAX_LINE = 100
 _PLAIN_WIDTH = 100
@@ -59,7 +60,7 @@ def _dialogue(scenario: str, shown: Excerpt) -> RenderableType:
 
 
 def _shortened(line: Line) -> Text:
-    text = " ".join(line.text.split())
+    text = printable(" ".join(line.text.split()))
     shown = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}..."
     return Text(shown, style="cyan" if line.role == "assistant" else "")
 

@@ -1,0 +1,45 @@
+"""What agents and models say, on the terminal of whoever runs them."""
+
+import io
+import sys
+
+import pytest
+import structlog
+
+from harness.telemetry.logging import configure_logging
+from harness.telemetry.printable import printable
+
+HOSTILE = "/sessions/\x1b[2J\x07\x9b1A\r/v1"
+
+
+class Terminal(io.StringIO):
+    """Remembers what was written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch):
+    """Standard error of a process that logs."""
+    before = structlog.get_config()
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    configure_logging()
+    yield sys.stderr
+    structlog.configure(**before)
+
+
+def test_a_log_moves_no_cursor(terminal: Terminal):
+    """A path is the client's: what a terminal obeys is written out, and a long one is cut."""
+    log = structlog.get_logger()
+    log.info("request_refused", path=HOSTILE)
+    log.info("request_refused", path="x" * 1_000_000)
+
+    assert r"/sessions/\x1b[2J\x07\x9b1A\r/v1" in terminal.getvalue()
+    assert "\x1b[2J" not in terminal.getvalue()
+    assert len(terminal.getvalue()) < 20_000
+
+
+def test_what_people_write_stays_as_it_is():
+    """In any script, with its line breaks."""
+    assert printable("größer\n\t猜一个数 🙂") == "größer\n\t猜一个数 🙂"

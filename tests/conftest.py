@@ -1,6 +1,7 @@
 """Fixtures of every test."""
 
 import ctypes
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,12 @@ import structlog
 from harness.models import resolve_model
 
 pytest_plugins = ("tests.real_engines", "tests.installed")
+
+
+def pytest_configure() -> None:
+    """Programs that tests start heed Ctrl+C, also when the tests are a background job of a shell, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", name="model_dir")

@@ -165,9 +165,11 @@ class SessionServer:
         session_id = request.path_params["id"]
         session = self.sessions.find(session_id)
         if session is not None:
-            async with self._dismissible(request):
-                await self.sessions.end(session, within_s=asked.within_s)
-            self.gatekeeper.look_again()  # its calls that wait there get their answer
+            try:
+                async with self._dismissible(request):
+                    await self.sessions.end(session, within_s=asked.within_s)
+            finally:  # in force whatever became of the waiting: its calls that wait at the gate get their answer
+                self.gatekeeper.look_again()
         return facts_response(session_id, session)
 
     async def _delete(self, request: Request) -> Response:
@@ -177,8 +179,10 @@ class SessionServer:
                 await self.sessions.give_up(damaged)
         session = self.sessions.find(session_id)
         if session is not None:
-            await self.sessions.close(session)
-            self.gatekeeper.look_again()  # its calls that wait there get their answer
+            try:
+                await self.sessions.close(session)
+            finally:  # in force even where the store failed: its calls that wait at the gate get their answer
+                self.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     # Turns

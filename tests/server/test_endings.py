@@ -1,6 +1,8 @@
 """Turns that are ended from outside: by a drain, by the owner who collects. Each ends, whatever its engine does."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 import httpx
 import pytest
@@ -171,6 +173,23 @@ async def test_a_turn_held_at_the_gate_ends_with_its_session():
         answer = await request
 
     assert (ended.json()["turns_in_flight"], answer.status_code) == (0, 404)
+
+
+async def test_a_call_at_the_gate_ends_with_its_session_although_the_store_failed(tmp_path):
+    """The DELETE is 503 and may be repeated; nobody waits at the gate for a session that is over."""
+    path = tmp_path / "s.db"
+    async with serving(store=path) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.held(1)
+        with closing(sqlite3.connect(path)) as operator:
+            operator.execute("CREATE TRIGGER t BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'no'); END")
+            operator.commit()
+        deleted = await client.http.delete(f"/sessions/{session.session_id}")
+        answer = await request
+
+    assert (deleted.status_code, answer.status_code) == (503, 404)
 
 
 async def test_deleting_a_session_ends_its_requests_in_the_engine():

@@ -82,7 +82,7 @@ async def test_a_weight_update_reaches_it(spec: LaneSpec, tmp_path: Path) -> Non
     """By the address that the lane states; what follows is sampled by the new weights and says so."""
     other = await asyncio.to_thread(write_weights, tmp_path / "other", 1)
     async with open_lane(spec) as lane, AsyncExitStack() as stack:
-        [worker] = (await reach([lane.provider], stack)).reached.values()
+        [worker] = (await reach([lane.provider], stack, 60.0)).reached.values()
         before = await worker.generate(PROMPT, GREEDY, request_id=uuid4().hex)
         await worker.update_weights(other, "7")
         after = await worker.generate(PROMPT, GREEDY, request_id=uuid4().hex)

@@ -128,7 +128,7 @@ class GroupWriter:
                     self._execute(write)
         # SQLITE_NOMEM is a MemoryError, a value that SQLite cannot hold a ValueError or an OverflowError. Whatever it
         # is, somebody waits for an answer, and those of the next group deserve an attempt of their own.
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001  # whoever waits for the write gets it
             return error
         return None
 

@@ -30,20 +30,21 @@ import aiohttp
 import psutil
 import structlog
 
+from harness.client.sessions import Deadlines
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget, AbortReport
+from harness.control.engines import EngineInProcess, EngineWorker
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
 from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import AbortBudget, AbortReport
-from harness.manager.engine_control import EngineInProcess, EngineWorker
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, FunctionAgent, ProgramAgent, Rollout
-from harness.manager.session_client import Deadlines
 from harness.models import resolve_model
+from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve_in_process
 from harness.store.memory import MemoryStore
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 
 ROOT = Path(__file__).resolve().parents[1]

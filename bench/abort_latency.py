@@ -22,15 +22,15 @@ import aiohttp
 import structlog
 from abort_cycles import Agents, toy_folder
 
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget
+from harness.control.engines import EngineInProcess
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import AbortBudget
-from harness.manager.engine_control import EngineInProcess
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import Agent, AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.agents.task import Agent, AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.manager import SessionManager
 from harness.server.serving import RunningServer, serve_in_process
 from harness.store.memory import MemoryStore
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 
 BUDGET = AbortBudget(agents_s=2, kill_s=2, collect_s=10, total_s=45)
 SCRIPT = Script((Step(text="At once."), Step(text="Never to its end.", fault=ScriptedFault.HANG, fault_after=5)))

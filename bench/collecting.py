@@ -26,9 +26,9 @@ import httpx
 import psutil
 import uvloop
 
-from harness.manager.abort import abort_rollout
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, FunctionAgent
+from harness.control.abort import abort_rollout
+from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.manager import SessionManager
 from harness.types import Sample
 
 THIS = Path(__file__).resolve()
@@ -51,7 +51,7 @@ async def _server(directory: Path, text: str) -> AsyncIterator[str]:
     from harness.engines.scripted import Script, ScriptedEngine, Step
     from harness.server.serving import serve_in_process
     from harness.store.connect import open_store
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.tokens.model_family import open_chat_tokenizer
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     sys.path.insert(0, str(ROOT / "tests"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Message, TokenIds, as_ids
 
 SHORT, LONG, TURN = 1_000, 100_000, 500

@@ -144,7 +144,7 @@ async def serve(tokenizer: Path, context: int) -> None:
     from harness.server.settings import ServerSettings
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging()
     chat_tokenizer = open_chat_tokenizer(tokenizer)

@@ -41,7 +41,7 @@ async def serve(directory: Path) -> None:
     from harness.server.serving import serve_in_process
     from harness.server.settings import ServerSettings
     from harness.store.sqlite import SQLiteStore
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.tokens.model_family import open_chat_tokenizer
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     sys.path.insert(0, str(ROOT / "tests"))

@@ -19,8 +19,8 @@ from time import perf_counter
 from uuid import uuid4
 
 from harness.engines.base import TokenProvider
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.vllm import VLLMTokenProvider
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.lanes import INSTALLED, Dtype, LaneEngine, LaneSpec, open_lane
 from harness.lanes.overlay import write_overlay
 from harness.models import resolve_model

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.models import resolve_model
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 
 MODEL = "smollm2-135m-instruct"

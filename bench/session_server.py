@@ -58,7 +58,7 @@ async def _session_server(directory: Path) -> AsyncIterator[str]:
     from harness.engines.scripted import Script, ScriptedEngine, Step
     from harness.server.serving import serve_in_process
     from harness.store.connect import open_store
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.tokens.model_family import open_chat_tokenizer
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     sys.path.insert(0, str(ROOT / "tests"))

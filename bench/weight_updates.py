@@ -22,17 +22,17 @@ from typing import Any
 import httpx
 import structlog
 
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.huggingface.scheduler import Piece
-from harness.manager.weight_report import UpdateBudget, UpdateReport, UpdateStep
-from harness.manager.weights import WeightUpdater
 from harness.models import resolve_model
 from harness.models.perturb import perturbed_checkpoint
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
 
 UPDATES = 2

@@ -21,8 +21,8 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.sessions.continuation import Output
-from harness.sessions.outcome import Reply, broken_off_turn, ended_turn
 from harness.sessions.session import Admission, Session, SessionConfig, TurnRequest
+from harness.sessions.turn_outcome import Reply, broken_off_turn, ended_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_template import ChatTemplateTokenizer

@@ -12,8 +12,8 @@ from typing import Any, Self
 import httpx
 from fakes import toy_template, toy_tokenizer
 
-from harness.clock import Clock
 from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.machine.clock import Clock
 from harness.server.app import SessionServer
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings

@@ -7,7 +7,7 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.engines.doctor import Diagnosis
+    from harness.engines.examine.doctor import Diagnosis
 
 
 def doctor(
@@ -25,7 +25,7 @@ def doctor(
     """
     import uvloop
 
-    from harness.engines.doctor import diagnose
+    from harness.engines.examine.doctor import diagnose
     from harness.models import resolve_model
     from harness.suite.exits import ExitCode
     from harness.telemetry.logging import configure_logging

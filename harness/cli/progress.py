@@ -8,13 +8,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from harness.errors import Cause
-from harness.suite.plan import PlannedRollout
-from harness.suite.rollouts import RolloutRecord
+from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.scenarios.plan import PlannedRollout
 from harness.telemetry.printable import printable
 
 
 class RunProgress:
-    """Implements `harness.suite.progress.Progress`; `bar` is None where nothing can be redrawn."""
+    """Implements `harness.suite.run.progress.Progress`; `bar` is None where nothing can be redrawn."""
 
     def __init__(self, console: Console, bar: Progress | None, *, is_resumed: bool) -> None:
         self._console = console

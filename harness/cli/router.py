@@ -11,7 +11,7 @@ from harness.cli import options, output
 from harness.cli.folders import model_directory, tokenizer_directory
 
 if TYPE_CHECKING:
-    from harness.server.gateway_program import GatewayProgram
+    from harness.router.gateway_program import GatewayProgram
     from harness.server.serving import RunningServer
     from server_patch.router import Gateway
 
@@ -88,10 +88,10 @@ def router(
     """
     import uvloop
 
-    from harness.server.routed import RouterSettings, route_forever
+    from harness.router.routed import RouterSettings, route_forever
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging()
     access = options.Access(admin_token, no_auth, open_paths)
@@ -132,7 +132,7 @@ def router(
 
 
 def _program(name: str) -> "GatewayProgram":
-    from harness.server.gateway_program import gateway_program
+    from harness.router.gateway_program import gateway_program
 
     return gateway_program(name, output.say)
 

@@ -9,9 +9,9 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.suite.opening import OpenedRun
-    from harness.suite.report import RunReport
-    from harness.suite.rundir import RunDirectory
+    from harness.suite.record.report import RunReport
+    from harness.suite.record.rundir import RunDirectory
+    from harness.suite.run.open_run import OpenedRun
 
 _Suite = Annotated[
     str,
@@ -69,8 +69,8 @@ def run(
     Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`
     """
     from harness.engines.connect import EngineName
-    from harness.suite.config import Overrides
-    from harness.suite.opening import begin_run, resume_run
+    from harness.suite.record.config import Overrides
+    from harness.suite.run.open_run import begin_run, resume_run
 
     if engine is not None:
         EngineName.parse(engine)
@@ -105,8 +105,8 @@ def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) 
 
 async def _run_suite(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) -> "RunReport":
     from harness.cli.progress import open_progress
-    from harness.suite.interrupts import Interrupts
-    from harness.suite.runner import SuiteRun
+    from harness.suite.run.interrupts import Interrupts
+    from harness.suite.run.runner import SuiteRun
 
     interrupts = Interrupts()
     with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():

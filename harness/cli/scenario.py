@@ -7,7 +7,7 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.suite.folder import ScenarioFolder
+    from harness.suite.scenarios.folder import ScenarioFolder
 
 app = typer.Typer(help="List, check and describe scenarios.", no_args_is_help=True)
 
@@ -18,7 +18,7 @@ def list_scenarios(
     as_json: options.Json = False,
 ) -> None:
     """List scenarios."""
-    from harness.suite.folder import bundled_scenarios, find_scenarios
+    from harness.suite.scenarios.folder import bundled_scenarios, find_scenarios
 
     folders = find_scenarios(where) if where else bundled_scenarios()
     if as_json:
@@ -35,7 +35,7 @@ def check(
     where: Annotated[str, typer.Argument(metavar="SUITE_OR_DIR", show_default=False)], as_json: options.Json = False
 ) -> None:
     """Check the files of scenarios, without running anything. Exit code 4 when one is wrong."""
-    from harness.suite.folder import find_scenarios
+    from harness.suite.scenarios.folder import find_scenarios
 
     folders = find_scenarios(where)
     if as_json:
@@ -48,7 +48,7 @@ def check(
 @app.command("schema")
 def schema(as_json: options.Json = False) -> None:
     """Print the JSON schema of scenario.toml."""
-    from harness.suite.scenario import Scenario
+    from harness.suite.scenarios.scenario import Scenario
 
     del as_json  # the schema is JSON anyway
     output.print_json(Scenario.model_json_schema())

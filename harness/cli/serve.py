@@ -74,7 +74,7 @@ def serve(
     from harness.server.serving import serve_forever
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging()
     access = options.Access(admin_token, no_auth, open_paths)

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from harness.cli import output
 from harness.sessions.ledger import Ledger
-from harness.suite.excerpt import Excerpt, Line, excerpt
-from harness.suite.report import RunReport, RunStatus, ScenarioReport
-from harness.suite.rundir import RunDirectory
+from harness.suite.record.excerpt import Excerpt, Line, excerpt
+from harness.suite.record.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.record.rundir import RunDirectory
 from harness.telemetry.printable import printable
 
 _MAX_LINE = 100

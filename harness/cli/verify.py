@@ -38,7 +38,7 @@ def tokens(
     """
     from harness.suite.exits import ExitCode
     from harness.tokens.chat_template import ChatTemplateTokenizer
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.tokens.model_family import open_chat_tokenizer
     from harness.tokens.verify import Verified, verify
 
     chat = open_chat_tokenizer(tokenizer, template_file=template, renderer=renderer)

@@ -8,7 +8,7 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.engines.comparison import Comparison
+    from harness.engines.examine.comparison import Comparison
 
 _Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
 
@@ -46,9 +46,9 @@ def verify_engine(
 
 
 async def _compare(a: str, b: str, folder: Path, *, tokens: int, atol: float, top_k: int) -> "Comparison":
-    from harness.engines.comparison import compare_engines
     from harness.engines.connect import open_engine
-    from harness.tokens.opening import open_chat_tokenizer
+    from harness.engines.examine.comparison import compare_engines
+    from harness.tokens.model_family import open_chat_tokenizer
 
     chat = open_chat_tokenizer(folder)
     left, right = (open_engine(name, model_dir=folder, tokenizer=chat.tokenizer) for name in (a, b))

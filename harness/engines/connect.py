@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.credentials import without_userinfo
-from harness.engines.address import EngineAddress
 from harness.engines.base import TokenProvider
+from harness.engines.remote.address import EngineAddress
 from harness.engines.repeat_guard import wanted_guard
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import ScenarioError
@@ -94,7 +94,7 @@ def _servers(
             f" `harness engine up {engine.kind}` starts one"
         )
     # aiohttp takes a third of a second to import, which `--help` and the engines in this process need not pay.
-    from harness.engines.pool import EnginePool
+    from harness.engines.pool.pool import EnginePool
 
     workers = [open_server(engine.kind, url, vocab_size, repeat_guard, engine_key) for url in engine.urls]
     return workers[0] if len(workers) == 1 else EnginePool(workers)
@@ -107,8 +107,8 @@ def open_server(
 
     `url` may name a key of its own, `api_key` is for one that does not; see `EngineAddress`.
     """
-    from harness.engines.sglang import SGLangTokenProvider
-    from harness.engines.vllm import VLLMTokenProvider
+    from harness.engines.remote.sglang import SGLangTokenProvider
+    from harness.engines.remote.vllm import VLLMTokenProvider
 
     provider = SGLangTokenProvider if kind == "sglang" else VLLMTokenProvider
     return provider(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key)

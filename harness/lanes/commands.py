@@ -129,7 +129,7 @@ def _vllm_arguments(spec: LaneSpec, port: int) -> list[str]:
 
 def _local_arguments(spec: LaneSpec, port: int) -> list[str]:
     return [
-        "harness.engines.served",
+        "harness.engines.sglang_server",
         *("--model-path", str(spec.model_dir.absolute()), "--served-model-name", served_name(spec)),
         *("--host", LOOPBACK, "--port", str(port)),
         *("--dtype", spec.dtype, "--max-running-requests", str(_MAX_RUNNING), "--kv-cache-gib", str(_KV_GIB)),

@@ -19,8 +19,8 @@ from harness.errors import LaneError
 from harness.lanes.overlay import server_patch
 from harness.lanes.spec import LaneEngine
 from harness.lanes.torch_source import TORCH, torch_source
-from harness.lanes.uv import run_uv
-from harness.models.cache import cache_directory, install, require_space, staging, storage_error
+from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
+from harness.machine.uv import run_uv
 
 Say = Callable[[str], None]
 """Is told, in the user's words, what takes time."""

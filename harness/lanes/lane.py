@@ -22,14 +22,14 @@ from harness.lanes.environment import (
     require_no_gpu,
 )
 from harness.lanes.overlay import own_import_path, write_overlay
-from harness.lanes.process import ProcessName, end_group, members, spawn_held
 from harness.lanes.readiness import until_it_generates
 from harness.lanes.spec import LaneEngine, LaneSpec
 from harness.lanes.state import Lane, new_folder, saved_lanes
-from harness.manager.process_group import reap
-from harness.manager.watchdog import Watchdog
-from harness.models.cache import locked
-from harness.models.progress import silent
+from harness.machine.cache import locked
+from harness.machine.process_group import reap
+from harness.machine.process_name import ProcessName, end_group, members, spawn_held
+from harness.machine.progress import silent
+from harness.machine.watchdog import Watchdog
 
 START_S = 600.0
 _GRACE_S = 10.0

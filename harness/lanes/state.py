@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from harness.errors import LaneError
-from harness.lanes.process import ProcessName
 from harness.lanes.spec import LaneEngine
+from harness.machine.process_name import ProcessName
 
 _STATE = "state.json"
 _LOG = "server.log"

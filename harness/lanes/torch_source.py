@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.errors import LaneError
-from harness.lanes.uv import run, try_uv
+from harness.machine.uv import run, try_uv
 
 TORCH = "torch==2.13.0"
 _CPU_BUILD = f"{TORCH}+cpu"

@@ -1,7 +1,7 @@
 """Model weights: a catalogue of small models, how they are fetched and converted, and where they are kept."""
 
+from harness.machine.progress import Phase, Progress
 from harness.models.catalogue import CATALOGUE, CatalogueModel
-from harness.models.progress import Phase, Progress
 from harness.models.resolve import get_model, resolve_model
 from harness.models.tiny import GeneratedModel
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError
+from harness.machine.progress import Phase, Progress
 from harness.models.gguf_tokenizer import build_tokenizer
 from harness.models.gguf_weights import Heads, write_weights
-from harness.models.progress import Phase, Progress
 
 FORMAT_VERSION = 1
 """Goes up when the same GGUF converts to something else, so that cached folders are made again."""

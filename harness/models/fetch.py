@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.errors import ModelError
-from harness.models.cache import sha256_of
+from harness.machine.cache import sha256_of
+from harness.machine.progress import Phase, Progress
 from harness.models.catalogue import CatalogueModel
-from harness.models.progress import Phase, Progress
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20

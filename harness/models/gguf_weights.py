@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.models.progress import Progress
+from harness.machine.progress import Progress
 from harness.models.safetensors_file import TensorShape, write_bfloat16
 
 _OUTER_NAMES = {

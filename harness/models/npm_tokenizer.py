@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness.models.cache import cache_directory, install, locked, staging
-from harness.models.progress import Progress, silent
+from harness.machine.cache import cache_directory, install, locked, staging
+from harness.machine.progress import Progress, silent
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from harness.errors import ModelError, UnknownModel
-from harness.models.cache import (
+from harness.machine.cache import (
     cache_directory,
     install,
     is_intact,
@@ -18,10 +18,10 @@ from harness.models.cache import (
     storage_error,
     write_manifest,
 )
+from harness.machine.progress import Progress, silent
 from harness.models.catalogue import CATALOGUE, CatalogueModel, find_model
 from harness.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
 from harness.models.fetch import fetch_gguf
-from harness.models.progress import Progress, silent
 from harness.models.tiny import GeneratedModel, generate_tiny, tiny_recipe
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.models.progress import Phase, Progress
+from harness.machine.progress import Phase, Progress
 
 _ALIGNMENT = 8
 _BFLOAT16_BYTES = 2

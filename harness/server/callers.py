@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import structlog
 
-from harness.bounded import within
 from harness.errors import ServerStopping
+from harness.machine.deadlines import within
 from harness.server.connection import ClientConnection
 
 SERVER_STOPPED = "server_stopped"

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import structlog
 
-from harness.bounded import within
-from harness.clock import Clock
 from harness.errors import GateClosed, HoldExpired, HoldNotFound, StoreError
+from harness.machine.clock import Clock
+from harness.machine.deadlines import within
 from harness.server.connection import ClientConnection
 from harness.server.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
 from harness.sessions.gate import Gate, Hold, HoldKind, Verdict, Work

@@ -26,8 +26,8 @@ from harness.server.live_version import LiveVersion
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
-from harness.sessions.outcome import Admission
 from harness.sessions.session import Session
+from harness.sessions.turn_outcome import Admission
 from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 
-from harness.clock import Clock
+from harness.machine.clock import Clock
 
 
 class LastUses:

@@ -10,10 +10,10 @@ import asyncio
 
 import structlog
 
-from harness.bounded import attempt
 from harness.engines.base import TokenProvider
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
 from harness.errors import StoreError, WeightsUnsettled
+from harness.machine.deadlines import attempt
 from harness.server.gatekeeper import Gatekeeper
 
 ENGINES_WOKEN = "left_engines_continued"

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness.engines.base import TokenProvider
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
 from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
 from harness.samples.versions import LabelOrder, is_unsettled, known_version
 from harness.server.connection import ClientConnection

@@ -9,8 +9,8 @@ from contextlib import suppress
 import msgspec
 
 from harness.engines.base import TokenProvider
-from harness.engines.pool import EnginePool
-from harness.engines.workers import MISSED_UPDATE, Workers
+from harness.engines.pool.pool import EnginePool
+from harness.engines.pool.workers import MISSED_UPDATE, Workers
 from harness.errors import EngineError, MalformedRequest
 from harness.samples.versions import is_version
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights

@@ -23,8 +23,8 @@ from contextlib import AbstractContextManager
 
 import structlog
 
-from harness.clock import Clock
 from harness.errors import GateClosed, SessionClosing, SessionDamaged, SessionNotFound, StoreError
+from harness.machine.clock import Clock
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import HAND_OVER_S
 from harness.server.last_uses import LastUses

@@ -12,11 +12,11 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from harness.asgi import EmbeddedServer, answering, listening
-from harness.clock import Clock
 from harness.engines.base import ContinuesAtEntry, TokenProvider
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
 from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_guard, wanted_guard
+from harness.machine.asgi import EmbeddedServer, answering, listening
+from harness.machine.clock import Clock
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from harness.clock import Clock
 from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, reply_message
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, MalformedRequest, TurnAborted
+from harness.machine.clock import Clock
 from harness.server.admitted import AdmittedTurns
 from harness.server.callers import Callers
 from harness.server.connection import ClientConnection
@@ -30,7 +30,9 @@ from harness.server.prompts import TAIL, Prompts, ReadCall
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
-from harness.sessions.outcome import (
+from harness.sessions.retries import Treatment
+from harness.sessions.session import AfterIncomplete, Session
+from harness.sessions.turn_outcome import (
     Admission,
     Reply,
     TurnRequest,
@@ -38,8 +40,6 @@ from harness.sessions.outcome import (
     ended_turn,
     finish_reason_of,
 )
-from harness.sessions.retries import Treatment
-from harness.sessions.session import AfterIncomplete, Session
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput

@@ -22,9 +22,9 @@ from harness.sessions.admission import Limits, TurnPlace, plan_sampling, require
 from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import Ledger, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
-from harness.sessions.outcome import Admission, TurnRequest, taken_up
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.tree import AttachPoint, TurnTree
+from harness.sessions.turn_outcome import Admission, TurnRequest, taken_up
 from harness.sessions.waiting import WaitingTurns
 from harness.tokens.matching import ChainKey, normal_form
 from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, TurnStatus, VersionSpan

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from harness.clock import Clock
+from harness.machine.clock import Clock
 from harness.store.base import SessionStore
 from harness.store.memory import MemoryStore
 from harness.store.sqlite import SQLiteStore

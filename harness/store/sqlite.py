@@ -15,8 +15,8 @@ from typing import Self
 
 import msgspec
 
-from harness.clock import Clock
 from harness.errors import StoreError
+from harness.machine.clock import Clock
 from harness.sessions.gate import Hold
 from harness.sessions.lifecycle import CloseReason, Phase
 from harness.sessions.session import Session

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from harness.tokens.append_only import find_dependence, find_divergence
 from harness.tokens.cached_suffix import build_suffixes, fillable_texts
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
-from harness.tokens.divergence import find_dependence, find_divergence
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
+from harness.tokens.output_reader import OutputReader
 from harness.tokens.parsing import ParsedOutput
-from harness.tokens.reading import OutputReader
 from harness.tokens.syntaxes.choice import call_syntax_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message

@@ -9,9 +9,10 @@ import pytest
 import pytest_asyncio
 
 from harness.engines.scripted import Step
-from harness.manager.manager import SessionManager
-from harness.manager.programs import bundled_agent, prepare
-from harness.manager.rollout import AgentTask, ProgramAgent, Rollout
+from harness.rollouts.agents.programs import bundled_agent, prepare
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import Rollout
 from tests.manager.servers import scripted_server
 
 RunAgent = Callable[..., Awaitable[Rollout]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines.scripted import Step
-from harness.manager.rollout import OutcomeKind
+from harness.samples.rollout import OutcomeKind
 from harness.types import FinishReason
 
 pytestmark = pytest.mark.agent

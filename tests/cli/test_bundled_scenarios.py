@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.suite.folder import bundled_scenarios
+from harness.suite.scenarios.folder import bundled_scenarios
 from harness.types import Json
 from tests.installed import RunShipped
 

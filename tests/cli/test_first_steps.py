@@ -13,7 +13,7 @@ from toy_model import write_toy_model
 
 from harness.cli.run import run
 from harness.engines.scripted import Step
-from harness.suite.folder import bundled_scenarios
+from harness.suite.scenarios.folder import bundled_scenarios
 from tests.manager.servers import scripted_server
 from tests.suite.builders import Ended, harness, start_harness, wait, write_scenario
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.suite.rollouts import read_rollouts
+from harness.suite.record.rollout_table import read_rollouts
 from tests.suite.builders import harness, start_harness, wait, wait_for, write_scenario
 
 pytestmark = pytest.mark.agent

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.client.sessions import SessionHandle
 from harness.engines.scripted import Step
-from harness.manager.programs import prepare
-from harness.manager.session_client import SessionHandle
+from harness.rollouts.agents.programs import prepare
 
 PROGRAMS = Path(__file__).parent / "programs"
 ANSWERS = ["It is 9.", "Yes."]

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
+from harness.client.sessions import SessionHandle
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
-from harness.manager.session_client import SessionHandle
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.matching import Matching
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from tests.clients.players import (
     LIBRARIES,
     PATIENCE_S,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness.manager.session_client import SessionClient
+from harness.client.sessions import SessionClient
 from tests.clients.players import ANSWERS, SCRIPT
 from tests.clients.scenes import Findings, play_all, scene
 from tests.clients.table import PAGE, further_requests, table_in, table_of, without_seconds

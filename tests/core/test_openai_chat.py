@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.dialects.openai_chat import ToolMode, completion, error_body, parse_request, reply_message
 from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, PromptTooLong, RequestError
 from harness.server.wire import parse_session_config
-from harness.sessions.outcome import Reply, ended_turn
+from harness.sessions.turn_outcome import Reply, ended_turn
 from harness.tokens.matching import chain_keys, next_key
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.types import SamplingWishes

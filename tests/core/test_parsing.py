@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.tokens.chat_tokenizer import SampledOutput
+from harness.tokens.output_reader import OutputReader
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.pieces import cut_text
-from harness.tokens.reading import OutputReader
 from harness.tokens.syntaxes.hermes import Hermes
 
 READER = OutputReader(toy_tokenizer(), Hermes())

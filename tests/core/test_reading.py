@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from harness.tokens.chat_tokenizer import SampledOutput
+from harness.tokens.output_reader import OutputReader
 from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
-from harness.tokens.reading import OutputReader
 from harness.tokens.syntaxes.choice import call_syntax_of
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony

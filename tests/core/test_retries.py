@@ -5,9 +5,9 @@ from fakes import admit, finish, new_session, take_turn, user
 
 from harness.errors import ClientLeft, EngineUnavailable, SessionClosing
 from harness.sessions.continuation import Output
-from harness.sessions.outcome import broken_off_turn
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, request_digest
 from harness.sessions.session import Session
+from harness.sessions.turn_outcome import broken_off_turn
 
 HI = [user("hi")]
 

@@ -24,8 +24,8 @@ from harness.errors import EngineUnavailable, LedgerImbalance, UnknownWeightVers
 from harness.samples.merge import Selection, count_empty
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger, account, total
-from harness.sessions.outcome import Reply, ended_turn
 from harness.sessions.session import AfterIncomplete, Session
+from harness.sessions.turn_outcome import Reply, ended_turn
 from harness.types import FinishReason, SampleStatus, Turn, TurnStatus, VersionSpan
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import BranchEnded, EngineUnavailable, PromptTooLong
-from harness.sessions.outcome import lost_turn
 from harness.sessions.session import AfterIncomplete
 from harness.sessions.token_log import TokenPath
+from harness.sessions.turn_outcome import lost_turn
 from harness.tokens.matching import chain_keys, next_key
 from harness.types import FinishReason, TurnStatus, as_ids
 

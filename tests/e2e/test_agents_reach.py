@@ -15,10 +15,10 @@ from typing import Any
 from served import serving
 from toy_model import write_toy_model
 
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, ProgramAgent
-from harness.server.gateway_program import gateway_program
-from harness.suite.rollouts import read_rollouts
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.router.gateway_program import gateway_program
+from harness.suite.record.rollout_table import read_rollouts
 from server_patch.router.verbs import VERBS
 from tests.router.serving import worker_processes
 from tests.router.test_router import routing

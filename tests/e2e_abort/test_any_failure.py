@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import ORDER, AbortBudget, AgentHooks, Fate
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate
 from tests.manager.aborting import stubborn
 from tests.manager.servers import HANG_UP, SAY_NOTHING, CannedServer, canned_server, http_answer
 

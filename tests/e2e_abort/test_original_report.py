@@ -15,8 +15,8 @@ from served import serving
 from structlog.testing import capture_logs
 
 from harness.engines.scripted import ScriptedFault, Step
-from harness.manager.rollout import OutcomeKind
 from harness.samples.codec import sample_from_json
+from harness.samples.rollout import OutcomeKind
 from harness.server.reading import TRAILING_TURNS_DROPPED
 from harness.server.settings import ServerSettings
 from harness.types import Json, SampleStatus, TurnStatus

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.control.abort_report import Keep
+from harness.control.engines import EngineInProcess
+from harness.control.pause import paused_rollout
 from harness.engines.scripted import Script, ScriptedFault, Step
-from harness.manager.abort_values import Keep
-from harness.manager.engine_control import EngineInProcess
-from harness.manager.pause import paused_rollout
-from harness.manager.rollout import AgentTask, OutcomeKind
+from harness.rollouts.agents.task import AgentTask
+from harness.samples.rollout import OutcomeKind
 from harness.types import Json, SampleStatus
 from tests.manager.aborting import CALLING, QUICK, Stage, as_agent, call, eventually, stage
 from tests.manager.servers import canned_server, http_answer

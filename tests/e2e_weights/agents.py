@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateReport
 from harness.engines.base import PauseMode, TokenProvider
-from harness.manager.weight_report import UpdateReport
-from harness.manager.weights import WeightUpdater
 from harness.types import Json
 from tests.e2e_weights.ground_truth import Verdict, compare
 from tests.fakes import user

@@ -12,16 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget, UpdateReport
 from harness.engines.connect import open_engine
 from harness.errors import EngineError
 from harness.lanes import INSTALLED
-from harness.manager.weight_report import UpdateBudget, UpdateReport
-from harness.manager.weights import WeightUpdater
 from harness.models.perturb import perturbed_checkpoint
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from tests.e2e_weights.ground_truth import compare
 from tests.engines.fake_server import Fault
 from tests.engines.faulty_proxy import FaultyProxy, proxied

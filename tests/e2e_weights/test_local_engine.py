@@ -12,7 +12,7 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.models.perturb import perturbed_checkpoint
 from harness.server.serving import serve_in_process
 from harness.store.connect import open_store
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from tests.e2e_weights.agents import Agents, unmet_versions, versions_of
 from tests.e2e_weights.ground_truth import Verdict, compare
 from tests.served import Client, eventually

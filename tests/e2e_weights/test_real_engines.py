@@ -18,7 +18,7 @@ from harness.lanes import INSTALLED, LaneEngine
 from harness.models.perturb import perturbed_checkpoint
 from harness.server.serving import serve_in_process
 from harness.store.memory import MemoryStore
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import TokenIds, as_ids
 from tests.e2e_weights.agents import Agents, unmet_versions, versions_of

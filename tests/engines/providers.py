@@ -18,11 +18,11 @@ from toy_model import write_toy_model
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, Step
-from harness.engines.served import NativeServer, serve_in_process
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.vllm import VLLMTokenProvider
+from harness.engines.sglang_server import NativeServer, serve_in_process
 from harness.lanes import LaneEngine
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import TokenIds, as_ids

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from harness.engines.closeness import check_logprobs_close
+from harness.engines.examine.closeness import check_logprobs_close
 from harness.types import FinishReason, GenerationResult, TopLogprobs, VersionSpan, as_ids, as_logprobs
 
 

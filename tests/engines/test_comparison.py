@@ -2,9 +2,9 @@
 
 from toy_model import write_toy_model
 
-from harness.engines.comparison import QUESTIONS, compare_engines
+from harness.engines.examine.comparison import QUESTIONS, compare_engines
 from harness.engines.scripted import Script, ScriptedEngine, Step
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 
 
 async def test_an_engine_is_close_to_itself_and_not_to_one_that_says_other_things(tmp_path):

@@ -21,7 +21,7 @@ import pytest_asyncio
 
 from harness.engines.base import EngineHealth, LogprobScale, PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.engines.self_test import measure_scale
+from harness.engines.logprob_scale import measure_scale
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import (
     FinishReason,

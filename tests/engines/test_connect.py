@@ -3,9 +3,9 @@
 import pytest
 
 from harness.engines.connect import open_engine
-from harness.engines.pool import EnginePool
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.vllm import VLLMTokenProvider
+from harness.engines.pool.pool import EnginePool
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.errors import EngineUnavailable, ScenarioError
 from tests.engines.providers import toy_tokenizer
 

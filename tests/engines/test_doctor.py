@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 
 from harness.engines.base import PauseMode
-from harness.engines.doctor import Answer, Diagnosis, Finding, diagnose
+from harness.engines.examine.doctor import Answer, Diagnosis, Finding, diagnose
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import Step
-from harness.engines.vllm import VLLMTokenProvider
 from harness.errors import EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer
 from tests.engines.fake_server import FakeServer, serving

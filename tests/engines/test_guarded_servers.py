@@ -8,9 +8,9 @@ import pytest
 
 from harness.engines.base import LogprobScale
 from harness.engines.connect import open_engine
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import Step
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.vllm import VLLMTokenProvider
 from harness.errors import EngineReplyInvalid, ScenarioError
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from harness.engines.http_client import EngineClient, Exchange
-from harness.engines.http_errors import server_message
-from harness.engines.sglang_wire import ModelInfo
+from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.http_errors import server_message
+from harness.engines.remote.sglang_wire import ModelInfo
 from harness.errors import EngineReplyInvalid, EngineUnavailable
 from tests.engines.fake_server import serving
 from tests.engines.providers import make_fake, scripted_engine

@@ -5,13 +5,13 @@ from contextlib import AsyncExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from harness.engines.address import ENGINE_KEY
+from harness.control.engines import EngineServer, as_workers
+from harness.control.weights import WeightUpdater
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
-from harness.engines.doctor import diagnose
+from harness.engines.examine.doctor import diagnose
+from harness.engines.remote.address import ENGINE_KEY
 from harness.errors import EngineRejected, ScenarioError
-from harness.manager.engine_control import EngineServer, as_workers
-from harness.manager.weights import WeightUpdater
 from harness.types import SamplingParams, as_ids
 from tests.engines.fake_server import FakeServer, serving
 from tests.engines.fake_sglang import FakeSGLang

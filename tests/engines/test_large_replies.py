@@ -5,10 +5,10 @@ import threading
 import msgspec
 import pytest
 
-from harness.engines.http_client import EngineClient
-from harness.engines.reply import Asked
-from harness.engines.vllm_messages import GenerateChunk
-from harness.engines.vllm_wire import GenerateApi
+from harness.engines.remote.http_client import EngineClient
+from harness.engines.remote.reply import Asked
+from harness.engines.remote.vllm_messages import GenerateChunk
+from harness.engines.remote.vllm_wire import GenerateApi
 from harness.errors import EngineReplyInvalid
 from harness.types import SamplingParams, as_ids
 

@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 from harness.engines.base import LogprobScale
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import Step
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.vllm import VLLMTokenProvider
 from harness.errors import (
     EngineConnectionLost,
     EngineError,

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harness.engines.placement import Placement, WorkerLoad
+from harness.engines.pool.placement import Placement, WorkerLoad
 
 SESSIONS = st.sampled_from([None, "a", "b", "c"])
 

@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 
 from harness.engines.base import LogprobScale, PauseMode, TokenProvider
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
+from harness.engines.pool.workers import MISSED_UPDATE, UNSETTLED
 from harness.engines.scripted import ScriptedEngine, Step
-from harness.engines.workers import MISSED_UPDATE, UNSETTLED
 from harness.errors import (
     EngineConnectionLost,
     EngineError,

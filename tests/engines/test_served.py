@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from harness.engines.base import LogprobScale, TokenProvider
-from harness.engines.doctor import Answer, diagnose
+from harness.engines.examine.doctor import Answer, diagnose
 from harness.engines.huggingface import HuggingFaceTokenProvider
+from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
-from harness.engines.served import NativeServer, serve_in_process
-from harness.engines.sglang import SGLangTokenProvider
+from harness.engines.sglang_server import NativeServer, serve_in_process
 from harness.errors import EngineError, HarnessError, ScenarioError
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, SamplingParams, as_ids

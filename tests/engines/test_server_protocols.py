@@ -7,10 +7,10 @@ from uuid import uuid4
 import pytest
 
 from harness.engines.base import LogprobScale, PauseMode
-from harness.engines.http_client import EngineClient
+from harness.engines.logprob_scale import measure_scale, require_raw_logprobs
+from harness.engines.remote.http_client import EngineClient
+from harness.engines.remote.served_model import served_model
 from harness.engines.scripted import Step
-from harness.engines.self_test import measure_scale, require_raw_logprobs
-from harness.engines.served_model import served_model
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from tests.engines.fake_server import UNFIT_WEIGHTS, serving

@@ -10,9 +10,9 @@ from uuid import uuid4
 import pytest
 
 from harness.engines.base import LogprobScale, PauseMode
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import Step
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.vllm import VLLMTokenProvider
 from harness.errors import EngineError, WeightsUnsettled
 from harness.types import SamplingParams, as_ids
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer, Fault, serving

@@ -8,7 +8,7 @@ from typing import Self
 from harness.models import resolve_model
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from tests.families.packages import SHA512, fetch_tokenizer
 
 SMOLLM2 = "smollm2"

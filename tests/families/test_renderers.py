@@ -8,7 +8,7 @@ from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import DelimiterSource, SampledOutput, SampledTurn
 from harness.tokens.conversations import TOOLS, exchanges
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.renderers import RenderersTokenizer, find_renderer
 

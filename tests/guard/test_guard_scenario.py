@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from harness.errors import ScenarioError
-from harness.suite.folder import load_scenario
-from harness.suite.scenario import RepeatGuardSpec
+from harness.suite.scenarios.folder import load_scenario
+from harness.suite.scenarios.scenario import RepeatGuardSpec
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.suite.builders import Ended, harness, write_scenario
 

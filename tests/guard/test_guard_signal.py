@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.dialects.openai_chat import completion
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
 from harness.engines.repeat_guard import Disagreement, SignalCheck
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import ScenarioError

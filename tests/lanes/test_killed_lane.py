@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from harness.lanes import LaneSpec, find_lanes
-from harness.lanes.process import members
+from harness.machine.process_name import members
 from harness.suite.faults.engine_lane import KillableLane
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness.errors import LaneError
 from harness.lanes import INSTALLED, LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
-from harness.lanes.process import members
+from harness.machine.process_name import members
 
 
 async def _until_gone(group: int) -> None:

@@ -14,13 +14,13 @@ import httpx
 import pytest
 from toy_model import write_toy_model
 
+from harness.control.weight_workers import reach
 from harness.engines.base import PauseMode
-from harness.engines.doctor import Answer, diagnose
-from harness.engines.sglang import SGLangTokenProvider
+from harness.engines.examine.doctor import Answer, diagnose
+from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.errors import LaneError
 from harness.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
-from harness.lanes.process import members
-from harness.manager.weight_workers import reach
+from harness.machine.process_name import members
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, SamplingParams, VersionSpan, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig

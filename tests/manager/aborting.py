@@ -10,17 +10,18 @@ from typing import Any
 
 import httpx
 
+from harness.client.sessions import Deadlines
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget, AbortReport
+from harness.control.engines import EngineInProcess, EngineWorker
 from harness.engines.scripted import Script, ScriptedEngine, Step
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import AbortBudget, AbortReport
-from harness.manager.engine_control import EngineInProcess, EngineWorker
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, FunctionAgent, ProgramAgent, Rollout
-from harness.manager.session_client import Deadlines
+from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
 from tests.toy_model import write_toy_model
 

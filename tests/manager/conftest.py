@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from harness.manager.watchdog import Watchdog
+from harness.machine.watchdog import Watchdog
 from tests.manager.processes import Family, is_running
 
 PythonProgram = Callable[[str], tuple[str, ...]]

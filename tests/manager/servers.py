@@ -11,7 +11,7 @@ from harness.engines.scripted import Script, ScriptedEngine, Step
 from harness.server.serving import RunningServer, serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from tests.toy_model import write_toy_model
 
 

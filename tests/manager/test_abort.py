@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.client.gate import GateClient, SessionServerAddress
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate, Keep
+from harness.control.abort_report import Step as AbortStep
+from harness.control.engines import EngineInProcess, EngineServer, WorkerKind
 from harness.engines.scripted import ScriptedFault, Step
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import ORDER, AbortBudget, AgentHooks, Fate, Keep
-from harness.manager.abort_values import Step as AbortStep
-from harness.manager.engine_control import EngineInProcess, EngineServer, WorkerKind
-from harness.manager.gate_client import GateClient, SessionServerAddress
-from harness.manager.rollout import FunctionAgent, OutcomeKind, ProgramAgent
+from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
+from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
 from harness.types import SampleStatus
 from tests.manager.aborting import (

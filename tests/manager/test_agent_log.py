@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.manager.agent_log import AgentLog
+from harness.rollouts.agents.log import AgentLog
 
 
 def test_a_short_output_is_kept_whole(tmp_path: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.manager.agent_result import (
+from harness.rollouts.agents.result import (
     MAX_RESULT_BYTES,
     AgentResult,
     ResultState,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import AgentError, HarnessError
-from harness.manager.bundled import bundled_directory
-from harness.manager.programs import bundled_agent
+from harness.rollouts.agents.bundled import bundled_directory
+from harness.rollouts.agents.programs import bundled_agent
 
 
 def make_installation(root: Path, *directories: str) -> Path:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.manager.environment import MAX_INSTRUCTION_BYTES, agent_environment, prepare_workdir
-from harness.manager.rollout import AgentTask, ProgramAgent
-from harness.manager.session_client import SessionHandle
+from harness.client.sessions import SessionHandle
+from harness.rollouts.agents.environment import MAX_INSTRUCTION_BYTES, agent_environment, prepare_workdir
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 SESSION = SessionHandle("a1b2", "http://gpu-host:8000/sessions/a1b2", "sk-session")
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget, AgentHooks
+from harness.control.engines import EngineInProcess
+from harness.control.pause import paused_rollout
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget
 from harness.errors import HarnessError
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import AbortBudget, AgentHooks
-from harness.manager.engine_control import EngineInProcess
-from harness.manager.pause import paused_rollout
-from harness.manager.weight_report import UpdateBudget
-from harness.manager.weights import WeightUpdater
 from harness.server.app import SessionServer
 from harness.server.serving import serve_in_process
 from harness.store.memory import MemoryStore

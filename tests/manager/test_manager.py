@@ -14,11 +14,12 @@ import httpx
 import psutil
 import pytest
 
+from harness.client.sessions import Deadlines
 from harness.engines.scripted import ScriptedFault, Step
 from harness.errors import Cause
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, FunctionAgent, OutcomeKind, ProgramAgent
-from harness.manager.session_client import Deadlines
+from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import OutcomeKind
 from harness.server.serving import RunningServer
 from harness.server.settings import ServerSettings
 from harness.types import FinishReason, SampleStatus
@@ -489,8 +490,8 @@ async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
 HARNESS = """
 import asyncio, sys
 from pathlib import Path
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 async def main(url, workdir, *command):
     async with SessionManager(url) as manager, asyncio.TaskGroup() as tasks:

@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 
 from harness.errors import Cause
-from harness.manager.agent_result import AgentResult, ResultState
-from harness.manager.outcome import (
+from harness.rollouts.agents.result import AgentResult, ResultState
+from harness.rollouts.agents.task import OutcomeKind as Kind
+from harness.rollouts.outcome import (
     DRAIN_CODES,
     ENGINE_CODES,
     HARNESS_CODES,
@@ -17,7 +18,6 @@ from harness.manager.outcome import (
     classify,
     classify_uncreated,
 )
-from harness.manager.rollout import OutcomeKind as Kind
 
 WELL = AgentEnd(Ending.EXITED, 0)
 BADLY = AgentEnd(Ending.EXITED, 1)

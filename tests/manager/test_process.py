@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.manager.agent_log import AgentLog
-from harness.manager.process import AgentProcess
-from harness.manager.watchdog import Watchdog
+from harness.machine.watchdog import Watchdog
+from harness.rollouts.agents.log import AgentLog
+from harness.rollouts.agents.process import AgentProcess
 
 ENV = {"PATH": os.environ["PATH"]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import AgentError
-from harness.manager.programs import prepare
+from harness.rollouts.agents.programs import prepare
 
 HEADER = """# /// script
 # requires-python = ">=3.11"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.manager.seeds import derive_seed
+from harness.rollouts.seeds import derive_seed
 
 INDICES = st.lists(st.integers(min_value=0, max_value=10**12), max_size=4).map(tuple)
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.client.gate import GateClient
+from harness.client.sessions import Deadlines, SessionClient, SessionHandle
 from harness.errors import SessionServerError
-from harness.manager.gate_client import GateClient
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, FunctionAgent, OutcomeKind
-from harness.manager.session_client import Deadlines, SessionClient, SessionHandle
+from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import OutcomeKind
 from harness.types import TurnStatus
 from tests.manager.aborting import do_nothing, eventually
 from tests.manager.servers import (

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from harness.client.gate import GateClient, renewed
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget
+from harness.control.engines import EngineInProcess
+from harness.control.pause import paused_rollout
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Step
 from harness.errors import EngineError, EngineUnavailable
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import AbortBudget
-from harness.manager.engine_control import EngineInProcess
-from harness.manager.gate_client import GateClient, renewed
-from harness.manager.pause import paused_rollout
-from harness.manager.weight_report import UpdateBudget
-from harness.manager.weights import WeightUpdater
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore

@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.manager.watchdog import Watchdog
+from harness.machine.watchdog import Watchdog
 
 HARNESS = """
     import asyncio, os, sys
     from pathlib import Path
-    from harness.manager.agent_log import AgentLog
-    from harness.manager.process import AgentProcess
-    from harness.manager.watchdog import Watchdog
+    from harness.rollouts.agents.log import AgentLog
+    from harness.rollouts.agents.process import AgentProcess
+    from harness.machine.watchdog import Watchdog
 
     async def main():
         watchdog = Watchdog()

@@ -10,13 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget, UpdateStep
 from harness.engines.base import PauseMode, TokenProvider
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
+from harness.engines.pool.workers import MISSED_UPDATE
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
-from harness.engines.workers import MISSED_UPDATE
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
-from harness.manager.weight_report import UpdateBudget, UpdateStep
-from harness.manager.weights import WeightUpdater
 from harness.samples.codec import sample_from_json
 from harness.server.serving import serve_in_process
 from harness.store.memory import MemoryStore

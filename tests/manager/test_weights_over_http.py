@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.client.gate import GateClient
+from harness.control.abort import abort_rollout
+from harness.control.weight_workers import reach
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
-from harness.engines.discovered import DiscoveredPool, FoundWorker
-from harness.engines.pool import EnginePool
+from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
+from harness.engines.pool.pool import EnginePool
+from harness.engines.pool.workers import UNSETTLED
 from harness.engines.scripted import Step
-from harness.engines.workers import UNSETTLED
 from harness.errors import EngineError, EngineUnavailable, ScenarioError
-from harness.manager.abort import abort_rollout
-from harness.manager.gate_client import GateClient
-from harness.manager.weight_report import UpdateBudget
-from harness.manager.weight_workers import reach
-from harness.manager.weights import WeightUpdater
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Hold, HoldKind

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ModelError
-from harness.models.cache import MANIFEST, is_intact, require_space, write_manifest
-from harness.models.progress import silent
+from harness.machine.cache import MANIFEST, is_intact, require_space, write_manifest
+from harness.machine.progress import silent
 
 RECIPE = {"format": 1}
 

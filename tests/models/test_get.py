@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ModelError
+from harness.machine.cache import MANIFEST
 from harness.models import Phase, get_model
-from harness.models.cache import MANIFEST
 from harness.models.catalogue import SMOLLM2_135M_INSTRUCT
 from harness.tokens.tokenizer import Tokenizer
 

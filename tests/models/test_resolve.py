@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ModelError
+from harness.machine.cache import cache_directory
 from harness.models import resolve_model
-from harness.models.cache import cache_directory
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.machine.cache import sha256_of
 from harness.models import get_model
-from harness.models.cache import sha256_of
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 
 NAME = "tiny-random-qwen3"
 WEIGHTS_SHA256 = "8ad6e7ad7271face678fc2635ccb937b8c959c64ff120105275eea522a396fdf"

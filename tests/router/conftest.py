@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.server.gateway_program import GatewayProgram, gateway_program
+from harness.router.gateway_program import GatewayProgram, gateway_program
 
 
 @pytest.fixture(scope="session", name="smg")

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from harness.engines.base import LogprobScale, PauseMode
-from harness.engines.discovered import DiscoveredPool, FoundWorker
+from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.errors import EngineUnavailable
 from harness.types import GenerationResult, SamplingParams, as_ids
 from tests.engines.fake_server import FakeServer

@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import harness.server.gateway_program as gateway_program_module
+import harness.router.gateway_program as gateway_program_module
 from harness.errors import LaneError, ScenarioError
-from harness.server.gateway_program import GatewayProgram, gateway_program
+from harness.router.gateway_program import GatewayProgram, gateway_program
+from harness.router.routed import RoutedApp, RouterSettings, open_routed
 from harness.server.registry import API_KEY_PREFIX
-from harness.server.routed import RoutedApp, RouterSettings, open_routed
 from tests.engines.lies import Lie
 from tests.engines.providers import toy_tokenizer
 from tests.router.serving import PATIENCE_S, fake_workers, serving_app

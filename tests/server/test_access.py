@@ -9,7 +9,7 @@ from served import Served, bearer, says, serving, url_of
 from structlog.testing import capture_logs
 
 from harness.engines.base import LogprobScale
-from harness.engines.sglang import SGLangTokenProvider
+from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.server.serving import serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
+from harness.engines.pool.workers import MISSED_UPDATE
 from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
-from harness.engines.workers import MISSED_UPDATE
 from harness.errors import UnknownWeightVersion
 from harness.samples.versions import LARGEST, LabelOrder, policy_version
 from harness.server.serving import serve_in_process

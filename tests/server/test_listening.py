@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from harness.asgi import listening
+from harness.machine.asgi import listening
 
 
 async def test_answers_are_not_held_back():

@@ -13,7 +13,7 @@ from fakes import assistant, toy_template, toy_tokenizer, user
 from served import PATIENCE_S, Client, Served, eventually, says
 
 from harness.engines.base import LogprobScale, check_request
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step, scripted_logprobs
 from harness.errors import EngineRejected
 from harness.server.live_version import LiveVersion

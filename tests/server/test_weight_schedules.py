@@ -14,9 +14,9 @@ from fakes import user
 from hypothesis import example, given, settings
 from served import Client, Served, serving
 
+from harness.control.weights import WeightUpdater
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Step, scripted_logprobs
-from harness.manager.weights import WeightUpdater
 from harness.types import as_ids
 
 CHECKPOINT = Path("/checkpoint")

@@ -4,12 +4,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import AbortBudget, AgentHooks
-from harness.manager.gate_client import GateClient
-from harness.manager.pause import paused_rollout
-from harness.manager.weight_report import UpdateBudget
-from harness.manager.weights import WeightUpdater
+from harness.client.gate import GateClient
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget, AgentHooks
+from harness.control.pause import paused_rollout
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget
 
 
 async def stay(server: str) -> None:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from harness.manager.weights import WeightUpdater
+from harness.control.weights import WeightUpdater
 from harness.samples.versions import known_version
 from harness.server.serving import RunningServer, serve_in_process
 from harness.store.memory import MemoryStore

@@ -8,14 +8,14 @@ import pytest
 from stored import read_file
 
 from harness.samples.codec import sample_from_json
-from harness.suite.config import Overrides
 from harness.suite.faults.firing import Firing
-from harness.suite.interrupts import Interrupts
-from harness.suite.opening import begin_run, resume_run
-from harness.suite.progress import Silence
-from harness.suite.report import RunReport, RunStatus, ScenarioReport
-from harness.suite.rollouts import RolloutRecord
-from harness.suite.runner import SuiteRun
+from harness.suite.record.config import Overrides
+from harness.suite.record.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.run.interrupts import Interrupts
+from harness.suite.run.open_run import begin_run, resume_run
+from harness.suite.run.progress import Silence
+from harness.suite.run.runner import SuiteRun
 from harness.types import Sample, TurnStatus
 from tests.suite.builders import write_scenario
 

@@ -18,10 +18,10 @@ from harness.errors import (
     EngineUnavailable,
 )
 from harness.samples.codec import sample_from_json
-from harness.suite.config import Overrides
 from harness.suite.faults.engine_seam import NetworkFault
 from harness.suite.faults.network import FaultyNetwork, between
 from harness.suite.faults.spec import Action
+from harness.suite.record.config import Overrides
 from harness.types import GenerationDelta, GenerationResult, SamplingParams, as_ids
 from tests.engines.fake_server import serving
 from tests.engines.fake_sglang import FakeSGLang

@@ -8,7 +8,7 @@ import pytest
 from toy_model import write_toy_model
 
 from harness.samples.codec import sample_from_json
-from harness.suite.folder import bundled_scenarios
+from harness.suite.scenarios.folder import bundled_scenarios
 from tests.installed import RunShipped
 from tests.suite.builders import harness
 from tests.suite.test_faults import incomplete_inside

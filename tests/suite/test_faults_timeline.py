@@ -11,7 +11,7 @@ from harness.errors import ScenarioError
 from harness.suite.faults.engine_seam import TurnCount
 from harness.suite.faults.spec import ON_EVERYTHING, Fault
 from harness.suite.faults.timeline import Due, Event, Timeline, TimePassed, TokensSampled, TurnBegan
-from harness.suite.folder import load_scenario
+from harness.suite.scenarios.folder import load_scenario
 from tests.suite.builders import write_scenario
 
 SEEDS = {0: 11, 1: 12, 2: 13}

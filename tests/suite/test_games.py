@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.suite.folder import bundled_scenarios
+from harness.suite.scenarios.folder import bundled_scenarios
 
 FOLDERS = {folder.name: folder for folder in bundled_scenarios()}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import RunError
-from harness.suite.config import Overrides
-from harness.suite.opening import begin_run, resume_run
+from harness.suite.record.config import Overrides
+from harness.suite.run.open_run import begin_run, resume_run
 from tests.suite.builders import write_scenario
 
 

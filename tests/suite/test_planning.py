@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import RunError
-from harness.suite.config import Overrides, RunConfig, select
-from harness.suite.folder import find_scenarios
-from harness.suite.plan import plan_rollouts
+from harness.suite.record.config import Overrides, RunConfig, select
+from harness.suite.scenarios.folder import find_scenarios
+from harness.suite.scenarios.plan import plan_rollouts
 from tests.suite.builders import write_scenario
 
 

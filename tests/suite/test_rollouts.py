@@ -10,12 +10,12 @@ import pytest
 from fakes import new_session, take_turn, user
 
 from harness.errors import Cause, LedgerImbalance, StoreError
-from harness.manager.rollout import OutcomeKind
+from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.store.sqlite import SQLiteStore
-from harness.suite.accounting import account_run
-from harness.suite.report import RunReport, RunStatus, ScenarioReport
-from harness.suite.rollouts import RolloutLog, RolloutRecord, SessionFacts, read_rollouts
+from harness.suite.judge.accounting import account_run
+from harness.suite.record.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.record.rollout_table import RolloutLog, RolloutRecord, SessionFacts, read_rollouts
 from harness.types import Json
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from harness.errors import ScenarioError
 from harness.suite.exits import NothingSelected
-from harness.suite.folder import bundled_scenarios, find_scenarios, load_scenario
-from harness.suite.scenario import Scenario
+from harness.suite.scenarios.folder import bundled_scenarios, find_scenarios, load_scenario
+from harness.suite.scenarios.scenario import Scenario
 from tests.suite.builders import write_scenario
 
 

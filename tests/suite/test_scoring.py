@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.suite.scoring import Score, score_session
+from harness.suite.judge.reward import Score, score_session
 
 
 async def _score(tmp_path: Path, body: str, *, deadline_s: float = 20) -> Score:

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from harness.client.gate import GateClient
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget
+from harness.control.engines import EngineInProcess
+from harness.control.pause import paused_rollout
 from harness.errors import HarnessError
-from harness.manager.abort import abort_rollout
-from harness.manager.abort_values import AbortBudget
-from harness.manager.engine_control import EngineInProcess
-from harness.manager.gate_client import GateClient
-from harness.manager.manager import SessionManager
-from harness.manager.pause import paused_rollout
-from harness.manager.rollout import Rollout
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import Rollout
 from harness.suite.faults.company import Company
 from harness.suite.faults.engine_seam import EngineCall, NetworkFault
 from harness.suite.faults.seams import Seams

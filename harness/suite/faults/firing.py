@@ -12,8 +12,8 @@ import msgspec
 
 from harness.sessions.ledger import Ledger
 from harness.suite.faults.spec import Fault
-from harness.suite.storage import disk_failures
-from harness.suite.verdicts import Verdict
+from harness.suite.judge.verdicts import Verdict
+from harness.suite.record.storage import disk_failures
 from harness.types import Json
 
 

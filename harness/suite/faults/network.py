@@ -17,8 +17,8 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from harness.engines.address import EngineAddress
 from harness.engines.connect import EngineName
+from harness.engines.remote.address import EngineAddress
 from harness.suite.faults.engine_seam import DEADLINE_S, NetworkFault
 
 _LOOPBACK = "127.0.0.1"

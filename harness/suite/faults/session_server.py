@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from harness.client.gate import SessionServerAddress
 from harness.engines.base import TokenProvider
-from harness.manager.gate_client import SessionServerAddress
 from harness.server.serving import RunningServer, serve_in_process
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from harness.errors import HarnessError
-from harness.manager.manager import SessionManager
-from harness.manager.rollout import AgentTask, Rollout
+from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import Rollout
 from harness.sessions.ledger import Ledger, total
 from harness.suite.faults.actions import Actions, Moment, Rollouts
 from harness.suite.faults.company import Company

@@ -7,10 +7,10 @@ what is as close as this to it is close to each other.
 from pathlib import Path
 
 from harness.engines.base import TokenProvider
-from harness.engines.comparison import Comparison, compare_engines
 from harness.engines.connect import open_engine
+from harness.engines.examine.comparison import Comparison, compare_engines
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 
 ATOL = 1e-3
 TOKENS = 20

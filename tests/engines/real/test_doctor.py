@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines.doctor import Answer
+from harness.engines.examine.doctor import Answer
 from harness.lanes import INSTALLED
 from tests.real_engines import on_real
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from harness.engines.base import LogprobScale
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.vllm import VLLMTokenProvider
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.errors import ScenarioError
 from harness.lanes import INSTALLED, LaneEngine
 from harness.sessions.continuation import Endings, Output

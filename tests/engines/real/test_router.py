@@ -13,13 +13,13 @@ import httpx
 from fakes import user
 from stored import ledger_of, read_file
 
-from harness.engines.pool import EnginePool
+from harness.engines.pool.pool import EnginePool
 from harness.lanes import LaneEngine, LaneSpec, open_lane
-from harness.server.gateway_program import gateway_program
-from harness.server.routed import RouterSettings, open_routed
+from harness.router.gateway_program import gateway_program
+from harness.router.routed import RouterSettings, open_routed
 from harness.server.serving import serve_in_process
 from harness.store.connect import open_store
-from harness.tokens.opening import open_chat_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json, Message
 from tests.guard.looping import SERVED_CONFIG
 from tests.real_engines import CONTEXT_TOKENS

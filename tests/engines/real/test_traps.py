@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 
 from harness.engines.base import PauseMode, TokenProvider
-from harness.engines.reply import Asked
-from harness.engines.sglang import SGLangTokenProvider
-from harness.engines.sglang_wire import generate_body
-from harness.engines.vllm import VLLMTokenProvider
-from harness.engines.vllm_wire import CompletionsApi, GenerateApi
+from harness.engines.remote.reply import Asked
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.sglang_wire import generate_body
+from harness.engines.remote.vllm import VLLMTokenProvider
+from harness.engines.remote.vllm_wire import CompletionsApi, GenerateApi
 from harness.errors import EngineRejected
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, as_ids

@@ -1,0 +1,200 @@
+"""The gate of a session server, from the outside: drain, pause, resume, and what it says of itself.
+
+All verbs are idempotent, so each may be repeated after any failure of transport or gateway; a few times only, because
+whoever turns a gate has a deadline of its own and a server that is gone must not use it up.
+
+A client with a holder puts a hold of that name on the gate, which runs out unless `renewed` goes on beside the work it
+is for: a controller that is killed keeps no gate shut. Without one its verbs are bare: the anonymous hold.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+from harness.client.sessions import SessionClient, decoded
+from harness.errors import HoldExpired, HoldNotFound, SessionServerError
+from harness.types import Json
+from server_patch.router.background import running
+
+HOLD_TTL_S = 60.0
+"""How long a gate stays shut after its controller has died."""
+HOLD_NOT_RENEWED = "gate_hold_not_renewed"
+
+_log = structlog.get_logger(__name__)
+
+_ATTEMPTS = 3
+_RENEWALS = 3  # in the time that a hold lasts
+_PAUSES = wait_exponential(multiplier=0.1, max=1.0)
+
+
+class HoldReport(msgspec.Struct, frozen=True):
+    """A hold on a gate, as its server lists it."""
+
+    holder: str
+    kind: str
+    engines: bool = False
+    """Its holder pauses the engines of the server."""
+
+
+class GateReport(msgspec.Struct, frozen=True):
+    """What a gate answers; the last three say what the verb touched."""
+
+    state: str
+    epoch: int
+    """How often the gate has changed."""
+    held: int
+    """Requests that wait at it."""
+    sessions: int
+    """Sessions that the server holds."""
+    turns_in_flight: int
+    holds: tuple[HoldReport, ...] = ()
+    turns_held: int = 0
+    """Those of the turns in flight that wait at the gate to be continued."""
+    sessions_open: int = 0
+    """Those of its sessions that still accept turns."""
+    changed: bool = False
+    sessions_closed: int = 0
+    """Sessions that this drain ended."""
+    released: int = 0
+    """Requests that this resume let go on."""
+
+    @property
+    def turns_generating(self) -> int:
+        """Turns in flight that an engine is busy with."""
+        return self.turns_in_flight - self.turns_held
+
+
+class SessionServerAddress(msgspec.Struct, frozen=True):
+    """Where a session server is, and what opens its admin verbs."""
+
+    url: str
+    admin_token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"SessionServerAddress({self.url!r})"  # reports and errors show addresses, never tokens
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an operator's requests carry."""
+        return {"authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
+
+
+class GateClient:
+    """The gate of the server at `address`; a context manager. Every verb raises `SessionServerError`.
+
+    Args:
+        address: Of the session server.
+        holder: Name of the hold that the verbs place, renew and release; empty for bare verbs.
+        ttl_s: How long the hold lasts when it is not renewed.
+    """
+
+    def __init__(self, address: SessionServerAddress | str, holder: str = "", ttl_s: float = HOLD_TTL_S) -> None:
+        self.address = SessionServerAddress(address) if isinstance(address, str) else address
+        self.ttl_s = ttl_s
+        self.is_held = False
+        """The hold has been placed, and neither been released since nor been lost."""
+        self.is_lost = False
+        """The hold ended before it was released: what it kept shut has been open."""
+        self._holder = {"holder": holder} if holder else {}
+        self._client = SessionClient(self.address.url, admin_token=self.address.admin_token)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def drain(self, *, deadline_s: float) -> GateReport:
+        """End every open session for good; answered when each is marked, durably."""
+        return await self._place("drain", deadline_s)
+
+    async def pause(self, *, deadline_s: float, engines: bool = False) -> GateReport:
+        """Hold new work; `engines` claims the engines as well, which one holder at a time can (`engines_held`)."""
+        return await self._place("pause", deadline_s, engines=engines)
+
+    async def renew(self, *, deadline_s: float) -> GateReport:
+        """Have the hold last for another `ttl_s`; it is lost when the server says that there is none."""
+        try:
+            return await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
+        except SessionServerError as error:
+            if error.code in (HoldExpired.code, HoldNotFound.code):
+                self.is_held, self.is_lost = False, True
+            raise
+
+    async def resume(self, *, deadline_s: float, engines_continued: bool = False) -> GateReport:
+        """Release the hold; what was held goes on unless somebody else holds it.
+
+        `engines_continued` says that the engines which were claimed work again; else the server sees to it. Raises
+        when the hold had run out: the gate has been open before.
+        """
+        self.is_held = False
+        body = self._holder | {"engines_continued": engines_continued} if self._holder else None
+        try:
+            return await self._ask("POST", "resume", deadline_s, body)
+        except SessionServerError as error:
+            if error.code != HoldNotFound.code:
+                raise
+        return await self.report(deadline_s=deadline_s)  # never placed, or released by an attempt whose answer was lost
+
+    async def _place(self, verb: str, deadline_s: float, *, engines: bool = False) -> GateReport:
+        body = self._holder | {"ttl_s": self.ttl_s, "engines": engines} if self._holder else None
+        report = await self._ask("POST", verb, deadline_s, body)
+        self.is_held = bool(self._holder)
+        return report
+
+    async def report(self, *, deadline_s: float) -> GateReport:
+        """How the gate stands."""
+        return await self._ask("GET", "gate", deadline_s)
+
+    async def _ask(self, method: str, verb: str, deadline_s: float, body: Json | None = None) -> GateReport:
+        attempts = AsyncRetrying(
+            stop=stop_after_attempt(_ATTEMPTS), wait=_PAUSES, retry=retry_if_exception(_may_repeat), reraise=True
+        )
+        # One attempt may not use up the time of the others: a server that hangs is asked again.
+        timeout_s = deadline_s / _ATTEMPTS
+        content: bytes = await attempts(self._client.attempt, method, f"/sessions/{verb}", body, timeout_s=timeout_s)
+        return decoded(content, GateReport)
+
+
+def new_holder(work: str) -> str:
+    """A name for the holds of one piece of `work`, which nobody else has."""
+    return f"{work}-{secrets.token_hex(8)}"
+
+
+@asynccontextmanager
+async def renewed(gates: Sequence[GateClient]) -> AsyncIterator[None]:
+    """The holds on `gates` that are placed, now or in the block, last as long as the block.
+
+    A block that keeps the loop from running for longer than a hold lasts loses it all the same, and is told at
+    `resume`. Release after the block.
+    """
+    async with AsyncExitStack() as stack:
+        for gate in gates:
+            await stack.enter_async_context(running(_renew(gate)))
+        yield
+
+
+async def _renew(gate: GateClient) -> None:
+    while True:
+        await asyncio.sleep(gate.ttl_s / _RENEWALS)
+        if not gate.is_held:
+            continue
+        try:
+            async with asyncio.timeout(gate.ttl_s / _RENEWALS):
+                await gate.renew(deadline_s=gate.ttl_s / _RENEWALS)
+        except (SessionServerError, TimeoutError) as error:
+            said = error.message if isinstance(error, SessionServerError) else "no answer in time"
+            _log.warning(HOLD_NOT_RENEWED, url=gate.address.url, is_lost=gate.is_lost, error=said)
+
+
+def _may_repeat(error: BaseException) -> bool:
+    return isinstance(error, SessionServerError) and (error.retryable or error.status >= 500)

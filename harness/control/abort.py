@@ -1,0 +1,250 @@
+"""Ending a rollout early: nothing invalid is trained, nobody waits for ever, and every gate is open afterwards (I8).
+
+    report = await abort_rollout(pending, [server_url], ["sglang=http://127.0.0.1:30000"], [manager.abort_hooks()])
+
+The order matters. Sessions are drained before the engines are told, so that a turn which the engine cuts short finds
+its session closed: it is stored ABORTED and answered 404, and no agent goes on from half an answer. Agents are told
+before they are ended, ended before their results are collected, and the abort's holds leave the gates only when
+nothing of the rollout is left to come through them; a gate that somebody else holds as well stays shut.
+
+Whatever a server, an engine, a hook, an agent or a pending task does, it costs the time of its step and nothing else;
+what went wrong is in the report. What counts as wrong, and who has how much time, is decided in `abort_values.py`. Does
+not know what the pending tasks are: it returns what they return.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+
+import structlog
+
+from harness.client.gate import GateClient, SessionServerAddress, new_holder, renewed
+from harness.control.abort_report import (
+    AbortBudget,
+    AbortReport,
+    AgentHooks,
+    Answer,
+    Keep,
+    ServerAnswer,
+    Step,
+    TaskFailure,
+    failure_of,
+    partial_samples,
+)
+from harness.control.engines import EngineWorker, as_workers
+from harness.control.left_paused import look_for_paused
+from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.machine.deadlines import OBEY_S, attempt, read_end, to_the_end
+
+ABORT_STEP_ENDED = "abort_step_ended"
+ABORT_PROBLEM = "abort_problem"
+ABORTED_TASK_SKIPPED = "aborted_task_skipped"
+
+_LOOK_S = 2.0  # at engines that have just answered
+
+_log = structlog.get_logger(__name__)
+
+
+async def abort_rollout(
+    pending: Iterable[Awaitable[object]],
+    session_servers: Sequence[SessionServerAddress | str],
+    engine_workers: Sequence[EngineWorker | str] = (),
+    agent_hooks: Sequence[AgentHooks] = (),
+    budget: AbortBudget | None = None,
+    *,
+    keep: Keep = Keep.SAMPLES,
+    rollout_id: int | None = None,
+    continue_engines: bool = False,
+) -> AbortReport:
+    """End everything that `pending` waits for, and collect what it has come to.
+
+    Args:
+        pending: Tasks of the rollout; what they return comes back in `AbortReport.results`.
+        session_servers: All that the rollout's agents talk to.
+        engine_workers: All that generate for them: `sglang=http://...`, `vllm=http://...`, an address, or an object.
+        agent_hooks: Of whoever runs the agents; `SessionManager.abort_hooks()` makes one.
+        budget: How long each step may take.
+        keep: What becomes of rollouts that are cut short.
+        rollout_id: Of this rollout; partial samples carry it as `start_rollout_id` unless they have one.
+        continue_engines: Continue workers that are found paused although no hold on a gate covers them: somebody left
+            them so. Otherwise they are reported.
+
+    Never raises for anything that goes wrong on the way. Cancelled, it cancels `pending`, opens the gates, and goes.
+    """
+    tasks = [asyncio.ensure_future(each) for each in pending]
+    async with AsyncExitStack() as stack:
+        budget, holder = budget or AbortBudget(), new_holder("abort")
+        clients = (GateClient(address, holder, budget.hold_ttl_s) for address in session_servers)
+        gates = [await stack.enter_async_context(client) for client in clients]
+        abort = _Abort(tasks, gates, as_workers(engine_workers), agent_hooks, budget)
+        try:
+            async with renewed(gates):
+                abort.mark(keep)
+                await abort.drain()
+                await abort.abort_engines(continues=continue_engines)
+                await abort.call_hooks()
+                await abort.stop_agents()
+                await abort.collect()
+        finally:
+            await to_the_end(abort.leave_open())
+        return abort.report(keep, rollout_id)
+
+
+class _Abort:
+    """One abort under way: its steps, and what each has found."""
+
+    def __init__(
+        self,
+        tasks: Sequence[asyncio.Future[object]],
+        gates: Sequence[GateClient],
+        workers: Sequence[EngineWorker],
+        hooks: Sequence[AgentHooks],
+        budget: AbortBudget,
+    ) -> None:
+        self._tasks = tasks
+        self._gates = gates
+        self._workers = workers
+        self._hooks = hooks
+        self._budget = budget
+        self._began = time.monotonic()
+        self._seconds: dict[Step, float] = {}
+        self._drained: list[ServerAnswer] = []
+        self._quiet = Quiet()
+        self._left_paused: list[Answer] = []
+        self._called: list[Answer] = []
+        self._agents_left: list[str] = []
+        self._late: set[asyncio.Future[object]] = set()
+        self._resumed: list[ServerAnswer] = []
+
+    def mark(self, keep: Keep) -> None:
+        """Step 1: nothing begins any more."""
+        with self._step(Step.MARK, 0.0):
+            for hooks in self._hooks:
+                self._note(hooks.name, partial(hooks.mark, keep))
+
+    async def drain(self) -> None:
+        """Step 2: every open session ends, for good."""
+        with self._step(Step.DRAIN, self._budget.drain_s) as seconds:
+            self._drained = await at_every_gate(self._gates, GateClient.drain, seconds)
+
+    async def abort_engines(self, *, continues: bool) -> None:
+        """Step 3: every engine ends what it has, and is told again while a turn is still in flight.
+
+        A request that was on its way to the engine when the abort arrived is not seen by it.
+        """
+        with self._step(Step.ENGINES, self._budget.engines_s) as seconds:
+            reached = [gate for gate, answer in zip(self._gates, self._drained, strict=True) if answer.error is None]
+            self._quiet = await quieten(self._workers, reached, seconds)
+            answered = [
+                worker
+                for worker, answer in zip(self._workers, self._quiet.engines, strict=True)
+                if answer.error is None
+            ]
+            look_s = min(_LOOK_S, seconds)
+            self._left_paused = await look_for_paused(answered, reached, look_s, continues=continues)
+
+    async def call_hooks(self) -> None:
+        """Step 4: the agents are asked to stop."""
+        with self._step(Step.HOOKS, self._budget.hooks_s) as seconds:
+            calls = (_called(hooks.name, hooks.abort, seconds) for hooks in self._hooks if hooks.abort)
+            self._called += await asyncio.gather(*calls)
+
+    async def stop_agents(self) -> None:
+        """Step 5: agents have time to end by themselves, and the pending tasks with them; then they are ended."""
+        with self._step(Step.STOP, self._budget.agents_s + self._budget.kill_s) as seconds:
+            kill_s = min(self._budget.kill_s, seconds)
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=seconds - kill_s)
+            await asyncio.gather(*(self._stop(hooks, kill_s) for hooks in self._hooks))
+
+    async def collect(self) -> None:
+        """Step 6: every pending task returns or is cancelled."""
+        with self._step(Step.COLLECT, self._budget.collect_s) as seconds:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=seconds)
+            await self._cancel_late()
+
+    async def leave_open(self) -> None:
+        """Step 7, whatever happened: nothing of the rollout is left to come, and no gate is shut because of it."""
+        try:
+            async with renewed(self._gates):
+                await self._cancel_late()
+        finally:
+            with self._step(Step.RESUME, self._budget.resume_s, is_last=True) as seconds:
+                self._resumed = await at_every_gate(self._gates, GateClient.resume, seconds)
+                for hooks in self._hooks:
+                    self._note(hooks.name, hooks.clear)
+
+    def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
+        """What was done and what there is."""
+        failures = self._failures()
+        results = tuple(task.result() for task in self._tasks if task not in failures)
+        report = AbortReport(
+            drained=tuple(self._drained),
+            engines=tuple(self._quiet.engines),
+            left_paused=tuple(self._left_paused),
+            turns_left=self._quiet.turns_left,
+            hooks=tuple(self._called),
+            agents_left=tuple(self._agents_left),
+            results=results,
+            failures=tuple(failures.values()),
+            partial_samples=partial_samples(results, rollout_id) if keep is not Keep.NOTHING else (),
+            resumed=tuple(self._resumed),
+            seconds=self._seconds,
+        )
+        for problem in report.problems:
+            _log.warning(ABORT_PROBLEM, problem=problem)
+        return report
+
+    async def _stop(self, hooks: AgentHooks, seconds: float) -> None:
+        if hooks.stop is None:
+            return
+        left: list[str] = []
+
+        async def stop() -> None:
+            assert hooks.stop is not None
+            left.extend(await hooks.stop(seconds))
+
+        answer = await _called(hooks.name, stop, seconds + OBEY_S)  # its own bound shall come first
+        self._agents_left += left
+        if answer.error:
+            self._called.append(answer)
+
+    def _note(self, name: str, call: Callable[[], object]) -> None:
+        """Call what must not wait; what it raises is reported."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  # a hook is somebody else's code; the abort goes on
+            self._called.append(Answer(name, f"{type(error).__name__}: {error}"))
+
+    async def _cancel_late(self) -> None:
+        """Cancel what still runs; what ignores that is left alone, and its end will not go unread."""
+        late = [task for task in self._tasks if not task.done() and task not in self._late]
+        for task in late:
+            self._late.add(task)
+            task.add_done_callback(read_end)
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=self._budget.cancel_s)
+
+    def _failures(self) -> dict[asyncio.Future[object], TaskFailure]:
+        found = {task: failure_of(task, was_late=task in self._late) for task in self._tasks}
+        for failure in filter(None, found.values()):
+            _log.warning(ABORTED_TASK_SKIPPED, task=failure.name, fate=failure.fate.value, detail=failure.detail)
+        return {task: failure for task, failure in found.items() if failure is not None}
+
+    @contextmanager
+    def _step(self, step: Step, wanted_s: float, *, is_last: bool = False) -> Iterator[float]:
+        """Times a step; yields how many seconds it may take."""
+        began = time.monotonic()
+        try:
+            yield wanted_s if is_last else self._budget.left_s(wanted_s, began - self._began)
+        finally:
+            self._seconds[step] = time.monotonic() - began
+            _log.info(ABORT_STEP_ENDED, step=step.value, seconds=round(self._seconds[step], 3))
+
+
+async def _called(name: str, call: Callable[[], Awaitable[object]], seconds: float) -> Answer:
+    return Answer(name, await attempt(call, seconds, name=f"abort: {name}"))

@@ -1,0 +1,228 @@
+"""What an abort is given and what it reports: order, budget, and what counts as a failure. Pure.
+
+The order of `ORDER` is the choreography. Every step has a time of its own and all of them share `total_s`, of which the
+time to reopen the gates is never given away (I8): whatever the steps before it cost, the last one can still be taken.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from harness.samples.rollout import OutcomeKind, Rollout
+from harness.types import Sample, SampleStatus
+
+
+class Step(StrEnum):
+    """The steps of an abort, in `ORDER`."""
+
+    MARK = "mark"
+    """Nothing begins any more."""
+    DRAIN = "drain"
+    """Every session server ends its open sessions, for good."""
+    ENGINES = "engines"
+    """Every engine worker ends its requests."""
+    HOOKS = "hooks"
+    """Whoever runs agents asks them to stop."""
+    STOP = "stop"
+    """Agents have time to end by themselves, then they are ended."""
+    COLLECT = "collect"
+    """Every pending task returns, or is cancelled."""
+    RESUME = "resume"
+    """Every session server serves new sessions again."""
+
+
+ORDER = tuple(Step)
+
+
+class Keep(StrEnum):
+    """What becomes of rollouts that the abort cut short."""
+
+    NOTHING = "nothing"
+    """Their samples are not reported."""
+    SAMPLES = "partial_samples"
+    """Their samples are reported."""
+    SESSIONS = "sessions"
+    """Their samples are reported, and their sessions stay on the server until a later rollout takes them over, or
+    `SessionManager.delete` gives them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortBudget:
+    """Seconds that the steps of an abort may take, each at most; `total_s` bounds all of them together."""
+
+    drain_s: float = 10.0
+    engines_s: float = 10.0
+    hooks_s: float = 10.0
+    agents_s: float = 10.0
+    """What agents get to end by themselves, before SIGTERM."""
+    kill_s: float = 5.0
+    """From SIGTERM until the last agent is gone; SIGKILL comes in the middle of it."""
+    collect_s: float = 30.0
+    """What pending tasks get to return, once no agent runs any more."""
+    cancel_s: float = 5.0
+    """What a pending task gets to obey its cancellation; one that does not is left alone and reported."""
+    resume_s: float = 10.0
+    """The last step; this and `cancel_s` are kept back from `total_s`."""
+    total_s: float = 90.0
+    hold_ttl_s: float = 60.0
+    """How long gates stay shut when this process dies; holds are renewed every third of it."""
+
+    @property
+    def working_s(self) -> float:
+        """What the steps before the last may take together, if nothing has to be cancelled."""
+        return max(0.0, self.total_s - self.resume_s - self.cancel_s)
+
+    def left_s(self, wanted_s: float, elapsed_s: float) -> float:
+        """How much of `wanted_s` a step may use that begins `elapsed_s` after the first one."""
+        return max(0.0, min(wanted_s, self.working_s - elapsed_s))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHooks:
+    """Whoever runs agents: what to call, step by step. `SessionManager.abort_hooks()` makes one; all are optional."""
+
+    name: str
+    mark: Callable[[Keep], None] = lambda _: None
+    """Begin nothing from now on; what shall be kept is said along. Must not wait."""
+    abort: Callable[[], Awaitable[object]] | None = None
+    """Ask the agents to stop."""
+    stop: Callable[[float], Awaitable[Sequence[str]]] | None = None
+    """End the agents that still run within so many seconds; returns the names of those that are left even then."""
+    clear: Callable[[], None] = lambda: None
+    """The abort is over: what begins from now on has nothing to do with it. Must not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswer:
+    """What a session server said to a verb of its gate; the counts are 0 when it did not answer."""
+
+    url: str
+    error: str | None = None
+    """Why it could not be told; None when it was."""
+    epoch: int = 0
+    sessions_closed: int = 0
+    """Sessions that were open until then."""
+    turns_in_flight: int = 0
+    turns_generating: int = 0
+    """Those that did not wait at the gate to be continued."""
+    held: int = 0
+    """Requests that were waiting at the gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether an engine worker or a hook did what it was asked."""
+
+    name: str
+    error: str | None = None
+
+
+class Fate(StrEnum):
+    """Why a pending task has no result."""
+
+    RAISED = "raised"
+    """It ended with an exception."""
+    CANCELLED = "cancelled"
+    """Somebody else had cancelled it."""
+    LATE = "late"
+    """It did not end in its time and was cancelled."""
+    LEFT = "left"
+    """It ignored its cancellation and still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """A pending task that was skipped."""
+
+    name: str
+    fate: Fate
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortReport:
+    """What an abort did and what it collected."""
+
+    drained: tuple[ServerAnswer, ...] = ()
+    engines: tuple[Answer, ...] = ()
+    left_paused: tuple[Answer, ...] = ()
+    """Workers that were found paused and covered by no hold; without an error those that were continued."""
+    turns_left: int | None = None
+    """Turns still in flight when the engines step ended; None when no session server could say."""
+    hooks: tuple[Answer, ...] = ()
+    agents_left: tuple[str, ...] = ()
+    """Agents that could not be ended in their time."""
+    results: tuple[object, ...] = ()
+    """Of the pending tasks that ended well, in their order."""
+    failures: tuple[TaskFailure, ...] = ()
+    """The pending tasks that did not."""
+    partial_samples: tuple[Sample, ...] = ()
+    """Samples of the rollouts that were cut short."""
+    resumed: tuple[ServerAnswer, ...] = ()
+    seconds: Mapping[Step, float] = field(default_factory=dict)
+    """What each step took; a step that was not reached is missing."""
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """The rollouts among the results."""
+        return tuple(rollouts_in(self.results))
+
+    @property
+    def total_s(self) -> float:
+        """What the whole abort took."""
+        return sum(self.seconds.values())
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for everything that did not go as it should; empty after a clean abort."""
+        return (
+            *(f"drain {answer.url}: {answer.error}" for answer in self.drained if answer.error),
+            *(f"engine {answer.name}: {answer.error}" for answer in self.engines if answer.error),
+            *(f"engine {answer.name}: {answer.error}" for answer in self.left_paused if answer.error),
+            *((f"engines: {self.turns_left} turns still in flight",) if self.turns_left else ()),
+            *(f"hook {answer.name}: {answer.error}" for answer in self.hooks if answer.error),
+            *(f"agent {name}: could not be ended" for name in self.agents_left),
+            *(f"task {failure.name}: {failure.fate} {failure.detail}".rstrip() for failure in self.failures),
+            *(f"resume {answer.url}: {answer.error}" for answer in self.resumed if answer.error),
+        )
+
+
+def failure_of(task: asyncio.Future[object], *, was_late: bool) -> TaskFailure | None:
+    """Why `task` has no result to collect; None when it has one."""
+    name = task.get_name() if isinstance(task, asyncio.Task) else "future"
+    if not task.done():
+        return TaskFailure(name, Fate.LEFT, "ignores its cancellation")
+    if task.cancelled():
+        return TaskFailure(name, Fate.LATE if was_late else Fate.CANCELLED)
+    error = task.exception()
+    return None if error is None else TaskFailure(name, Fate.RAISED, f"{type(error).__name__}: {error}")
+
+
+def rollouts_in(result: object) -> Iterator[Rollout]:
+    """The rollouts in what a pending task returned: one, or lists of them in any depth."""
+    match result:
+        case Rollout():
+            yield result
+        case list() | tuple():
+            for part in result:
+                yield from rollouts_in(part)
+
+
+def partial_samples(results: Sequence[object], rollout_id: int | None) -> tuple[Sample, ...]:
+    """The samples of the rollouts that an abort cut short, each with the `start_rollout_id` of its first rollout."""
+    cut_short = filter(was_cut_short, rollouts_in(results))
+    return tuple(_stamped(sample, rollout_id) for rollout in cut_short for sample in rollout.samples)
+
+
+def was_cut_short(rollout: Rollout) -> bool:
+    """The rollout did not come to an end of its own."""
+    return rollout.outcome.kind is OutcomeKind.DRAINED or any(
+        sample.status is SampleStatus.ABORTED for sample in rollout.samples
+    )
+
+
+def _stamped(sample: Sample, rollout_id: int | None) -> Sample:
+    if rollout_id is None:
+        return sample
+    return replace(sample, metadata={"start_rollout_id": rollout_id, **sample.metadata})

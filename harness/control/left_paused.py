@@ -1,0 +1,53 @@
+"""Engines that are paused although nobody who is known works on them: said, and continued when that is asked for.
+
+An engine whose pause is covered by a hold on a session server's gate is somebody's, and is left alone. What a worker
+does not say counts as running.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from harness.client.gate import GateClient
+from harness.control.abort_report import Answer
+from harness.control.engines import EngineWorker, Pausable
+from harness.machine.deadlines import attempt
+
+
+async def look_for_paused(
+    workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
+) -> list[Answer]:
+    """The workers that were left paused: with an error, unless they were continued."""
+    paused = [worker for worker in await _paused(workers, seconds) if isinstance(worker, Pausable)]
+    if not paused or await _are_covered(gates, seconds):
+        return []
+    if not continues:
+        said = "is paused, and no hold on a gate covers it: continue it, or pass continue_engines=True"
+        return [Answer(worker.name, said) for worker in paused]
+    calls = (
+        attempt(partial(worker.resume, deadline_s=seconds), seconds, name=f"continue {worker.name}")
+        for worker in paused
+    )
+    return [Answer(worker.name, error) for worker, error in zip(paused, await asyncio.gather(*calls), strict=True)]
+
+
+async def _paused(workers: Sequence[EngineWorker], seconds: float) -> list[EngineWorker]:
+    found: list[EngineWorker] = []
+
+    async def ask(worker: EngineWorker) -> None:
+        if isinstance(worker, Pausable) and await worker.is_paused(deadline_s=seconds):
+            found.append(worker)
+
+    await asyncio.gather(*(attempt(partial(ask, worker), seconds, name=f"look at {worker.name}") for worker in workers))
+    return found
+
+
+async def _are_covered(gates: Sequence[GateClient], seconds: float) -> bool:
+    covered: list[bool] = []
+
+    async def ask(gate: GateClient) -> None:
+        report = await gate.report(deadline_s=seconds)
+        covered.append(any(hold.engines for hold in report.holds))
+
+    await asyncio.gather(*(attempt(partial(ask, gate), seconds, name=f"look at {gate.address.url}") for gate in gates))
+    return any(covered)

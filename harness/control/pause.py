@@ -1,0 +1,85 @@
+"""A rollout that stands still and goes on later, its agents alive all the time.
+
+    async with paused_rollout([server_url], ["sglang=http://127.0.0.1:30000"]) as pause:
+        ...  # train on what is there; the engines are idle, the agents wait at the gate
+
+What is pending stays pending. Turns in flight end inside the engines and are continued from their partial output when
+the gate opens, as the same turns; the agents notice nothing but time. The hold of this pause leaves the gate at the end
+of the block, whatever happens in it (I8); a weight update inside the block has a hold of its own and does not open it.
+The block must let the loop run: a hold that is not renewed runs out, so train in a thread.
+
+Bounded by others: a server holds a request for its `pause_timeout_s`, a client waits as long as it is built to, an
+agent has its deadline. A rollout that has to wait longer is aborted, and resumed from its session (`Keep.SESSIONS`).
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from harness.client.gate import GateClient, SessionServerAddress, new_holder, renewed
+from harness.control.abort_report import AbortBudget, Answer, ServerAnswer
+from harness.control.engines import EngineWorker, as_workers
+from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.machine.deadlines import to_the_end
+
+ROLLOUT_PAUSED = "rollout_paused"
+GATE_NOT_RESUMED = "gate_not_resumed"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseReport:
+    """How far the rollout came to a stand."""
+
+    paused: tuple[ServerAnswer, ...]
+    engines: tuple[Answer, ...]
+    turns_left: int | None
+    """Turns that were still being generated when the block began; None when no session server could say."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for everything that did not go as it should."""
+        return (
+            *(f"pause {answer.url}: {answer.error}" for answer in self.paused if answer.error),
+            *(f"engine {answer.name}: {answer.error}" for answer in self.engines if answer.error),
+            *((f"engines: {self.turns_left} turns still in flight",) if self.turns_left else ()),
+        )
+
+
+@asynccontextmanager
+async def paused_rollout(
+    session_servers: Sequence[SessionServerAddress | str],
+    engine_workers: Sequence[EngineWorker | str] = (),
+    budget: AbortBudget | None = None,
+) -> AsyncIterator[PauseReport]:
+    """For the time of the block no agent gets an answer and no engine is busy with them.
+
+    Of `budget` the seconds of draining, engines and resuming count. Never raises for what goes wrong on the way.
+    """
+    budget, holder = budget or AbortBudget(), new_holder("pause")
+    async with AsyncExitStack() as stack:
+        clients = (GateClient(address, holder, budget.hold_ttl_s) for address in session_servers)
+        gates = [await stack.enter_async_context(client) for client in clients]
+        try:
+            async with renewed(gates):
+                paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
+                reached = [gate for gate, answer in zip(gates, paused, strict=True) if answer.error is None]
+                quiet = await quieten(as_workers(engine_workers), reached, budget.engines_s)
+                yield _report(paused, quiet)
+        finally:
+            await to_the_end(_resume(gates, budget.resume_s))
+
+
+async def _resume(gates: Sequence[GateClient], seconds: float) -> None:
+    for answer in await at_every_gate(gates, GateClient.resume, seconds):
+        if answer.error:
+            _log.warning(GATE_NOT_RESUMED, url=answer.url, error=answer.error)
+
+
+def _report(paused: Sequence[ServerAnswer], quiet: Quiet) -> PauseReport:
+    report = PauseReport(tuple(paused), tuple(quiet.engines), quiet.turns_left)
+    _log.info(ROLLOUT_PAUSED, held=sum(answer.held for answer in paused), problems=report.problems)
+    return report

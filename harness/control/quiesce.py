@@ -1,0 +1,83 @@
+"""Making engines stop, and knowing that they have: told until no turn is being generated any more.
+
+An abort ends what an engine has at that moment. A request that was on its way is not seen by it, so every worker is
+told again while a session server still has a turn that is being generated. Only the session servers can say that; an
+engine's own figures lag, and count the requests of others. Gates are expected to be shut: an open one would send more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from harness.client.gate import GateClient, GateReport
+from harness.control.abort_report import Answer, ServerAnswer
+from harness.control.engines import EngineWorker
+from harness.errors import SessionServerError
+from harness.machine.deadlines import attempt, not_in_time, within
+
+_FIRST_LOOK_S = 0.02
+_LONGEST_LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class Quiet:
+    """What came of it."""
+
+    engines: list[Answer] = field(default_factory=list)
+    """The last answer of each worker."""
+    turns_left: int | None = None
+    """Turns that are still being generated; None when no session server could say."""
+
+
+async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> Quiet:
+    """Have `workers` end their requests, each at least once, until `gates` have no turn that is being generated."""
+    quiet = Quiet([Answer(worker.name, not_in_time(seconds)) for worker in workers])
+    is_quiet = asyncio.Event()
+    telling = (_tell(worker, index, quiet, is_quiet, seconds) for index, worker in enumerate(workers))
+    await within(seconds, asyncio.gather(_watch(gates, quiet, is_quiet, seconds), *telling))
+    return quiet
+
+
+async def at_every_gate(
+    gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport]], seconds: float
+) -> list[ServerAnswer]:
+    """What every server said to `verb`, a method of `GateClient`, or why it said nothing."""
+    return await asyncio.gather(*(_asked(gate, verb, seconds) for gate in gates))
+
+
+async def _tell(worker: EngineWorker, index: int, quiet: Quiet, is_quiet: asyncio.Event, seconds: float) -> None:
+    pause_s = _FIRST_LOOK_S
+    while True:
+        error = await attempt(partial(worker.abort_all, deadline_s=seconds), seconds, name=f"abort: {worker.name}")
+        quiet.engines[index] = Answer(worker.name, error)
+        if await within(pause_s, is_quiet.wait()):
+            return
+        pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+
+
+async def _watch(gates: Sequence[GateClient], quiet: Quiet, is_quiet: asyncio.Event, seconds: float) -> None:
+    pause_s = _FIRST_LOOK_S
+    while True:
+        answers = await at_every_gate(gates, GateClient.report, seconds)
+        known = [answer.turns_generating for answer in answers if answer.error is None]
+        quiet.turns_left = sum(known) if known else None
+        if not quiet.turns_left:
+            is_quiet.set()
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+
+
+async def _asked(gate: GateClient, verb: Callable[..., Awaitable[GateReport]], seconds: float) -> ServerAnswer:
+    url = gate.address.url
+    try:
+        async with asyncio.timeout(seconds):
+            said = await verb(gate, deadline_s=seconds)
+    except SessionServerError as error:
+        return ServerAnswer(url, error.message)
+    except TimeoutError:
+        return ServerAnswer(url, not_in_time(seconds))
+    return ServerAnswer(
+        url, None, said.epoch, said.sessions_closed, said.turns_in_flight, said.turns_generating, said.held
+    )

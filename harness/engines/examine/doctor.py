@@ -1,0 +1,352 @@
+"""What an engine server can do, each claim with the evidence for it: what `harness engine doctor` prints.
+
+The kind of the server is found by asking it. What it serves is read, what it can do is tried with a few tiny
+generations, and what would disturb whoever else uses it (a pause, an update of weights) is not tried: there the route
+alone is looked for. A claim that could not be looked into is `unknown` and says why, never a guess.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+
+from harness.engines.base import LogprobScale
+from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
+from harness.engines.remote.address import EngineAddress
+from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.served_model import ServedModel, served_model
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.sglang_wire import ServerInfo
+from harness.engines.remote.vllm import VLLMTokenProvider
+from harness.engines.remote.vllm_control import MISSING
+from harness.errors import EngineError, EngineReplyInvalid, EngineUnavailable
+from harness.tokens.tokenizer import Tokenizer, read_json
+from harness.types import FinishReason, GenerationResult, Json, SamplingParams, as_ids
+from server_patch.repeat_terminate import RepeatTerminateConfig
+
+_ANSWER_S = 30.0
+_GENERATION_S = 60.0
+_PROMPT = as_ids((1, 2, 3, 4))  # every vocabulary has them
+_SHORT = SamplingParams(4, temperature=0.0, ignore_eos=True)
+_ABORTED_TOKENS = 512  # enough to be still running when the abort arrives
+_ANY_ID = 2**31 - 1
+_SPAN_ROUTE = "/inference/v1/generate"
+_TEXTS = (
+    "Hello, world!",
+    "def f(x):\n    return x ** 2\n",
+    "  spaces\t\tand\n\n\nlines  ",
+    "1234567890 3.14",
+    "Grüße, 日本語, Привет 🙂",
+    "<|im_start|>user\nhi<|im_end|>\n",
+)
+
+_Provider = SGLangTokenProvider | VLLMTokenProvider
+
+
+class Answer(StrEnum):
+    """Whether an engine has a capability."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One capability."""
+
+    capability: str
+    answer: Answer
+    evidence: str
+    """What was seen, or why nothing was."""
+    is_needed: bool
+    """Sessions cannot be served without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that was found out about one server."""
+
+    url: str
+    engine: str
+    """What samples."""
+    protocol: str
+    """`sglang` or `vllm`: what to write before the URL after `--engine`."""
+    version: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        """Nothing that sessions need is missing."""
+        return not any(finding.is_needed and finding.answer is Answer.NO for finding in self.findings)
+
+    def to_json(self) -> Json:
+        """The form of `--json`."""
+        findings = [asdict(finding) for finding in self.findings]
+        server = {"url": self.url, "engine": self.engine, "protocol": self.protocol, "version": self.version}
+        return server | {"is_usable": self.is_usable, "findings": findings}
+
+
+async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str = "") -> Diagnosis:
+    """Examine the server at `url`; `tokenizer` is the one it should have.
+
+    Raises `EngineUnavailable` when there is no SGLang and no vLLM server at `url`, `ScenarioError` when that is none.
+    """
+    EngineAddress.parse(url)
+    client = EngineClient(url, "engine", api_key=api_key)
+    client.open()
+    try:
+        server = await _identify(client)
+        vocabulary = _vocabulary(server, tokenizer)
+        provider = server.provider(
+            url,
+            vocab_size=vocabulary.size or _ANY_ID,
+            logprob_scale=LogprobScale.AFTER_TEMPERATURE,  # taken as stated, so that entering measures nothing
+            generation_timeout_s=_GENERATION_S,
+            api_key=api_key,
+            repeat_guard=RepeatTerminateConfig(enabled=False),
+        )
+        async with provider:
+            findings = await _Examination(client, server, provider, vocabulary, tokenizer).findings()
+    finally:
+        await client.close()
+    return Diagnosis(client.url, server.engine, server.protocol, server.version, findings)
+
+
+class _Server(NamedTuple):
+    """What a server says it is."""
+
+    engine: str
+    protocol: str
+    version: str
+    provider: type[SGLangTokenProvider] | type[VLLMTokenProvider]
+    model: ServedModel
+    weights: Path
+    """Where its weights came from, on its machine."""
+    generate_route: str
+    pause_route: str
+    weights_route: str
+
+
+class _Vocabulary(NamedTuple):
+    size: int | None
+    """Ids are valid below it; None when nobody said."""
+    claim: "_Claim"
+
+
+class _Claim(NamedTuple):
+    answer: Answer
+    evidence: str
+
+
+class _SGLangInfo(msgspec.Struct):
+    model_path: str
+
+
+class _Version(msgspec.Struct):
+    version: str = "of unknown version"
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+async def _identify(client: EngineClient) -> _Server:
+    sglang, vllm = (Exchange("GET", path, _ANSWER_S) for path in ("/model_info", "/version"))
+    info = await client.ask(sglang)
+    if info.status == 200:
+        return await _sglang(client, client.decode(sglang, info.content, _SGLangInfo))
+    version = await client.ask(vllm)
+    if version.status == 200:
+        return await _vllm(client, client.decode(vllm, version.content, _Version))
+    raise EngineUnavailable(
+        f"{client.url} is neither SGLang nor vLLM: it answers GET {sglang.path} with {info.status} and"
+        f" GET {vllm.path} with {version.status}; give the address of an engine server itself"
+    )
+
+
+async def _sglang(client: EngineClient, info: _SGLangInfo) -> _Server:
+    server = await client.get("/server_info", ServerInfo, deadline_s=_ANSWER_S)
+    return _Server(
+        engine=server.engine,
+        protocol="sglang",
+        version=server.version,
+        provider=SGLangTokenProvider,
+        model=await served_model(client),
+        weights=Path(info.model_path),
+        generate_route="/generate",
+        pause_route="/pause_generation",
+        weights_route="/update_weights_from_disk",
+    )
+
+
+async def _vllm(client: EngineClient, version: _Version) -> _Server:
+    model = await served_model(client)
+    spans = await client.ask(Exchange("POST", _SPAN_ROUTE, _ANSWER_S, {}))
+    return _Server(
+        engine="vllm",
+        protocol="vllm",
+        version=version.version,
+        provider=VLLMTokenProvider,
+        model=model,
+        weights=Path(model.root),
+        generate_route="/v1/completions" if spans.status in MISSING else _SPAN_ROUTE,
+        pause_route="/pause",
+        weights_route="/collective_rpc",
+    )
+
+
+def _vocabulary(server: _Server, tokenizer: Tokenizer | None) -> _Vocabulary:
+    """The number of ids, from the served weights where they can be read here, else from the tokenizer."""
+    config = read_json(server.weights / "config.json")
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if isinstance(size, int):
+        where = f"{size} ids, as {server.weights / 'config.json'} says"
+        if tokenizer is not None and tokenizer.vocab_size > size:
+            return _Vocabulary(size, _Claim(Answer.NO, f"{where}, but the tokenizer has {tokenizer.vocab_size}"))
+        return _Vocabulary(size, _Claim(Answer.YES, where))
+    if tokenizer is not None:
+        size = tokenizer.vocab_size
+        return _Vocabulary(
+            size, _Claim(Answer.UNKNOWN, f"the weights cannot be read here; the tokenizer has {size} ids")
+        )
+    return _Vocabulary(None, _Claim(Answer.UNKNOWN, "the weights cannot be read here; pass --model"))
+
+
+class _Examination(NamedTuple):
+    client: EngineClient
+    server: _Server
+    provider: _Provider
+    vocabulary: _Vocabulary
+    tokenizer: Tokenizer | None
+
+    async def findings(self) -> tuple[Finding, ...]:
+        """One for each capability; when no token can be had, nothing that needs one is tried."""
+        found = [await _finding("token endpoint", self._token_endpoint, is_needed=True)]
+        if found[0].answer is Answer.YES:
+            found += [
+                await _finding("version spans", self._version_spans),
+                await _finding("prompt logprobs", self._prompt_logprobs, is_needed=True),
+                await _finding("raw logprobs", self._logprob_scale, is_needed=True),
+                await _finding("abort", self._abort, is_needed=True),
+                await _finding("repeat guard", self._repeat_guard),
+            ]
+        return (
+            *found,
+            await _finding("pause", self._pause),
+            await _finding("weight updates", self._weight_updates),
+            Finding("context length", Answer.YES, self._context(), is_needed=False),
+            Finding("vocabulary", *self.vocabulary.claim, is_needed=True),
+            await _finding("tokenizer", self._same_tokenizer, is_needed=True),
+        )
+
+    async def _token_endpoint(self) -> _Claim:
+        if (await self.provider.health()).paused:
+            return _Claim(Answer.NO, "the engine is paused and generates nothing; resume it and ask again")
+        result = await self._sampled()
+        size = result.output_ids.size
+        return _Claim(Answer.YES, f"{self.server.generate_route} returned {size} ids with {size} logprobs")
+
+    async def _version_spans(self) -> _Claim:
+        if self.server.generate_route == "/v1/completions":
+            return _Claim(Answer.NO, "/v1/completions reports none; start vLLM with --enable-scale-out")
+        spans = (await self._sampled()).version_spans
+        return _Claim(Answer.YES, ", ".join(f"{span.start}..{span.end} by {span.version!r}" for span in spans))
+
+    async def _prompt_logprobs(self) -> _Claim:
+        scores = await self.provider.score(_PROMPT, start=1)
+        return _Claim(Answer.YES, f"scoring {_PROMPT.size} tokens from the second on returned {scores.logprobs.size}")
+
+    async def _logprob_scale(self) -> _Claim:
+        if self.vocabulary.size is None:
+            return _Claim(Answer.UNKNOWN, "cannot be measured without the size of the vocabulary; pass --model")
+        try:
+            measured = await measure_scale(self.provider)
+        except EngineReplyInvalid as error:  # a reply that contradicts itself is found elsewhere
+            return _Claim(Answer.UNKNOWN, error.message)
+        if measured is None:
+            return _Claim(Answer.UNKNOWN, CERTAIN)
+        answer = Answer.YES if measured.mean_difference <= TOLERANCE else Answer.NO
+        advice = "" if answer is Answer.YES else "; they are after temperature, see docs/engines.md"
+        return _Claim(
+            answer,
+            f"{measured.tokens} tokens sampled at temperature 0.7 and then scored differ by"
+            f" {measured.mean_difference:.4f} nats in the mean, at most {TOLERANCE} is expected{advice}",
+        )
+
+    async def _abort(self) -> _Claim:
+        """A generation that would be long ends when it is told to."""
+        room = self.provider.capabilities.context_length - _PROMPT.size
+        params = SamplingParams(min(_ABORTED_TOKENS, room), temperature=1.0, ignore_eos=True)
+        request_id, is_told, result = uuid4().hex, False, None
+        stream = self.provider.stream(_PROMPT, params, request_id=request_id)
+        async with aclosing(stream) as pieces:  # type: ignore[type-var]  # an async generator, which the protocol does not say
+            async for piece in pieces:
+                if isinstance(piece, GenerationResult):
+                    result = piece
+                elif not is_told:
+                    is_told = bool(await self.provider.abort(request_id))
+        assert result is not None
+        told = f"told to end after its first tokens, a request for {params.max_new_tokens} ended"
+        told += f" with {result.finish_reason.value!r} after {result.output_ids.size}"
+        return _Claim(Answer.YES if result.finish_reason is FinishReason.ABORT else Answer.UNKNOWN, told)
+
+    async def _repeat_guard(self) -> _Claim:
+        digest = await self.provider.active_guard()
+        if digest is None:
+            return _Claim(Answer.NO, "a probe was generated as if nobody watched")
+        return _Claim(Answer.YES, f"the scheduler answered a probe with configuration {digest[:12]}")
+
+    async def _pause(self) -> _Claim:
+        modes = ", ".join(sorted(self.provider.capabilities.pause_modes))
+        return await self._has_route(self.server.pause_route, f"modes {modes}")
+
+    async def _weight_updates(self) -> _Claim:
+        return await self._has_route(self.server.weights_route, "from a folder on the server's machine")
+
+    async def _has_route(self, path: str, what: str) -> _Claim:
+        """A GET of a route that only takes POST does nothing."""
+        status = (await self.client.ask(Exchange("GET", path, _ANSWER_S))).status
+        if status in MISSING - {405}:
+            advice = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.server.engine == "vllm" else ""
+            return _Claim(Answer.NO, f"there is no POST {path}{advice}")
+        return _Claim(Answer.YES, f"POST {path} exists, {what}; not tried")
+
+    def _context(self) -> str:
+        usable, stated = self.provider.capabilities.context_length, self.server.model.max_model_len
+        return f"{usable} tokens" if usable == stated else f"{usable} tokens can be used of the {stated} it states"
+
+    async def _same_tokenizer(self) -> _Claim:
+        if self.tokenizer is None:
+            return _Claim(Answer.UNKNOWN, "compared with nothing; pass --model")
+        for text in _TEXTS:
+            body: Json = {"prompt": text, "add_special_tokens": False}
+            exchange = Exchange("POST", "/tokenize", _ANSWER_S, body)
+            theirs, ours = (await self.client.call(exchange, _Tokens)).tokens, self.tokenizer.encode(text)
+            if theirs != ours:
+                return _Claim(Answer.NO, f"{text!r} is {_shown(theirs)} there and {_shown(ours)} in --model")
+        return _Claim(Answer.YES, f"/tokenize gave the ids of --model for {len(_TEXTS)} texts")
+
+    async def _sampled(self) -> GenerationResult:
+        return await self.provider.generate(_PROMPT, _SHORT, request_id=uuid4().hex)
+
+
+async def _finding(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_needed: bool = False) -> Finding:
+    """What `probe` claims; what the engine says when it refuses."""
+    try:
+        claim = await probe()
+    except EngineUnavailable as error:
+        claim = _Claim(Answer.UNKNOWN, error.message)
+    except EngineError as error:
+        claim = _Claim(Answer.NO, error.message)
+    return Finding(capability, *claim, is_needed=is_needed)
+
+
+def _shown(ids: list[int]) -> str:
+    return str(ids if len(ids) <= 8 else np.asarray(ids[:8]).tolist()) + ("..." if len(ids) > 8 else "")

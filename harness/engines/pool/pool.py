@@ -1,0 +1,392 @@
+"""Several engines as one `TokenProvider`.
+
+Generations are placed by `placement`; control verbs go to every worker at once, and what fails is collected into one
+error that names each worker and its failure. A worker that cannot be reached when a request is placed is passed over:
+the request has not been sampled there, so nothing is generated twice. Once a token has come, no request moves.
+
+Who the workers are is kept in `workers`; they may join and leave while the pool serves. The pool does not start or
+restart engines, and does not find them; see `discovered`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import structlog
+
+from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, TokenProvider
+from harness.engines.pool.placement import Place, Placement, WorkerLoad
+from harness.engines.pool.queueing import AbortedWaiting, Queue
+from harness.engines.pool.workers import Workers, in_common
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError, WeightsUnsettled
+from harness.samples.versions import is_unsettled
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_ids,
+    as_logprobs,
+)
+
+log = structlog.get_logger()
+
+_T = TypeVar("_T")
+
+
+class PoolObserver(Protocol):
+    """Counts what a pool does; the metrics of a server are one."""
+
+    def session_moved(self, recomputed_tokens: int) -> None:
+        """A session was served by another worker than before, which had to compute that many tokens anew."""
+
+    def workers_serving(self, count: int) -> None:
+        """How many workers serve now."""
+
+
+class _Nobody:
+    """Counts nothing."""
+
+    def session_moved(self, recomputed_tokens: int) -> None:
+        """See `PoolObserver`."""
+
+    def workers_serving(self, count: int) -> None:
+        """See `PoolObserver`."""
+
+
+class EnginePool:
+    """Serves through the workers it is given, which it enters and leaves, and through those that join `workers` later.
+
+    Args:
+        workers: Those to begin with.
+        limit: Requests that one worker has in flight at most; further ones wait here. None does not bound them.
+        queue_timeout_s: How long a request waits for a worker before it is `EngineUnavailable`.
+    """
+
+    def __init__(
+        self, workers: Sequence[TokenProvider], *, limit: int | None = None, queue_timeout_s: float = 600.0
+    ) -> None:
+        self._begin_with = {str(index): worker for index, worker in enumerate(workers)}
+        self._placement = Placement(limit)
+        self._queue = Queue(self._placement, queue_timeout_s, self._standing)
+        self.workers = Workers(self._placement, self._changed)
+        self._serving: dict[str, TokenProvider] = {}
+        self._observer: PoolObserver = _Nobody()
+        self._is_held: Callable[[], bool] = lambda: False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What every worker can do, or the last one that was there. Raises `EngineUnavailable` before the first."""
+        providers = self.workers.known or self._begin_with
+        return in_common([provider.capabilities for provider in providers.values()])
+
+    @property
+    def weight_version(self) -> str:
+        """The label of all workers that serve, the oldest one while they disagree; the last one known while none does.
+
+        An empty pool knows what its workers served: requests wait for one of them, and nothing is refused for good.
+        """
+        providers = self.workers.serving or self.workers.known or self._begin_with
+        return self.workers.oldest(provider.weight_version for provider in providers.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a worker."""
+        return self._placement.waiting
+
+    @property
+    def continues_at_entry(self) -> bool:
+        """See `ContinuesAtEntry`; of the workers to begin with."""
+        return any(isinstance(each, ContinuesAtEntry) and each.continues_at_entry for each in self._begin_with.values())
+
+    @continues_at_entry.setter
+    def continues_at_entry(self, wanted: bool) -> None:
+        for worker in self._begin_with.values():
+            if isinstance(worker, ContinuesAtEntry):
+                worker.continues_at_entry = wanted
+
+    async def __aenter__(self) -> Self:
+        if not self._begin_with:
+            raise ScenarioError("an engine pool needs at least one worker, got none")
+        try:
+            for name, worker in self._begin_with.items():
+                await self.workers.join(name, worker)
+        except BaseException:
+            await self.workers.leave_all()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.workers.leave_all()
+
+    def observe(self, observer: PoolObserver) -> None:
+        """Have `observer` count from now on."""
+        self._observer = observer
+        self._changed()
+
+    def excuse_silence(self, while_held: Callable[[], bool]) -> None:
+        """Let no worker go for being silent while `while_held` says that new work is held: one that loads is busy."""
+        self._is_held = while_held
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Workers have reason to be silent: they are paused, and may be loading weights."""
+        return self.workers.is_paused or self._is_held()
+
+    def _changed(self) -> None:
+        self._observer.workers_serving(len(self.workers.serving))
+        self._queue.grant()
+
+    # Generating
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """See `TokenProvider.generate`."""
+
+        async def ask(worker: TokenProvider) -> AsyncGenerator[GenerationResult]:
+            yield await worker.generate(
+                input_ids,
+                params,
+                request_id=request_id,
+                session_id=session_id,
+                prompt_logprobs_from=prompt_logprobs_from,
+            )
+
+        try:
+            return await _only(self._served(ask, session_id, request_id))
+        except AbortedWaiting:
+            return _nothing_sampled(request_id, input_ids)
+
+    async def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """See `TokenProvider.stream`; the request moves to another worker only before its first delta."""
+
+        def ask(worker: TokenProvider) -> AsyncIterator[GenerationDelta | GenerationResult]:
+            return worker.stream(
+                input_ids,
+                params,
+                request_id=request_id,
+                session_id=session_id,
+                prompt_logprobs_from=prompt_logprobs_from,
+            )
+
+        try:
+            async with aclosing(self._served(ask, session_id, request_id)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except AbortedWaiting:
+            yield _nothing_sampled(request_id, input_ids)
+
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+        """See `TokenProvider.score`; by the worker that has the session's prefix in its cache."""
+
+        async def ask(worker: TokenProvider) -> AsyncGenerator[PromptLogprobs]:
+            yield await worker.score(input_ids, start=start, session_id=session_id)
+
+        return await _only(self._served(ask, session_id))
+
+    async def _served(
+        self,
+        ask: Callable[[TokenProvider], AsyncIterator[_T]],
+        session_id: str | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[_T]:
+        """What a worker answers, piece by piece; another one is asked while one cannot be reached before its first."""
+        before = self._placement.place_of(session_id)
+        tried: set[str] = set()
+        has_begun = False
+        while True:
+            worker = await self._placed(session_id, tried, request_id)
+            pieces: Any = ask(self.workers.provider_of(worker))
+            try:
+                async with self._busy(worker, request_id), aclosing(pieces):
+                    async for piece in pieces:
+                        has_begun = True
+                        if isinstance(piece, GenerationResult):
+                            self._settle(session_id, before, worker, piece)
+                        yield piece
+                return
+            except EngineUnavailable:
+                if has_begun or self._placement.is_exhausted(tried):
+                    raise
+
+    async def _placed(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
+        try:
+            return await self._queue.worker_for(session_id, tried, request_id)
+        except BaseException:
+            await self.workers.let_idle_go()  # the place that was given back may have been the last at a retired worker
+            raise
+
+    def _standing(self) -> str:
+        found = "; ".join(f"{each.name}: {each.fence or f'{each.in_flight} in flight'}" for each in self.workers)
+        return found or "no worker at all"
+
+    @asynccontextmanager
+    async def _busy(self, worker: WorkerLoad, request_id: str | None) -> AsyncGenerator[None]:
+        """The worker serves the request; whatever comes of it, its place is free afterwards."""
+        try:
+            with self._named(worker, request_id):
+                yield
+            worker.failed_at = None
+        except EngineUnavailable:
+            worker.failed_at = asyncio.get_running_loop().time()
+            raise
+        finally:
+            self._queue.finish(worker)
+            await self.workers.let_go(worker)
+
+    @contextmanager
+    def _named(self, worker: WorkerLoad, request_id: str | None) -> Iterator[None]:
+        if request_id is None:
+            yield
+            return
+        if request_id in self._serving:
+            raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
+        self._serving[request_id] = self.workers.provider_of(worker)
+        try:
+            yield
+        finally:
+            del self._serving[request_id]
+
+    def _settle(
+        self, session_id: str | None, before: Place | None, worker: WorkerLoad, result: GenerationResult
+    ) -> None:
+        self._placement.settle(session_id, worker, result.input_ids.size + result.output_ids.size)
+        if before is None or before.worker is worker:
+            return
+        recomputed = max(0, min(before.tokens, result.input_ids.size) - result.cached_tokens)
+        self._observer.session_moved(recomputed)
+        log.info(
+            "session_moved",
+            session_id=session_id,
+            before=before.worker.name,
+            after=worker.name,
+            prompt_tokens=result.input_ids.size,
+            cached_tokens=result.cached_tokens,
+            recomputed_tokens=recomputed,
+        )
+
+    # Control
+
+    async def abort(self, request_id: str | None) -> int:
+        """See `TokenProvider.abort`."""
+        waiting = self._queue.abort(request_id)
+        worker = None if request_id is None else self._serving.get(request_id)
+        if worker is not None:
+            return await worker.abort(request_id)
+        if waiting and request_id is not None:
+            return waiting
+        return waiting + sum(await self._everywhere("abort", lambda worker: worker.abort(request_id)))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `TokenProvider.pause`; workers that could be paused stay paused when another one fails."""
+        self.workers.expect_pause(mode)
+        await self._everywhere("pause", lambda worker: worker.pause(mode))
+
+    async def resume(self) -> None:
+        """See `TokenProvider.resume`; workers whose weights are unsettled stay paused, and serve nobody anyhow."""
+        self.workers.expect_pause(None)
+        await self._everywhere("resume", _resume)
+        self.workers.judge_weights()
+        if is_unsettled(self.weight_version):
+            raise WeightsUnsettled("every worker stays paused: an update of its weights is under way or broke off")
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider.update_weights`; a worker that fails while another one succeeds is fenced."""
+        try:
+            await self._everywhere(f"update to version {version}", lambda worker: worker.update_weights(path, version))
+        finally:
+            self.workers.judge_weights()
+
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`: every worker is asked, and kept from serving when its weights call for it.
+
+        Raises when one does not answer; what the others said counts all the same.
+        """
+        try:
+            await self._everywhere("say what they serve", lambda worker: worker.read_version())
+        finally:
+            self.workers.judge_weights()
+        return self.weight_version
+
+    async def health(self) -> EngineHealth:
+        """Ready while any worker is, paused when every ready one is; details come per worker."""
+        states = await self._states()
+        ready = [state for state in states.values() if state.ready]
+        return EngineHealth(
+            ready=bool(ready),
+            paused=bool(ready) and all(state.paused for state in ready),
+            running=sum(state.running for state in states.values()),
+            waiting=sum(state.waiting for state in states.values()) + self.waiting,
+            detail="; ".join(f"{name}: {'ready' if s.ready else 'NOT ready'} {s.detail}" for name, s in states.items()),
+        )
+
+    async def probe(self) -> dict[str, EngineHealth]:
+        """A look at every worker; one that has fallen behind the others' weights is fenced until it has caught up."""
+        with suppress(EngineError):  # who does not answer is known by its health
+            await self.read_version()
+        return await self._states()
+
+    async def _states(self) -> dict[str, EngineHealth]:
+        workers = self.workers.providers
+        return dict(zip(workers, await asyncio.gather(*(each.health() for each in workers.values())), strict=True))
+
+    async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
+        """The answers of all workers; when one fails, the failures of all of them as one error."""
+        workers = self.workers.providers
+        told = await asyncio.gather(*(verb(worker) for worker in workers.values()), return_exceptions=True)
+        failures = {
+            name: answer for name, answer in zip(workers, told, strict=True) if isinstance(answer, BaseException)
+        }
+        unexpected = next((failure for failure in failures.values() if not isinstance(failure, EngineError)), None)
+        if unexpected is not None:
+            raise unexpected
+        if failures:
+            raise _collected(what, len(workers), failures)
+        return [answer for answer in told if not isinstance(answer, BaseException)]
+
+
+async def _resume(worker: TokenProvider) -> None:
+    with suppress(WeightsUnsettled):
+        await worker.resume()
+
+
+async def _only(pieces: AsyncIterator[_T]) -> _T:
+    """The answer that comes in one piece."""
+    [piece] = [piece async for piece in pieces]
+    return piece
+
+
+def _nothing_sampled(request_id: str, input_ids: TokenIds) -> GenerationResult:
+    """The result of a request that was aborted before it had a worker."""
+    return GenerationResult(request_id, input_ids, as_ids(()), as_logprobs(()), FinishReason.ABORT, ())
+
+
+def _collected(what: str, asked: int, failures: Mapping[str, BaseException]) -> EngineError:
+    """One error for all failures: of their type when they share one."""
+    errors = {name: error for name, error in failures.items() if isinstance(error, EngineError)}
+    kinds = {type(error) for error in errors.values()}
+    kind = kinds.pop() if len(kinds) == 1 else EngineError
+    details = "; ".join(f"worker {name}: {error.message}" for name, error in errors.items())
+    return kind(f"{len(errors)} of {asked} workers failed to {what}: {details}")

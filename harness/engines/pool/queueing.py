@@ -1,0 +1,88 @@
+"""Requests that wait for a worker of a pool: the waiting that `placement` decides about.
+
+A request waits for a bounded time. It may be aborted while it waits, like one that an engine works on: it then ends
+with nothing sampled. However it stops waiting, a place that was granted to it meanwhile is free again.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from harness.engines.pool.placement import Placement, WorkerLoad
+from harness.errors import EngineUnavailable
+
+
+class AbortedWaiting(Exception):
+    """A request was aborted before it had a worker."""
+
+
+class Queue:
+    """Gives waiting requests their workers.
+
+    Args:
+        placement: Decides who is next.
+        timeout_s: How long a request waits before it is `EngineUnavailable`.
+        standing: How the workers stand, for the message.
+    """
+
+    def __init__(self, placement: Placement, timeout_s: float, standing: Callable[[], str]) -> None:
+        self._placement = placement
+        self._timeout_s = timeout_s
+        self._standing = standing
+        self._tickets = itertools.count()
+        self._granted: dict[int, asyncio.Future[WorkerLoad]] = {}
+        self._names: dict[int, str | None] = {}
+
+    async def worker_for(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
+        """The worker whose turn it is, with a place taken there, added to `tried`.
+
+        Raises `EngineUnavailable` when none has room in time, `AbortedWaiting` when the request was aborted.
+        """
+        ticket = next(self._tickets)
+        granted: asyncio.Future[WorkerLoad] = asyncio.get_running_loop().create_future()
+        self._granted[ticket], self._names[ticket] = granted, request_id
+        self._placement.ask(ticket, session_id, tried)
+        self.grant()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                worker = await granted
+        except BaseException as error:
+            self._give_back(granted)
+            if isinstance(error, TimeoutError):
+                raise EngineUnavailable(
+                    f"no worker had room for the request within {self._timeout_s:g} s ({self._standing()})"
+                ) from None
+            raise
+        finally:
+            self._placement.withdraw(ticket)
+            del self._granted[ticket], self._names[ticket]
+        tried.add(worker.name)
+        return worker
+
+    def finish(self, worker: WorkerLoad) -> None:
+        """A request that had its place at `worker` has ended; somebody else's turn."""
+        self._placement.finish(worker)
+        self.grant()
+
+    def grant(self) -> None:
+        """Let everybody go whose turn it is."""
+        for ticket, worker in self._placement.grants(asyncio.get_running_loop().time()):
+            if self._granted[ticket].done():  # cancelled or aborted a moment ago
+                self._placement.finish(worker)
+            else:
+                self._granted[ticket].set_result(worker)
+
+    def abort(self, request_id: str | None) -> int:
+        """End the waiting request of that id, or all that have one (None); returns how many were told to end."""
+        waiting = [
+            self._granted[ticket]
+            for ticket, name in self._names.items()
+            if name is not None and request_id in (None, name) and not self._granted[ticket].done()
+        ]
+        for granted in waiting:
+            granted.set_exception(AbortedWaiting)
+        return len(waiting)
+
+    def _give_back(self, granted: "asyncio.Future[WorkerLoad]") -> None:
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            self.finish(granted.result())

@@ -1,0 +1,241 @@
+"""Who is in a pool: workers join, are kept from serving, and leave, while the pool serves.
+
+A worker is entered (its self-test included) before it serves, and left when its last request has ended. `fence` keeps
+one from serving without letting it go: its sessions move, control still reaches it.
+
+All workers must serve the same vocabulary on the same logprob scale, and the same weights: a worker that has older ones
+than another, because it joined late or missed an update, is fenced until it reports the new ones, and so is one whose
+weights are half-way through an update, be it the only one.
+Which worker serves a request is decided in `placement`; workers are not found here, see `discovered`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from harness.engines.base import Capabilities, PauseMode, TokenProvider
+from harness.engines.pool.placement import Placement, WorkerLoad
+from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
+from harness.samples.versions import LabelOrder, is_unsettled
+
+log = structlog.get_logger()
+
+MISSED_UPDATE = "it missed the update of its weights"
+"""Fences a worker whose weights are older than the others', until it has caught up."""
+
+UNSETTLED = "an update of its weights is under way or broke off"
+"""Fences a worker whose weights nobody knows, until an update has succeeded."""
+
+
+class WorkerStatus(NamedTuple):
+    """One worker of a pool, as it stands."""
+
+    name: str
+    """Its URL; its position in a pool that was given its workers."""
+    weight_version: str
+    fence: str
+    """Why it serves nobody; empty while it serves."""
+    in_flight: int
+    sessions: int
+    """Sessions that were served there last."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker that has been entered."""
+
+    provider: TokenProvider
+    load: WorkerLoad
+    stack: AsyncExitStack
+    is_leaving: bool = False
+
+
+class Workers:
+    """The workers of a pool. Iterating gives the status of each, in the order in which they joined.
+
+    Args:
+        placement: Learns who may be chosen.
+        changed: Called when a worker has joined, left, been fenced or unfenced.
+    """
+
+    def __init__(self, placement: Placement, changed: Callable[[], None]) -> None:
+        self._placement = placement
+        self._changed = changed
+        self._members: dict[str, _Member] = {}
+        self._entered: dict[WorkerLoad, _Member] = {}
+        """Also those that are leaving."""
+        self.order = LabelOrder()
+        """Which of two labels is the newer one; a server puts its own, durable one here."""
+        self._paused: PauseMode | None = None
+        self._last: TokenProvider | None = None
+        """Left the pool when nobody else was in it."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[WorkerStatus]:
+        """Of the workers as they are now, whoever comes or goes meanwhile."""
+        return iter([_status(member) for member in self._members.values()])
+
+    @property
+    def providers(self) -> dict[str, TokenProvider]:
+        """Every worker by its name, for whoever has to treat them one by one."""
+        return {name: member.provider for name, member in self._members.items()}
+
+    @property
+    def known(self) -> dict[str, TokenProvider]:
+        """Those that say what the pool can do: all of them, or the last one that was there."""
+        return self.providers or ({} if self._last is None else {"": self._last})
+
+    @property
+    def is_paused(self) -> bool:
+        """They were paused through the pool, and have not been continued since."""
+        return self._paused is not None
+
+    @property
+    def serving(self) -> dict[str, TokenProvider]:
+        """Those that are not fenced."""
+        return {name: member.provider for name, member in self._members.items() if not member.load.fence}
+
+    def provider_of(self, load: WorkerLoad) -> TokenProvider:
+        """The worker that a request was placed on, though it may be leaving."""
+        return self._entered[load].provider
+
+    def expect_pause(self, mode: PauseMode | None) -> None:
+        """Somebody else has paused the workers, or continued them (None): those that join do the same."""
+        self._paused = mode
+
+    async def join(self, name: str, worker: TokenProvider) -> None:
+        """Enter `worker` and let it serve as `name`; in a paused pool it is paused first.
+
+        Raises `ScenarioError` when it serves another model than the others, and what entering it raises.
+        """
+        if name in self._members:
+            raise ScenarioError(f"the pool has a worker {name} already")
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(worker)
+            _require_alike([provider.capabilities for provider in (*self.providers.values(), worker)])
+            await self._catch_up(worker)
+            member = _Member(worker, self._placement.join(name), stack.pop_all())
+            self._members[name] = self._entered[member.load] = member
+        log.info("worker_joined", worker=name, weight_version=worker.weight_version)
+        self.judge_weights()
+        self._changed()
+
+    async def _catch_up(self, worker: TokenProvider) -> None:
+        """Pause `worker` when the pool is paused, also when that changes meanwhile."""
+        mode = None
+        while mode is not self._paused:
+            mode = self._paused
+            await (worker.resume() if mode is None else worker.pause(mode))
+
+    async def retire(self, name: str, reason: str, *, at_once: bool = False) -> None:
+        """Send nothing more to the worker and leave it when its requests have ended, or `at_once`."""
+        member = self._members.pop(name)
+        member.is_leaving = True
+        if not self._members:
+            self._last = member.provider
+        self._placement.leave(name)
+        log.info("worker_retired", worker=name, reason=reason, in_flight=member.load.in_flight)
+        self._changed()
+        if at_once:
+            await member.stack.aclose()
+        await self.let_go(member.load)
+
+    async def let_go(self, load: WorkerLoad) -> None:
+        """Leave the worker if it is retired and its last request has ended."""
+        member = self._entered.get(load)
+        if member is not None and member.is_leaving and not load.in_flight:
+            del self._entered[load]
+            await member.stack.aclose()
+
+    async def let_idle_go(self) -> None:
+        """Leave every retired worker whose last request has ended."""
+        for load in list(self._entered):
+            await self.let_go(load)
+
+    async def leave_all(self) -> None:
+        """Leave every worker, whatever it has in flight."""
+        async with AsyncExitStack() as stack:
+            for name in list(self._members):
+                self._placement.leave(name)
+                stack.push_async_exit(self._members.pop(name).stack)
+
+    def fence(self, name: str, reason: str) -> None:
+        """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
+        self._members[name].load.fence = reason
+        log.warning("worker_fenced", worker=name, reason=reason)
+        self._changed()
+
+    def unfence(self, name: str) -> None:
+        """The worker serves again, unless its weights speak against it. Idempotent."""
+        member = self._members[name]
+        member.load.fence = self._objection(member)
+        self._changed()
+
+    def judge_weights(self) -> None:
+        """Fence who has older weights than another worker, or unsettled ones; who has caught up serves again."""
+        for name, member in self._members.items():
+            objection = self._objection(member)
+            if member.load.fence not in ("", MISSED_UPDATE, UNSETTLED) or objection == member.load.fence:
+                continue
+            if objection:
+                self.fence(name, objection)
+            else:
+                self.unfence(name)
+
+    def _objection(self, member: _Member) -> str:
+        """What in a worker's weights keeps it from serving; empty when nothing does."""
+        label = member.provider.weight_version
+        if is_unsettled(label):
+            return UNSETTLED
+        newest = max(self.recency(provider.weight_version) for provider in self.providers.values())
+        return MISSED_UPDATE if self.recency(label) < newest else ""
+
+    def recency(self, label: str) -> int:
+        """The policy version of a label, which is seen now if it has not been; one that is none is older than all."""
+        try:
+            return self.order.see(label)
+        except UnknownWeightVersion:
+            return -1
+
+    def oldest(self, labels: Iterable[str]) -> str:
+        """The label of the oldest weights; empty when there is none."""
+        return min(labels, key=self.recency, default="")
+
+
+def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
+    """What every worker can do. Raises `EngineUnavailable` when there is none."""
+    if not all_capabilities:
+        raise EngineUnavailable("the pool has no worker; start one")
+    first = all_capabilities[0]
+    return Capabilities(
+        engine=first.engine,
+        model=first.model,
+        vocab_size=first.vocab_size,
+        context_length=min(each.context_length for each in all_capabilities),
+        logprob_scale=first.logprob_scale,
+        pause_modes=frozenset.intersection(*(each.pause_modes for each in all_capabilities)),
+        max_top_logprobs=min(each.max_top_logprobs for each in all_capabilities),
+        follows_json_schema=all(each.follows_json_schema for each in all_capabilities),
+        can_update_weights=all(each.can_update_weights for each in all_capabilities),
+        weights_digest=first.weights_digest,
+        repeat_guard=first.repeat_guard,
+        may_stop_early=first.may_stop_early,
+    )
+
+
+def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
+    """Raises `ScenarioError` when a session could not move from one worker to another."""
+    for what in ("vocab_size", "logprob_scale", "weights_digest", "repeat_guard"):
+        found = sorted({str(getattr(each, what)) for each in all_capabilities})
+        if len(found) > 1:
+            raise ScenarioError(f"the workers of a pool must serve one model: {what} is {' and '.join(found)}")
+
+
+def _status(member: _Member) -> WorkerStatus:
+    load = member.load
+    return WorkerStatus(load.name, member.provider.weight_version, load.fence, load.in_flight, load.sessions)

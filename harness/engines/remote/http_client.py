@@ -1,0 +1,224 @@
+"""One engine server over HTTP: JSON and event streams in, values or typed errors out.
+
+    never reached, 429, 503             EngineUnavailable
+    any other 4xx                       EngineRejected, with the server's words
+    any other status                    EngineError, with the server's words
+    connection broke after the request  EngineConnectionLost
+    not UTF-8, not JSON, wrong shape    EngineReplyInvalid
+
+Every exchange has a deadline and no exchange is repeated: whether a generation may be asked for again is not decided
+here. Proxies of the environment are never used. aiohttp, because httpx serves a tenth of the requests per second.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+
+from harness.engines.remote.address import ENGINE_KEY, EngineAddress
+from harness.engines.remote.event_stream import EventBuffer, LineTooLong
+from harness.engines.remote.http_errors import error_for_status, excerpt, server_message
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
+from harness.types import Json
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_CONNECT_S = 10.0
+_KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
+_READ_BUFFER_BYTES = 1 << 20
+_LARGE_BYTES = 200_000  # read in some milliseconds
+
+
+class Answer(NamedTuple):
+    """A complete HTTP answer."""
+
+    status: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request to the server, and how long the whole of it may take."""
+
+    method: str
+    path: str
+    deadline_s: float
+    body: Json | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    request_id: str = ""
+    """Of the generation it belongs to, for messages."""
+
+
+class EngineClient:
+    """The connections to one engine server; `open` and `close` belong to its owner.
+
+    Args:
+        url: `http://host:port`, with or without a path prefix; may name a key of its own (`EngineAddress`).
+        engine: Name of the kind of engine, for messages.
+        api_key: Sent as a bearer token when the server has no key of its own; empty takes that of the environment.
+    """
+
+    def __init__(self, url: str, engine: str, *, api_key: str = "") -> None:
+        address = EngineAddress.parse(url)
+        key = address.api_key(os.environ, api_key)
+        self.url = address.url
+        self.name = f"{engine} at {self.url}"
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._http: aiohttp.ClientSession | None = None
+        self._reader: ThreadPoolExecutor | None = None
+
+    def open(self) -> None:
+        """Make the connection pool; needs the running loop. The number of connections is not bounded here."""
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            headers=self._headers,
+            read_bufsize=_READ_BUFFER_BYTES,
+            trust_env=False,
+        )
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine-replies")
+
+    async def close(self) -> None:
+        """Close every connection; idempotent."""
+        http, self._http = self._http, None  # first, so that nobody asks over connections that are being closed
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.shutdown(wait=False)
+        if http is not None:
+            await http.close()
+
+    async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
+        """The decoded answer to a GET."""
+        return await self.call(Exchange("GET", path, deadline_s), kind)
+
+    async def post(self, path: str, body: Json, *, deadline_s: float) -> Answer:
+        """The successful answer to a POST whose content nobody needs to decode."""
+        exchange = Exchange("POST", path, deadline_s, body)
+        return self._successful(exchange, await self.ask(exchange))
+
+    async def get_text(self, path: str, *, deadline_s: float) -> str:
+        """The text of a successful answer to a GET."""
+        exchange = Exchange("GET", path, deadline_s)
+        return self._successful(exchange, await self.ask(exchange)).content.decode("utf-8", errors="replace")
+
+    async def call(self, exchange: Exchange, kind: type[_T]) -> _T:
+        """The content of a successful answer as a `kind`; raises the `EngineError` of the table above."""
+        return await self.call_for(exchange, kind, lambda value: value)
+
+    async def call_for(self, exchange: Exchange, kind: type[_T], read: Callable[[_T], _R]) -> _R:
+        """What `read` makes of the content of a successful answer; a large one is read off the event loop."""
+        content = self._successful(exchange, await self.ask(exchange)).content
+        return await self.apart(len(content), lambda: read(self.decode(exchange, content, kind)))
+
+    async def apart(self, size_bytes: int, work: Callable[[], _R]) -> _R:
+        """What `work` on a reply of that size returns or raises; off the event loop when it is large."""
+        if size_bytes <= _LARGE_BYTES or self._reader is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
+
+    async def ask(self, exchange: Exchange) -> Answer:
+        """The answer, whatever its status."""
+        async with self._transport(exchange), self._request(exchange) as response:
+            return Answer(response.status, await response.read())
+
+    async def events(self, exchange: Exchange) -> AsyncGenerator[bytes]:
+        """The payload of each event of a stream; leaving early closes the connection.
+
+        The deadline bounds the whole stream, the time its reader takes included.
+        """
+        deadline = asyncio.get_running_loop().time() + exchange.deadline_s
+        buffer = EventBuffer()
+        async with self._request(exchange) as response:
+            await self._require_success(exchange, response)
+            while not buffer.is_done:
+                for payload in await self._next_payloads(exchange, response, buffer, deadline):
+                    yield payload
+
+    def decode(self, exchange: Exchange, content: bytes, kind: type[_T]) -> _T:
+        """`content` as a `kind`; raises `EngineReplyInvalid` when it is something else."""
+        try:
+            # The decoder skips fields that `kind` does not have without looking at their bytes.
+            content.decode("utf-8")
+            return msgspec.json.decode(content, type=kind)
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+            raise EngineReplyInvalid(
+                f"{self.name}: expected another answer to {_what(exchange)}, got {excerpt(content)}"
+                f" ({error}); check the version of the server"
+            ) from error
+
+    async def _require_success(self, exchange: Exchange, response: aiohttp.ClientResponse) -> None:
+        if not response.ok:
+            async with self._transport(exchange):
+                content = await response.read()
+            self._successful(exchange, Answer(response.status, content))
+
+    async def _next_payloads(
+        self, exchange: Exchange, response: aiohttp.ClientResponse, buffer: EventBuffer, deadline: float
+    ) -> list[bytes]:
+        async with self._transport(exchange, deadline):
+            data = await response.content.readany()
+        if not data:
+            raise EngineConnectionLost(f"{self.name}: the stream of {_what(exchange)} ended without [DONE]")
+        try:
+            return buffer.feed(data)
+        except LineTooLong as error:
+            raise EngineReplyInvalid(f"{self.name}: {_what(exchange)} streamed {error}") from error
+
+    @asynccontextmanager
+    async def _request(self, exchange: Exchange) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._http is None:
+            raise EngineUnavailable(f"{self.name} is not connected; use the provider inside `async with`")
+        data = None if exchange.body is None else msgspec.json.encode(exchange.body)
+        headers = {"content-type": "application/json", **exchange.headers}
+        if not exchange.request_id:
+            # uvicorn hangs up after an unhandled error; the next control call must not ride on that connection.
+            headers["connection"] = "close"
+        async with self._transport(exchange):
+            response = await self._http.request(exchange.method, self.url + exchange.path, data=data, headers=headers)
+        try:
+            yield response
+        finally:
+            response.release()  # closes the connection when the answer has not been read to its end
+
+    @asynccontextmanager
+    async def _transport(self, exchange: Exchange, deadline: float | None = None) -> AsyncIterator[None]:
+        """Bounds the block in time and names what went wrong on the wire."""
+        at = asyncio.get_running_loop().time() + exchange.deadline_s if deadline is None else deadline
+        try:
+            async with asyncio.timeout_at(at):
+                yield
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise EngineUnavailable(f"{self.name} cannot be reached ({error}); is the server running?") from error
+        except TimeoutError as error:
+            raise self._too_late(exchange) from error
+        except (aiohttp.ClientError, OSError) as error:
+            reason = f"{type(error).__name__} {error}".rstrip()
+            raise EngineConnectionLost(
+                f"{self.name}: the connection broke during {_what(exchange)}: {reason}"
+            ) from error
+
+    def _too_late(self, exchange: Exchange) -> EngineError:
+        """A generation that got no answer may have been sampled; every other call just was not served."""
+        kind = EngineConnectionLost if exchange.request_id else EngineUnavailable
+        return kind(f"{self.name} did not answer {_what(exchange)} within {exchange.deadline_s:.0f} s")
+
+    def _successful(self, exchange: Exchange, answer: Answer) -> Answer:
+        if 200 <= answer.status < 300:
+            return answer
+        words = server_message(answer.content)
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            words += f"; its key is taken from {ENGINE_KEY}, or from VARIABLE in URL#key=VARIABLE"
+        raise error_for_status(answer.status, f"{self.name} answered {_what(exchange)} with {answer.status}: {words}")
+
+
+def _what(exchange: Exchange) -> str:
+    request = f" of request {exchange.request_id}" if exchange.request_id else ""
+    return f"{exchange.method} {exchange.path}{request}"

@@ -1,0 +1,40 @@
+"""What an engine server serves, from `/v1/models`, which SGLang and vLLM answer alike and while paused."""
+
+import msgspec
+
+from harness.engines.remote.http_client import EngineClient
+from harness.errors import EngineReplyInvalid
+
+SESSION_SERVER = "session-harness"
+"""Owner of the models that a session server lists."""
+
+_DEADLINE_S = 30.0
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One entry of `/v1/models`."""
+
+    id: str
+    """The name that requests ask for."""
+    max_model_len: int = 0
+    """Prompt plus output, in tokens; 0 when the server does not say."""
+    root: str = ""
+    """Where its weights came from."""
+    owned_by: str = ""
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel]
+
+
+async def served_model(client: EngineClient) -> ServedModel:
+    """The model of the server, the first one when it also serves adapters. Raises `EngineError`."""
+    models = await client.get("/v1/models", _Models, deadline_s=_DEADLINE_S)
+    if not models.data:
+        raise EngineReplyInvalid(f"{client.name} serves no model: expected one in /v1/models, got an empty list")
+    model = models.data[0]
+    if model.owned_by == SESSION_SERVER:
+        raise EngineReplyInvalid(f"{client.name} is a session server: name the engine that it stands in front of")
+    if not model.max_model_len:
+        raise EngineReplyInvalid(f"{client.name} does not say how long a prompt may be: no max_model_len in /v1/models")
+    return model

@@ -1,0 +1,347 @@
+"""A SGLang server as a `TokenProvider`, through its native `/generate`: ids in, ids out, no template, no text.
+
+Choices that the protocol leaves open:
+
+- `PauseMode.KEEP` is SGLang's `retract`, not `in_place`: retracted requests can be aborted, the cache can be flushed,
+  and they go on under new weights with a cache those weights computed. It costs one prefill each, and an abort while
+  retracted may lose tokens that SGLang had not forwarded (up to 49); ids, logprobs and spans agree all the same.
+- A request that arrives during a pause waits here, because SGLang loses an abort of a request that it holds itself.
+- `health` never asks `/health`: that generates a token, so a paused engine fails it after 20 s.
+- `seed` only has an effect on a server with `--enable-deterministic-inference`.
+- With `ignore_eos` SGLang looks at no stop id at all, so the two together are refused.
+- The context counts as long as the longest input it accepts, plus one: `/server_info` says a few tokens less.
+- A repeat guard that is wanted answers a probe at entry, and marks every reply from then on; one without is refused.
+
+Logprobs of sampled tokens are raw only when the server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`. Entering the
+provider measures that and refuses a server without it, unless the caller states the other scale.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+import msgspec
+
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
+from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tested_in_time
+from harness.engines.remote.checkpoint import require_fitting
+from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.in_flight import InFlight
+from harness.engines.remote.reply import Asked, aborted_before_start, fitting, verified, verified_scores
+from harness.engines.remote.served_label import ServedLabel
+from harness.engines.remote.served_model import ServedModel, served_model
+from harness.engines.remote.sglang_wire import (
+    Loads,
+    ModelInfo,
+    Reply,
+    ServerInfo,
+    StreamedReply,
+    UpdateAnswer,
+    generate_body,
+    read_guard,
+    read_prompt_scores,
+    read_reply,
+    score_body,
+)
+from harness.engines.remote.weight_change import WeightChange
+from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
+from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.types import (
+    GenerationDelta,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_ids,
+    as_logprobs,
+)
+from server_patch.repeat_terminate import RepeatTerminateConfig
+
+_MAX_TOP_LOGPROBS = 20
+_CONTROL_S = 60.0
+_WEIGHTS_S = 600.0
+_HEALTH_S = 5.0
+_PAUSED_STATUS = 503
+_ADVICE = (
+    "start SGLang with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or state"
+    " LogprobScale.AFTER_TEMPERATURE and sample at temperature 1"
+)
+_PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
+
+
+class SGLangTokenProvider:
+    """Serves one SGLang worker, or another engine that speaks its protocol and says so (`engines.sglang_server`).
+
+    Args:
+        url: Base address of the worker itself; a router drops fields of the request.
+        vocab_size: Ids are valid in `0..vocab_size-1`; one outside would end the server.
+        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
+        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
+        api_key: Of the server, when it has one.
+        repeat_guard: What the server must end outputs by; entering fails when it does not. None takes the configuration
+            in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
+        self_test_s: What the server gets for the requests that test it at entry; one that is paused answers none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        vocab_size: int,
+        logprob_scale: LogprobScale = LogprobScale.RAW,
+        generation_timeout_s: float = 3600.0,
+        api_key: str = "",
+        repeat_guard: RepeatTerminateConfig | None = None,
+        self_test_s: float = SELF_TEST_S,
+    ) -> None:
+        self.continues_at_entry = False
+        """See `ContinuesAtEntry`."""
+        self._self_test_s = self_test_s
+        self._client = EngineClient(url, "sglang", api_key=api_key)
+        self._vocab_size = vocab_size
+        self._scale = logprob_scale
+        self._generation_timeout_s = generation_timeout_s
+        self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
+        self._model: ServedModel | None = None
+        self._server = ServerInfo(max_req_input_len=0)
+        self._served = ServedLabel("default")
+        self._change = WeightChange(self._client.name, self, self._served)
+        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
+        self._guard: str | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Raises `EngineUnavailable` before the provider has been entered."""
+        if self._model is None:
+            raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
+        return Capabilities(
+            engine=self._server.engine,
+            model=self._model.id,
+            vocab_size=self._vocab_size,
+            context_length=self._model.max_model_len,
+            logprob_scale=self._scale,
+            pause_modes=frozenset(PauseMode),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=self._server.has_grammars,
+            can_update_weights=True,
+            weights_digest="",
+            repeat_guard=self._guard,
+        )
+
+    @property
+    def weight_version(self) -> str:
+        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
+        return self._served.label
+
+    async def __aenter__(self) -> Self:
+        self._client.open()
+        try:
+            self._model = await self._find_model()
+            await self.read_version()
+            if self.continues_at_entry:
+                await self.resume()
+            async with tested_in_time(self._client.name, self._self_test_s):
+                await self._require_guard()
+                if self._scale is LogprobScale.RAW:
+                    self._scale = await require_raw_logprobs(self, advice=_ADVICE)
+        except BaseException:
+            await self._client.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
+        del session_id
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            if not await self._flight.admitted(live):
+                return aborted_before_start(asked)
+            moment = self._served.asking()
+            reply = await self._client.call(self._exchange(asked, stream=False), Reply)
+        return self._learned(verified(asked, read_reply(asked, reply)), moment)
+
+    async def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """See `TokenProvider.stream`."""
+        del session_id
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            if not await self._flight.admitted(live):
+                yield aborted_before_start(asked)
+                return
+            async with aclosing(self._streamed(asked)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+        """See `TokenProvider.score`; samples nothing, and finds the prefix by its tokens."""
+        del session_id
+        params = SamplingParams(max_new_tokens=1)
+        asked = self._asked(uuid4().hex, input_ids, params, start)
+        if start == input_ids.size:
+            return PromptLogprobs(start, as_logprobs(()), self._served.label)
+        body = score_body(asked.request_id, input_ids, start)
+        exchange = Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
+        moment = self._served.asking()
+        scored, version = read_prompt_scores(asked, await self._client.call(exchange, Reply))
+        scores = verified_scores(asked, scored, version)
+        self._served.learn(version, moment)
+        return scores
+
+    async def abort(self, request_id: str | None) -> int:
+        """See `TokenProvider.abort`; None also ends requests that other processes sent to the server."""
+        told = await self._flight.told_to_end(request_id)
+        if request_id is None:
+            await self._client.post("/abort_request", {"abort_all": True}, deadline_s=_CONTROL_S)
+        elif any(live.sent_at is not None for live in told):
+            await self._end_in_engine(request_id)
+        return len(told)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `TokenProvider.pause`; in ABORT mode it returns once every request has ended."""
+        self._flight.hold()
+        await self._client.post("/pause_generation", {"mode": _PAUSES[mode]}, deadline_s=_CONTROL_S)
+
+    async def resume(self) -> None:
+        """See `TokenProvider.resume`."""
+        await self._change.require_settled()
+        try:
+            await self._client.post("/continue_generation", {}, deadline_s=_CONTROL_S)
+        finally:
+            # Whether the engine obeyed or not, it holds the requests itself from now on: they have a deadline there.
+            self._flight.release()
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
+        await self._change.run(path, version)
+
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`."""
+        moment = self._served.asking()
+        info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
+        self._served.learn(info.weight_version, moment)
+        return self._served.label
+
+    async def is_paused(self) -> bool:
+        """See `ChangingServer`; only a pause through this provider, SGLang does not tell."""
+        return self._flight.is_held
+
+    async def require_fitting(self, path: Path) -> None:
+        """See `ChangingServer`."""
+        info = await self._client.get("/model_info", ModelInfo, deadline_s=_HEALTH_S)
+        await asyncio.to_thread(require_fitting, Path(info.model_path), path)
+
+    async def announce_change(self, label: str) -> None:
+        """See `ChangingServer`; other engines behind this protocol change label and weights in one step."""
+        if self._server.engine == "sglang":
+            body = {"new_version": label, "abort_all_requests": False}
+            await self._client.post("/update_weight_version", body, deadline_s=_CONTROL_S)
+
+    async def load(self, path: Path, version: str) -> None:
+        """See `ChangingServer`; the server drops its cache and takes the label itself when it has the weights."""
+        body = {"model_path": str(path), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
+        exchange = Exchange("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
+        answer = await self._client.call(exchange, UpdateAnswer)
+        if not answer.success:
+            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {answer.message}")
+
+    async def settle(self, version: str) -> None:
+        """See `ChangingServer`."""
+        reported = await self.read_version()
+        if reported != version:
+            raise EngineReplyInvalid(
+                f"{self._client.name} reports weight version {reported!r} after an update to {version!r}"
+            )
+
+    async def health(self) -> EngineHealth:
+        """See `TokenProvider.health`; a server that says it is not ready for requests is paused, by whomever."""
+        try:
+            loads = await self._client.get("/v1/loads", Loads, deadline_s=_HEALTH_S)
+            ready = await self._client.ask(Exchange("GET", "/ready", _HEALTH_S))
+        except EngineError as error:
+            return EngineHealth(
+                ready=False, paused=self._flight.is_held, running=0, waiting=self._flight.waiting, detail=error.message
+            )
+        return EngineHealth(
+            ready=True,
+            paused=self._flight.is_held or ready.status == _PAUSED_STATUS,
+            running=sum(load.num_running_reqs for load in loads.loads),
+            waiting=sum(load.num_waiting_reqs for load in loads.loads) + self._flight.waiting,
+            detail=f"{self._client.url} version {self._served.label}",
+        )
+
+    async def active_guard(self) -> str | None:
+        """Digest of the repeat guard that the server's scheduler runs, None without one; generates a token or two."""
+        asked = replace(self._asked(uuid4().hex, as_ids([0]), GUARD_PROBE, None), probes_guard=True)
+        return read_guard(asked, await self._client.call(self._exchange(asked, stream=False), Reply))
+
+    async def _require_guard(self) -> None:
+        if self._wanted_guard is not None:
+            self._guard = await self.active_guard()
+            require_guard(self.capabilities, self._wanted_guard)
+
+    async def _find_model(self) -> ServedModel:
+        model = await served_model(self._client)
+        self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
+        usable = min(model.max_model_len, self._server.max_req_input_len + 1)
+        return msgspec.structs.replace(model, max_model_len=usable)
+
+    def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
+        if params.ignore_eos and params.stop_token_ids:
+            raise EngineRejected(
+                f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
+            )
+        is_guarded = self._guard is not None
+        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start, is_guarded)
+        return fitting(self.capabilities, asked)
+
+    def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
+        body = generate_body(asked, stream=stream)
+        return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
+
+    def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
+        """`result`, which says what the server serves."""
+        if result.version_spans:
+            self._served.learn(result.version_spans[-1].version, moment)
+        return result
+
+    async def _streamed(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        exchange = self._exchange(asked, stream=True)
+        streamed, moment = StreamedReply(asked), self._served.asking()
+        async with aclosing(self._client.events(exchange)) as events:
+            async for payload in events:
+                delta = streamed.feed(self._client.decode(exchange, payload, Reply))
+                if delta is not None:
+                    yield delta
+        if not streamed.is_finished:
+            raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
+        yield self._learned(verified(asked, read_reply(asked, streamed.whole())), moment)
+
+    async def _end_in_engine(self, request_id: str) -> None:
+        await self._client.post("/abort_request", {"rid": request_id}, deadline_s=_CONTROL_S)

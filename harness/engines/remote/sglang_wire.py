@@ -1,0 +1,267 @@
+"""SGLang's native `/generate` in the words of this project, both ways. Pure; judges nothing (`reply` does).
+
+Facts of SGLang 0.5.23 that shape it: logprob entries are `[logprob, id, text]`; the entry of the first scored input
+token is always null, so scoring from k asks from k-1 and drops one; `weight_versions` comes with the last chunk; a
+stream repeats the whole output in every chunk unless the server runs `--incremental-streaming-output`, and an abort in
+the queue repeats the last id even then. `StreamedReply` needs no option for that: the claimed count tells what is new.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from harness.engines.remote.http_errors import error_for_status, error_in_event
+from harness.engines.remote.reply import Asked, EngineReply, ScoredToken, refuse, verified_tokens
+from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
+
+TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Entry = tuple[float | None, TokenId, str | None]
+"""A logprob, its token and the token's text."""
+
+
+class Finish(msgspec.Struct):
+    """Why a request ended."""
+
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+    repeat_terminate: int | None = None
+    """0 or 1 from the repeat guard; None where nothing guards the request."""
+    repeat_probe: str | None = None
+    """Digest of the guard's configuration, for a request that asks for it."""
+
+
+class MetaInfo(msgspec.Struct):
+    """What SGLang says about a request beside its ids."""
+
+    id: str
+    completion_tokens: int
+    finish_reason: Finish | None = None
+    weight_version: str = ""
+    weight_versions: list[VersionSpan] | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int = 0
+    e2e_latency: float = 0.0
+    input_token_logprobs: list[Entry] | None = None
+    output_token_logprobs: list[Entry] | None = None
+    output_top_logprobs: list[list[Entry] | None] | None = None
+
+
+class Reply(msgspec.Struct):
+    """A whole reply, or one chunk of a stream; a stream may also carry an error."""
+
+    meta_info: MetaInfo | None = None
+    output_ids: list[TokenId] = []
+    error: Any = None
+
+
+class ModelInfo(msgspec.Struct):
+    """`/model_info`."""
+
+    model_path: str
+    weight_version: str = "default"
+
+
+class ServerInfo(msgspec.Struct):
+    """`/server_info`."""
+
+    max_req_input_len: int
+    """Longest input that is accepted; a few tokens less than the context."""
+    engine: str = "sglang"
+    """What samples behind the protocol; SGLang itself does not say."""
+    grammar_backend: str | None = None
+    version: str = "of unknown version"
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether an output can be held to a schema; as SGLang comes, it can."""
+        return self.grammar_backend != "none"
+
+
+class Load(msgspec.Struct):
+    """Load of one data-parallel rank."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+
+
+class Loads(msgspec.Struct):
+    """`/v1/loads`."""
+
+    loads: list[Load]
+
+
+class UpdateAnswer(msgspec.Struct):
+    """`/update_weights_from_disk`."""
+
+    success: bool
+    message: str = ""
+
+
+def generate_body(asked: Asked, *, stream: bool) -> Json:
+    """The body of `POST /generate`."""
+    start = asked.prompt_logprobs_from
+    return {
+        "rid": asked.request_id,
+        "input_ids": asked.input_ids.tolist(),
+        "sampling_params": _sampling(asked.params) | _custom_params(asked),
+        "return_logprob": True,
+        "logprob_start_len": -1 if start is None else start - 1,
+        "top_logprobs_num": asked.params.top_logprobs,
+        "stream": stream,
+    }
+
+
+def score_body(request_id: str, input_ids: TokenIds, start: int) -> Json:
+    """The body of a `POST /generate` that reads the input and samples nothing."""
+    return {
+        "rid": request_id,
+        "input_ids": input_ids.tolist(),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": start - 1,
+    }
+
+
+def read_reply(asked: Asked, reply: Reply) -> EngineReply:
+    """A whole reply; raises the error it stands for when it is not a generation."""
+    meta = _meta(asked, reply)
+    finish = meta.finish_reason or refuse(asked, "no finish reason")
+    if finish.status_code is not None:
+        raise error_for_status(finish.status_code, f"{asked.name}: {finish.message}")
+    spans = meta.weight_versions or ()
+    return EngineReply(
+        output_ids=reply.output_ids,
+        scored=_scored(meta.output_token_logprobs or ()),
+        finish_reason=_finish_reason(asked, finish),
+        request_id=meta.id,
+        version_spans=spans,
+        version=spans[0].version if spans else meta.weight_version,
+        completion_tokens=meta.completion_tokens,
+        prompt_tokens=meta.prompt_tokens,
+        matched_stop=finish.matched if isinstance(finish.matched, int | str) else None,
+        top=[_scored(row or ()) for row in meta.output_top_logprobs or ()],
+        prompt_scored=_prompt_scored(meta),
+        cached_tokens=meta.cached_tokens,
+        seconds=meta.e2e_latency,
+    )
+
+
+class StreamedReply:
+    """Adds up the chunks of one stream."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._ids: list[int] = []
+        self._scored: list[Entry] = []
+        self._top: list[list[Entry] | None] = []
+        self._prompt: list[Entry] | None = None
+        self._last: Reply | None = None
+
+    def feed(self, chunk: Reply) -> GenerationDelta | None:
+        """The verified tokens that `chunk` adds, None when it adds none."""
+        meta = _meta(self._asked, chunk)
+        self._last = chunk
+        self._prompt = meta.input_token_logprobs or self._prompt
+        new = self._new_tokens(meta.completion_tokens, chunk.output_ids)
+        if not new:
+            return None
+        scored = meta.output_token_logprobs or []
+        if len(scored) != len(chunk.output_ids):
+            refuse(self._asked, f"{len(chunk.output_ids)} output ids but {len(scored)} logprobs in a chunk")
+        self._ids += chunk.output_ids[-new:]
+        self._scored += scored[-new:]
+        self._top += (meta.output_top_logprobs or [])[-new:]
+        return verified_tokens(self._asked, self._ids[-new:], _scored(self._scored[-new:]))
+
+    @property
+    def is_finished(self) -> bool:
+        """The last chunk says why the request ended."""
+        return self._last is not None and self._last.meta_info is not None and bool(self._last.meta_info.finish_reason)
+
+    def whole(self) -> Reply:
+        """The reply that the chunks add up to."""
+        assert self._last is not None
+        meta = msgspec.structs.replace(
+            _meta(self._asked, self._last),
+            input_token_logprobs=self._prompt,
+            output_token_logprobs=self._scored,
+            output_top_logprobs=self._top,
+        )
+        return Reply(meta_info=meta, output_ids=self._ids)
+
+    def _new_tokens(self, claimed: int, ids: Sequence[int]) -> int:
+        """How many ids at the end of a chunk are new; the ones before them must be those that came already."""
+        new = claimed - len(self._ids)
+        repeated = len(ids) - new
+        if new < 0 or not 0 <= repeated <= len(self._ids):
+            refuse(self._asked, f"{len(ids)} ids and a count of {claimed} after {len(self._ids)} ids were streamed")
+        if list(ids[:repeated]) != self._ids[len(self._ids) - repeated :]:
+            refuse(self._asked, "a chunk that repeats other ids than those streamed before")
+        return new
+
+
+def read_prompt_scores(asked: Asked, reply: Reply) -> tuple[Sequence[ScoredToken], str]:
+    """The logprobs of a scoring request and the version that scored."""
+    meta = _meta(asked, reply)
+    if meta.id != asked.request_id:
+        refuse(asked, f"the request id as {meta.id}")
+    scored = _prompt_scored(meta)
+    return (refuse(asked, "no logprobs of the input") if scored is None else scored), meta.weight_version
+
+
+def read_guard(asked: Asked, reply: Reply) -> str | None:
+    """The digest of the repeat guard that ended a probe; None when nothing did."""
+    finish = _meta(asked, reply).finish_reason
+    return finish.repeat_probe if finish else None
+
+
+def _finish_reason(asked: Asked, finish: Finish) -> str:
+    """An abort may come before a scheduler has seen the request, so it alone may lack the guard's mark."""
+    if finish.repeat_terminate == 1:
+        return FinishReason.REPEAT
+    if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
+        refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
+    return finish.type
+
+
+def _custom_params(asked: Asked) -> Json:
+    return {"custom_params": asked.guard_arguments} if asked.guard_arguments else {}
+
+
+def _meta(asked: Asked, reply: Reply) -> MetaInfo:
+    if reply.error is not None:
+        raise error_in_event(asked.name, reply.error)
+    return reply.meta_info or refuse(asked, "no meta_info")
+
+
+def _sampling(params: SamplingParams) -> Json:
+    """Every parameter that changes what is sampled is stated, so that no default of the server does."""
+    return {
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "min_p": params.min_p,
+        "stop": list(params.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": params.ignore_eos,
+        "sampling_seed": params.seed,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": params.min_new_tokens,
+        "json_schema": params.json_schema,
+        "skip_special_tokens": False,
+    }
+
+
+def _scored(entries: Sequence[Entry]) -> list[ScoredToken]:
+    return [ScoredToken(token_id, logprob) for logprob, token_id, _ in entries]
+
+
+def _prompt_scored(meta: MetaInfo) -> list[ScoredToken] | None:
+    """The entries after the first, which stands for the token before the first scored one and is always null."""
+    return _scored(meta.input_token_logprobs[1:]) if meta.input_token_logprobs else None

@@ -1,0 +1,368 @@
+"""A vLLM server as a `TokenProvider`: `/inference/v1/generate` where the server has it, else `/v1/completions`.
+
+Which endpoint a server offers, and whether it runs in dev mode (`VLLM_SERVER_DEV_MODE=1`: pause, resume, weights), is
+found at entry, stated in `capabilities` and `health`, and never guessed later.
+
+- `/v1/completions` reports no versions: the label that the server gives before and after a request must be the same,
+  or its reply is refused. A server without dev mode cannot change its weights over HTTP; its label stays `default`.
+- Prompt logprobs do not come with a stream: such a request is sent whole and yields its tokens in one delta.
+- A frozen request (`PauseMode.KEEP`) computes its cache anew on resume, so weights can change in between.
+- vLLM has no transaction around a reload: what a failed one leaves behind serves nobody (`weight_change`).
+- Priorities are left alone; their sign differs between engines.
+- A repeat guard that is wanted answers a probe at entry; replies show it only where it ended them.
+"""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+from uuid import uuid4
+
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
+from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tested_in_time
+from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.in_flight import InFlight
+from harness.engines.remote.reply import Asked, fitting, verified, verified_scores, verified_tokens
+from harness.engines.remote.served_label import ServedLabel
+from harness.engines.remote.served_model import ServedModel, served_model
+from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
+from harness.engines.remote.vllm_wire import (
+    CompletionsApi,
+    GenerateApi,
+    Piece,
+    TokenApi,
+    metric_total,
+    read_guard,
+    read_piece,
+)
+from harness.engines.remote.weight_change import WeightChange
+from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
+from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
+from harness.types import (
+    GenerationDelta,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_ids,
+    as_logprobs,
+)
+from server_patch.repeat_terminate import RepeatTerminateConfig
+
+_MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled token that takes one place
+_ENTRY_BYTES = 50  # of a reply, for each token
+_PROBE_S = 60.0
+_HEALTH_S = 5.0
+_ADVICE = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
+
+
+class _Offer(NamedTuple):
+    """What the server turned out to have."""
+
+    model: ServedModel
+    api: TokenApi
+
+
+class VLLMTokenProvider:
+    """Serves one vLLM server.
+
+    Args:
+        url: Base address of the server.
+        vocab_size: Ids are valid in `0..vocab_size-1`.
+        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
+        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
+        api_key: Of the server, when it has one.
+        repeat_guard: What the server must end outputs by; entering fails when it does not. None takes the configuration
+            in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
+        self_test_s: What the server gets for the requests that test it at entry; one that is paused answers none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        vocab_size: int,
+        logprob_scale: LogprobScale = LogprobScale.RAW,
+        generation_timeout_s: float = 3600.0,
+        api_key: str = "",
+        repeat_guard: RepeatTerminateConfig | None = None,
+        self_test_s: float = SELF_TEST_S,
+    ) -> None:
+        self.continues_at_entry = False
+        """See `ContinuesAtEntry`."""
+        self._self_test_s = self_test_s
+        self._client = EngineClient(url, "vllm", api_key=api_key)
+        self._vocab_size = vocab_size
+        self._scale = logprob_scale
+        self._generation_timeout_s = generation_timeout_s
+        self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
+        self._control = VLLMControl(self._client)
+        self._entered_offer: _Offer | None = None
+        self._served = ServedLabel(FIRST_LABEL)
+        self._change = WeightChange(self._client.name, self, self._served)
+        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
+        self._guard: str | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Raises `EngineUnavailable` before the provider has been entered."""
+        offer = self._offer
+        return Capabilities(
+            engine="vllm",
+            model=offer.model.id,
+            vocab_size=self._vocab_size,
+            context_length=offer.model.max_model_len,
+            logprob_scale=self._scale,
+            pause_modes=frozenset(PauseMode) if self._control.has_dev_mode else frozenset(),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=True,
+            can_update_weights=self._control.has_dev_mode,
+            weights_digest="",
+            repeat_guard=self._guard,
+            may_stop_early=False,
+        )
+
+    @property
+    def weight_version(self) -> str:
+        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
+        return self._served.label
+
+    async def __aenter__(self) -> Self:
+        self._client.open()
+        try:
+            self._entered_offer = await self._find_offer()
+            await self._control.connect(weights=self._offer.model.root)
+            await self.read_version()
+            if self.continues_at_entry:
+                await self.resume()
+            async with tested_in_time(self._client.name, self._self_test_s):
+                await self._require_guard()
+                if self._scale is LogprobScale.RAW:
+                    self._scale = await require_raw_logprobs(self, advice=_ADVICE)
+        except BaseException:
+            await self._client.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationResult:
+        """See `TokenProvider.generate`."""
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            await self._flight.admitted(live)
+            return await self._whole_result(asked, session_id)
+
+    async def stream(
+        self,
+        input_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+        """See `TokenProvider.stream`; one delta when prompt logprobs are asked for."""
+        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
+        async with self._flight.track(request_id) as live:
+            await self._flight.admitted(live)
+            streamed = self._streamed if prompt_logprobs_from is None else self._in_one_delta
+            async with aclosing(streamed(asked, session_id)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
+        """See `TokenProvider.score`; vLLM reads the whole input and samples one token, which is thrown away."""
+        params = SamplingParams(max_new_tokens=1, temperature=0.0)
+        asked = self._asked(uuid4().hex, input_ids, params, start)
+        if start == input_ids.size:
+            return PromptLogprobs(start, as_logprobs(()), self._served.label)
+        moment = self._served.asking()
+        piece, label = await self._whole(asked, session_id)
+        reply = read_piece(asked, self._offer.api, piece, label)
+        scored = reply.prompt_scored
+        if scored is None:
+            raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")
+        size_bytes = _ENTRY_BYTES * len(scored)
+        scores = await self._client.apart(size_bytes, lambda: verified_scores(asked, scored, reply.version))
+        self._served.learn(scores.version, moment)
+        return scores
+
+    async def abort(self, request_id: str | None) -> int:
+        """See `TokenProvider.abort`; in dev mode None also ends requests that other processes sent."""
+        told = await self._flight.told_to_end(request_id)
+        if request_id is None and self._control.has_dev_mode:
+            await self._control.abort_all()
+        elif told:
+            await self._end_in_engine(*(live.request_id for live in told))
+        return len(told)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `TokenProvider.pause`; new requests wait inside vLLM, which can abort them there."""
+        await self._control.pause(mode)
+
+    async def resume(self) -> None:
+        """See `TokenProvider.resume`; a server without usable weights would end with its next token."""
+        self._control.require_dev_mode("resume")
+        await self._change.require_settled()
+        await self._control.resume()
+
+    async def update_weights(self, path: Path, version: str) -> None:
+        """See `TokenProvider.update_weights`; `path` is read by the server, on its machine."""
+        self._control.require_dev_mode("updates of weights")
+        await self._change.run(path, version)
+
+    async def read_version(self) -> str:
+        """See `TokenProvider.read_version`."""
+        moment = self._served.asking()
+        self._served.learn(await self._control.label(), moment)
+        return self._served.label
+
+    async def is_paused(self) -> bool:
+        """See `ChangingServer`; whoever paused it."""
+        return await self._control.is_paused()
+
+    async def require_fitting(self, path: Path) -> None:
+        """See `ChangingServer`."""
+        await self._control.require_fitting(path)
+
+    async def announce_change(self, label: str) -> None:
+        """See `ChangingServer`."""
+        await self._control.relabel(label)
+
+    async def load(self, path: Path, version: str) -> None:
+        """See `ChangingServer`."""
+        del version
+        await self._control.reload(path)
+
+    async def settle(self, version: str) -> None:
+        """See `ChangingServer`."""
+        await self._control.flush()
+        await self._control.relabel(version)
+
+    async def health(self) -> EngineHealth:
+        """See `TokenProvider.health`."""
+        try:
+            metrics = await self._client.get_text("/metrics", deadline_s=_HEALTH_S)
+            is_paused = await self._control.is_paused()
+        except EngineError as error:
+            return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=error.message)
+        mode = "dev mode" if self._control.has_dev_mode else "no dev mode"
+        return EngineHealth(
+            ready=True,
+            paused=is_paused,
+            running=metric_total(metrics, "vllm:num_requests_running"),
+            waiting=metric_total(metrics, "vllm:num_requests_waiting"),
+            detail=f"{self._client.url} {self._offer.api.path}, {mode}, version {self._served.label}",
+        )
+
+    async def active_guard(self) -> str | None:
+        """Digest of the repeat guard that the engine core runs, None without one; generates a token or two."""
+        asked = replace(self._asked(uuid4().hex, as_ids([0]), GUARD_PROBE, None), probes_guard=True)
+        reply = await self._client.call(self._exchange(asked, None, stream=False), self._offer.api.kind)
+        return read_guard(self._offer.api.piece(asked, reply))
+
+    async def _require_guard(self) -> None:
+        if self._wanted_guard is not None:
+            self._guard = await self.active_guard()
+            require_guard(self.capabilities, self._wanted_guard)
+
+    @property
+    def _offer(self) -> _Offer:
+        if self._entered_offer is None:
+            raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
+        return self._entered_offer
+
+    async def _find_offer(self) -> _Offer:
+        """An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere."""
+        model = await served_model(self._client)
+        answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
+        return _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
+
+    def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
+        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start)
+        return fitting(self.capabilities, asked)
+
+    def _exchange(self, asked: Asked, session_id: str | None, *, stream: bool) -> Exchange:
+        headers = {"x-request-id": asked.request_id} | ({"x-session-id": session_id} if session_id else {})
+        body = self._offer.api.body(asked, self._offer.model.id, stream=stream)
+        path = self._offer.api.path
+        return Exchange("POST", path, self._generation_timeout_s, body, headers, asked.request_id)
+
+    async def _whole_result(self, asked: Asked, session_id: str | None) -> GenerationResult:
+        moment = self._served.asking()
+        piece, label = await self._whole(asked, session_id)
+        api = self._offer.api
+        size_bytes = _ENTRY_BYTES * (len(piece.scored) + len(piece.prompt_scored or ()))
+        result = await self._client.apart(size_bytes, lambda: verified(asked, read_piece(asked, api, piece, label)))
+        return self._learned(result, moment)
+
+    def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
+        """`result`, which says what the server serves."""
+        if result.version_spans:
+            self._served.learn(result.version_spans[-1].version, moment)
+        return result
+
+    async def _whole(self, asked: Asked, session_id: str | None) -> tuple[Piece, str]:
+        """An unstreamed reply, and the weight label around it where the reply itself carries none."""
+        before = await self._label_around()
+        exchange = self._exchange(asked, session_id, stream=False)
+        api = self._offer.api
+        piece = await self._client.call_for(exchange, api.kind, partial(api.piece, asked))
+        return piece, await self._same_label(asked, before)
+
+    async def _streamed(
+        self, asked: Asked, session_id: str | None
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        api, whole = self._offer.api, Piece()
+        moment, before = self._served.asking(), await self._label_around()
+        exchange = self._exchange(asked, session_id, stream=True)
+        async with aclosing(self._client.events(exchange)) as events:
+            async for payload in events:
+                piece = api.piece(asked, self._client.decode(exchange, payload, api.kind))
+                whole.add(piece)
+                if piece.ids or piece.scored:
+                    yield verified_tokens(asked, piece.ids, piece.scored)
+        if whole.finish_reason is None:
+            raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
+        label = await self._same_label(asked, before)
+        yield self._learned(verified(asked, read_piece(asked, api, whole, label)), moment)
+
+    async def _in_one_delta(
+        self, asked: Asked, session_id: str | None
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        result = await self._whole_result(asked, session_id)
+        yield GenerationDelta(result.output_ids, result.logprobs)
+        yield result
+
+    async def _label_around(self) -> str:
+        return self._served.label if self._offer.api.reports_spans else await self._control.label()
+
+    async def _same_label(self, asked: Asked, before: str) -> str:
+        after = await self._label_around()
+        if not self._offer.api.reports_spans and before != after:
+            raise EngineReplyInvalid(
+                f"{asked.name}: the weights changed from {before!r} to {after!r} while it"
+                " ran, and /v1/completions does not tell which tokens are whose; start vLLM with --enable-scale-out"
+            )
+        return after
+
+    async def _end_in_engine(self, *request_ids: str) -> None:
+        api = self._offer.api
+        names = [api.abort_id(request_id) for request_id in request_ids]
+        await self._control.abort(names, has_scale_out=api.reports_spans)

@@ -1,0 +1,118 @@
+"""What vLLM offers beside generating: pause, resume, weights, aborts by its own names for requests.
+
+Most of it exists only in dev mode (`VLLM_SERVER_DEV_MODE=1`); whether a server runs in it is found by `connect`.
+Without it a server cannot change its weights over HTTP, so its label stays vLLM's first one.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from harness.engines.base import PauseMode
+from harness.engines.remote.checkpoint import require_fitting
+from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.errors import EngineRejected, EngineReplyInvalid
+from harness.types import Json
+
+MISSING = frozenset({403, 404, 405})
+"""Statuses of a route that a server does not have, or has switched off."""
+
+FIRST_LABEL = "default"
+"""Of the weights that vLLM starts with."""
+
+_DEADLINE_S = 60.0
+_QUICK_S = 5.0
+_WEIGHTS_S = 600.0
+_PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str
+
+
+class _PausedAnswer(msgspec.Struct):
+    is_paused: bool
+
+
+class VLLMControl:
+    """The control verbs of the server behind `client`."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._started_with = ""
+        self.has_dev_mode = False
+
+    async def connect(self, weights: str) -> None:
+        """Find out what the server has; `weights` is where it took its first ones from."""
+        answer = await self._client.ask(Exchange("GET", "/is_paused", _DEADLINE_S))
+        self.has_dev_mode = answer.status not in MISSING
+        self._started_with = weights
+
+    async def label(self) -> str:
+        """The weight version that the server would report now."""
+        if not self.has_dev_mode:
+            return FIRST_LABEL
+        return (await self._client.get("/weight_info", _WeightInfo, deadline_s=_QUICK_S)).weight_version
+
+    async def is_paused(self) -> bool:
+        """Whoever paused it."""
+        if not self.has_dev_mode:
+            return False
+        return (await self._client.get("/is_paused", _PausedAnswer, deadline_s=_QUICK_S)).is_paused
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Frozen requests give up their cache, so that weights can change under them."""
+        self.require_dev_mode("pause")
+        await self._post(f"/pause?mode={_PAUSES[mode]}&clear_cache=true", {})
+
+    async def resume(self) -> None:
+        """Go on."""
+        self.require_dev_mode("resume")
+        await self._post("/resume", {})
+
+    async def abort_all(self) -> None:
+        """End every request of the server."""
+        await self._post("/abort_requests", {})
+
+    async def abort(self, engine_ids: Sequence[str], *, has_scale_out: bool) -> None:
+        """End requests by the names that the engine has for them; any other name is ignored without a word."""
+        if not self.has_dev_mode and not has_scale_out:
+            raise EngineRejected(
+                f"{self._client.name} offers no abort: start vLLM with --enable-scale-out or VLLM_SERVER_DEV_MODE=1"
+            )
+        path = "/abort_requests" if self.has_dev_mode else "/inference/v1/abort_requests"
+        await self._post(path, {"request_ids": list(engine_ids)})
+
+    async def require_fitting(self, path: Path) -> None:
+        """Raises `EngineRejected` when the checkpoint in `path` does not have the tensors that the server has."""
+        await asyncio.to_thread(require_fitting, Path(self._started_with), path)
+
+    async def relabel(self, label: str) -> None:
+        """Tokens that are sampled from now on carry `label`; the engine must be paused."""
+        await self._post("/update_weight_version", {"new_version": label})
+        reported = await self.label()
+        if reported != label:
+            raise EngineReplyInvalid(
+                f"{self._client.name} reports weight version {reported!r} after it was labeled {label!r}"
+            )
+
+    async def reload(self, path: Path) -> None:
+        """Load the checkpoint in `path`; the engine must be paused. A reload that fails leaves no usable weights."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        await self._client.post("/collective_rpc", body, deadline_s=_WEIGHTS_S)
+
+    async def flush(self) -> None:
+        """Forget the keys and values that earlier weights computed."""
+        await self._post("/reset_prefix_cache", {})
+
+    def require_dev_mode(self, what: str) -> None:
+        """Raises `EngineRejected` when the server does not run in dev mode."""
+        if not self.has_dev_mode:
+            raise EngineRejected(
+                f"{self._client.name} offers no {what}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
+
+    async def _post(self, path: str, body: Json) -> None:
+        await self._client.post(path, body, deadline_s=_DEADLINE_S)

@@ -1,0 +1,293 @@
+"""vLLM's two token endpoints in the words of this project, both ways. Pure; judges nothing (`reply` does).
+
+`/inference/v1/generate` speaks integer ids and reports version spans; a server has it with `--enable-scale-out`. Every
+server has `/v1/completions`, where ids come back beside the text (`return_token_ids`) and again inside the token names
+of the logprobs (`token_id:57`), without versions. A whole reply is one `Piece`, a stream is many.
+
+vLLM writes -9999.0 where a logprob is NaN, minus infinity or missing; for a sampled token that is no number, so it is
+read as none. A row of alternatives starts with the sampled token, so one more than wanted is asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from harness.engines.remote.http_errors import error_in_event
+from harness.engines.remote.reply import Asked, EngineReply, ScoredToken, refuse
+from harness.engines.remote.vllm_messages import (
+    CompletionChunk,
+    GenerateChunk,
+    NamedLogprobs,
+    PromptEntry,
+    Usage,
+    decode_entries,
+    decode_entry,
+)
+from harness.types import FinishReason, Json, SamplingParams, TokenIds, VersionSpan
+from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probed_digest
+
+_NO_NUMBER = -9999.0
+_NAME_PREFIX = "token_id:"
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one reply or chunk says; the sum of a stream's pieces says what a whole reply would."""
+
+    ids: list[int] = field(default_factory=list)
+    scored: list[ScoredToken] = field(default_factory=list)
+    top: list[Sequence[ScoredToken]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    spans: list[VersionSpan] | None = None
+    """None before the last chunk, and where the endpoint does not report versions."""
+    usage: Usage | None = None
+    prompt_scored: list[ScoredToken] | None = None
+    engine_id: str = ""
+
+    def add(self, other: "Piece") -> None:
+        """Append what a later chunk says."""
+        self.ids += other.ids
+        self.scored += other.scored
+        self.top += other.top
+        self.finish_reason = other.finish_reason or self.finish_reason
+        self.stop_reason = self.stop_reason if other.stop_reason is None else other.stop_reason
+        self.spans = self.spans if other.spans is None else other.spans
+        self.usage = other.usage or self.usage
+        self.prompt_scored = self.prompt_scored if other.prompt_scored is None else other.prompt_scored
+        self.engine_id = other.engine_id or self.engine_id
+
+
+class TokenApi(Protocol):
+    """One of the two endpoints."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+
+    @property
+    def kind(self) -> type[GenerateChunk] | type[CompletionChunk]:
+        """What its replies and chunks decode to."""
+
+    @property
+    def reports_spans(self) -> bool:
+        """Whether its replies carry weight versions."""
+
+    def engine_id(self, request_id: str) -> str:
+        """How its replies call a request."""
+
+    def abort_id(self, request_id: str) -> str:
+        """How the engine calls a request; aborts of any other name are ignored without a word."""
+
+    def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
+        """The body of a request."""
+
+    def piece(self, asked: Asked, chunk: Any) -> Piece:
+        """What a decoded reply or chunk says. Raises the error that it stands for."""
+
+
+class GenerateApi:
+    """`/inference/v1/generate`."""
+
+    path = "/inference/v1/generate"
+    kind = GenerateChunk
+    reports_spans = True
+
+    def engine_id(self, request_id: str) -> str:
+        """See `TokenApi`."""
+        return f"generate-tokens-{request_id}"
+
+    def abort_id(self, request_id: str) -> str:
+        """See `TokenApi`."""
+        return self.engine_id(request_id)
+
+    def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
+        """See `TokenApi`."""
+        params = asked.params
+        sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
+        sampling["detokenize"] = bool(params.stop)
+        sampling |= {"extra_args": asked.guard_arguments} if asked.guard_arguments else {}
+        if asked.prompt_logprobs_from is not None:
+            sampling["prompt_logprobs"] = 0
+        return {
+            "model": model,
+            "request_id": asked.request_id,
+            "token_ids": asked.input_ids.tolist(),
+            "sampling_params": sampling,
+            **_streaming(stream=stream),
+        }
+
+    def piece(self, asked: Asked, chunk: GenerateChunk) -> Piece:
+        """See `TokenApi`."""
+        if chunk.error is not None:
+            raise error_in_event(asked.name, chunk.error)
+        piece = Piece(usage=chunk.usage, engine_id=chunk.request_id, spans=None)
+        piece.prompt_scored = _prompt_scored(asked, chunk.prompt_logprobs)
+        for choice in chunk.choices[:1]:
+            sampled = (choice.logprobs and choice.logprobs.content) or []
+            piece.ids = choice.token_ids or []
+            piece.scored = [_scored(token.token_id, token.logprob) for token in sampled]
+            piece.top = [[_scored(other.token_id, other.logprob) for other in token.top_logprobs] for token in sampled]
+            piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
+            piece.spans = choice.weight_versions
+        return piece
+
+
+class CompletionsApi:
+    """`/v1/completions` with token ids."""
+
+    path = "/v1/completions"
+    kind = CompletionChunk
+    reports_spans = False
+
+    def engine_id(self, request_id: str) -> str:
+        """See `TokenApi`."""
+        return f"cmpl-{request_id}"
+
+    def abort_id(self, request_id: str) -> str:
+        """See `TokenApi`; the number is that of the prompt in its batch of one."""
+        return f"cmpl-{request_id}-0"
+
+    def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
+        """See `TokenApi`."""
+        wants_prompt = {} if asked.prompt_logprobs_from is None else {"prompt_logprobs": 0}
+        return {
+            "model": model,
+            "request_id": asked.request_id,
+            "prompt": asked.input_ids.tolist(),
+            "logprobs": asked.params.top_logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **_sampling(asked.params),
+            **({"vllm_xargs": asked.guard_arguments} if asked.guard_arguments else {}),
+            **wants_prompt,
+            **_streaming(stream=stream),
+        }
+
+    def piece(self, asked: Asked, chunk: CompletionChunk) -> Piece:
+        """See `TokenApi`."""
+        if chunk.error is not None:
+            raise error_in_event(asked.name, chunk.error)
+        piece = Piece(usage=chunk.usage, engine_id=chunk.id)
+        for choice in chunk.choices[:1]:
+            named = choice.logprobs or NamedLogprobs()
+            if len(named.tokens) != len(named.token_logprobs):
+                refuse(asked, f"{len(named.tokens)} token names but {len(named.token_logprobs)} logprobs")
+            piece.ids = choice.token_ids or []
+            piece.scored = [_named(asked, *pair) for pair in zip(named.tokens, named.token_logprobs, strict=True)]
+            piece.top = [[_named(asked, *pair) for pair in (row or {}).items()] for row in named.top_logprobs or ()]
+            piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
+            piece.prompt_scored = _prompt_scored(asked, choice.prompt_logprobs)
+        return piece
+
+
+def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineReply:
+    """The reply that `piece` is the whole of; `label` is the weight version where the endpoint reports none."""
+    spans = (piece.spans or []) if api.reports_spans else [VersionSpan(label, 0, len(piece.ids))]
+    prefix = api.engine_id("")
+    if not piece.engine_id.startswith(prefix):
+        refuse(asked, f"the request id as {piece.engine_id!r}, expected {api.engine_id(asked.request_id)!r}")
+    return EngineReply(
+        output_ids=piece.ids,
+        scored=piece.scored,
+        finish_reason=_finish_reason(piece),
+        request_id=piece.engine_id.removeprefix(prefix),
+        version_spans=spans,
+        version=spans[0].version if spans else label,
+        completion_tokens=piece.usage.completion_tokens if piece.usage else None,
+        prompt_tokens=piece.usage.prompt_tokens if piece.usage else None,
+        matched_stop=_matched(piece),
+        top=piece.top,
+        prompt_scored=piece.prompt_scored,
+        cached_tokens=_cached_tokens(piece.usage),
+    )
+
+
+def read_guard(piece: Piece) -> str | None:
+    """The digest of the repeat guard that ended a probe; None when nothing did."""
+    return probed_digest(piece.stop_reason)
+
+
+def metric_total(text: str, name: str) -> int:
+    """The sum over all labels of one gauge in a Prometheus exposition."""
+    lines = (line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+
+
+def _sampling(params: SamplingParams) -> Json:
+    """Every parameter that changes what is sampled is stated, so that no default of the server does."""
+    return {
+        "max_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "seed": params.seed,
+        "stop": list(params.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": params.ignore_eos,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_tokens": params.min_new_tokens,
+        "structured_outputs": None if params.json_schema is None else {"json": params.json_schema},
+        "skip_special_tokens": False,
+    }
+
+
+def _streaming(*, stream: bool) -> Mapping[str, Any]:
+    return {"stream": True, "stream_options": {"include_usage": True}} if stream else {"stream": False}
+
+
+def _scored(token_id: int, logprob: float | None) -> ScoredToken:
+    return ScoredToken(token_id, None if logprob == _NO_NUMBER else logprob)
+
+
+def _named(asked: Asked, name: str, logprob: float | None) -> ScoredToken:
+    number = name.removeprefix(_NAME_PREFIX)
+    if number == name or not number.isdecimal():
+        refuse(asked, f"a token named {name!r}, expected {_NAME_PREFIX}<number>")
+    return _scored(int(number), logprob)
+
+
+def _prompt_scored(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
+    """The wanted end of the prompt's logprobs; what comes before is not decoded."""
+    start = asked.prompt_logprobs_from
+    try:
+        entries = None if start is None else decode_entries(content)
+        if start is None or entries is None:
+            return None
+        if len(entries) != asked.input_ids.size:
+            refuse(asked, f"{len(entries)} prompt logprobs for {asked.input_ids.size} input tokens")
+        wanted: TokenIds = asked.input_ids[start:]
+        pairs = zip(wanted.tolist(), entries[start:], strict=True)
+        return [_prompt_token(token_id, decode_entry(entry) or {}) for token_id, entry in pairs]
+    except (msgspec.DecodeError, RecursionError) as error:
+        refuse(asked, f"prompt logprobs that are none: {error}")
+
+
+def _prompt_token(token_id: int, entry: Mapping[int, PromptEntry]) -> ScoredToken:
+    """What the entry says about `token_id`, or about another id when it says nothing about that one."""
+    named = token_id if token_id in entry else next(iter(entry), token_id)
+    return _scored(named, entry[named].logprob if named in entry else None)
+
+
+def _finish_reason(piece: Piece) -> str:
+    """The repetition detection of vLLM itself, which nobody here asks for, keeps its own name."""
+    is_guard = (piece.finish_reason, piece.stop_reason) == (VLLM_FINISH, MARK)
+    return FinishReason.REPEAT if is_guard else piece.finish_reason or "none"
+
+
+def _matched(piece: Piece) -> int | str | None:
+    """The stop; vLLM gives none for an end at the model's own end-of-turn id, which is then the last one."""
+    if piece.stop_reason is None and piece.finish_reason == "stop" and piece.ids:
+        return piece.ids[-1]
+    return piece.stop_reason
+
+
+def _cached_tokens(usage: Usage | None) -> int:
+    details = (usage and usage.prompt_tokens_details) or {}
+    cached = details.get("cached_tokens")
+    return cached if isinstance(cached, int) else 0

@@ -1,0 +1,257 @@
+"""SGLang's native routes over a `TokenProvider`, as far as a session harness and its router use them.
+
+    /generate                                   ids in, ids out; whole or as events
+    /abort_request /pause_generation /continue_generation /flush_cache /update_weights_from_disk
+    /model_info /server_info /v1/models /v1/loads /health /ready /tokenize
+
+Only translates: every promise is the provider's. It says in `/server_info` what really samples (`engine`), so nobody
+takes it for SGLang who asks. Where it is kinder than SGLang: an abort of a request that a pause holds is not lost, a
+request id is no prefix of others, weights change between two tokens without waiting for requests, the model keeps its
+name, and `/health` never generates. It has no text: no chat routes, no templates.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from harness import __version__
+from harness.engines.base import TokenProvider
+from harness.engines.sglang_server.connection import EventStream, while_connected
+from harness.engines.sglang_server.replies import chunk, last_chunk, scored_reply, whole_reply
+from harness.engines.sglang_server.requests import (
+    AbortRequest,
+    ContinueRequest,
+    GenerateRequest,
+    PauseRequest,
+    TokenizeRequest,
+    UpdateRequest,
+    decoded,
+)
+from harness.errors import EngineError, EngineRejected, EngineUnavailable
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import GenerationDelta, Json
+
+_NOBODY_READS = 499
+
+Flush = Callable[[], Awaitable[bool]]
+"""Forgets cached prefixes; False, with nothing changed, while requests are live."""
+
+
+async def _nothing_to_flush() -> bool:
+    return True
+
+
+class NativeServer:
+    """The application; `provider` has been entered by whoever owns it.
+
+    Args:
+        provider: What samples.
+        tokenizer: The model's own.
+        model_path: Where its weights came from.
+        flush: Forgets the provider's cached prefixes, when it keeps some.
+    """
+
+    def __init__(
+        self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path, *, flush: Flush = _nothing_to_flush
+    ) -> None:
+        self._provider = provider
+        self._tokenizer = tokenizer
+        self._model_path = model_path
+        self._flush = flush
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/generate", self._generate, methods=["POST", "PUT"]),
+                Route("/abort_request", self._abort, methods=["POST"]),
+                Route("/pause_generation", self._pause, methods=["POST"]),
+                Route("/continue_generation", self._continue, methods=["POST"]),
+                Route("/flush_cache", self._flush_cache, methods=["GET", "POST"]),
+                Route("/update_weights_from_disk", self._update_weights, methods=["POST"]),
+                Route("/model_info", self._model_info, methods=["GET"]),
+                Route("/server_info", self._server_info, methods=["GET"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/loads", self._loads, methods=["GET"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/ready", self._ready, methods=["GET"]),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/v1/tokenize", self._tokenize, methods=["POST"]),
+            ],
+            exception_handlers={EngineError: _refused, ClientDisconnect: _unread},
+        )
+
+    async def _generate(self, request: Request) -> Response:
+        asked = decoded(await request.body(), GenerateRequest)
+        if asked.stream:
+            return EventStream(self._events(asked))
+        return _json(await while_connected(request.receive, self._whole(asked)))
+
+    async def _whole(self, asked: GenerateRequest) -> Json:
+        if asked.samples_nothing:
+            start = asked.scores_from or len(asked.input_ids)
+            return scored_reply(asked, await self._provider.score(asked.ids, start=start))
+        if asked.probes_guard and self._guard:
+            asked.sampling_params.max_new_tokens = 1
+        result = await self._provider.generate(**self._arguments(asked))
+        return whole_reply(asked, result, self._provider.weight_version, self._guard)
+
+    async def _events(self, asked: GenerateRequest) -> AsyncGenerator[bytes]:
+        """The chunks of a stream; an error is one of them, because the status has gone out already."""
+        try:
+            async with aclosing(self._chunks(asked)) as chunks:
+                async for each in chunks:
+                    yield msgspec.json.encode(each)
+        except EngineError as error:
+            yield msgspec.json.encode(_error_body(error))
+        yield b"[DONE]"
+
+    async def _chunks(self, asked: GenerateRequest) -> AsyncGenerator[Json]:
+        """What is told as it is sampled; alternatives are known at the end only, so these come in one chunk."""
+        if asked.samples_nothing or asked.probes_guard or asked.params.top_logprobs:
+            yield await self._whole(asked)
+            return
+        count = 0
+        stream = self._provider.stream(**self._arguments(asked))
+        async with aclosing(stream) as pieces:  # type: ignore[type-var]  # an async generator, which the protocol does not say
+            async for piece in pieces:
+                if isinstance(piece, GenerationDelta):
+                    count += int(piece.output_ids.size)
+                    yield chunk(asked, piece, count, self._provider.weight_version)
+                else:
+                    yield last_chunk(asked, piece, self._provider.weight_version, self._guard)
+
+    def _arguments(self, asked: GenerateRequest) -> dict[str, Any]:
+        """Of `generate` and `stream`."""
+        return {
+            "input_ids": asked.ids,
+            "params": asked.params,
+            "request_id": asked.rid,
+            "session_id": asked.session_id,
+            "prompt_logprobs_from": asked.scores_from,
+        }
+
+    async def _abort(self, request: Request) -> Response:
+        asked = decoded(await request.body(), AbortRequest)
+        if asked.abort_all or asked.rid:
+            await self._provider.abort(None if asked.abort_all else asked.rid)
+        return Response()
+
+    async def _pause(self, request: Request) -> Response:
+        await self._provider.pause(decoded(await request.body(), PauseRequest).pause_mode)
+        return _json({"status": "ok", "message": "Generation paused."})
+
+    async def _continue(self, request: Request) -> Response:
+        decoded(await request.body(), ContinueRequest)
+        await self._provider.resume()
+        return _json({"status": "ok", "message": "Generation continued."})
+
+    async def _flush_cache(self, request: Request) -> Response:
+        del request
+        if not await self._flush():
+            raise EngineRejected("the cache is not flushed while requests are live: abort or await them first")
+        return Response("Cache flushed.\n")
+
+    async def _update_weights(self, request: Request) -> Response:
+        asked = decoded(await request.body(), UpdateRequest)
+        if asked.abort_all_requests:
+            await self._provider.abort(None)
+        version = self._provider.weight_version if asked.weight_version is None else asked.weight_version
+        try:
+            await self._provider.update_weights(Path(asked.model_path), version)
+        except EngineError as error:
+            return _json({"success": False, "message": error.message, "num_paused_requests": 0}, _status(error))
+        self._model_path = Path(asked.model_path)
+        return _json({"success": True, "message": f"weights of {asked.model_path}", "num_paused_requests": 0})
+
+    async def _model_info(self, request: Request) -> Response:
+        del request
+        return _json(
+            {
+                "model_path": str(self._model_path),
+                "served_model_name": self._provider.capabilities.model,
+                "weight_version": self._provider.weight_version,
+                "is_generation": True,
+            }
+        )
+
+    async def _server_info(self, request: Request) -> Response:
+        del request
+        capabilities = self._provider.capabilities
+        return _json(
+            {
+                "engine": capabilities.engine,
+                "version": __version__,
+                "served_model_name": capabilities.model,
+                "max_req_input_len": capabilities.context_length - 1,
+                "grammar_backend": "own" if capabilities.follows_json_schema else "none",
+                "incremental_streaming_output": True,
+                "skip_tokenizer_init": True,
+            }
+        )
+
+    async def _models(self, request: Request) -> Response:
+        del request
+        capabilities = self._provider.capabilities
+        card = {"id": capabilities.model, "object": "model", "owned_by": capabilities.engine}
+        limits = {"root": capabilities.model, "max_model_len": capabilities.context_length}
+        return _json({"object": "list", "data": [card | limits]})
+
+    async def _loads(self, request: Request) -> Response:
+        del request
+        health = await self._provider.health()
+        if not health.ready:
+            raise EngineUnavailable(f"the engine does not serve: {health.detail}")
+        load = {"dp_rank": 0, "num_running_reqs": health.running, "num_waiting_reqs": health.waiting}
+        return _json({"version": __version__, "loads": [load]})
+
+    async def _health(self, request: Request) -> Response:
+        del request
+        health = await self._provider.health()
+        return Response(status_code=200 if health.ready else 503)
+
+    async def _ready(self, request: Request) -> Response:
+        del request
+        health = await self._provider.health()
+        return Response(status_code=200 if health.ready and not health.paused else 503)
+
+    async def _tokenize(self, request: Request) -> Response:
+        ids = self._tokenizer.encode(decoded(await request.body(), TokenizeRequest).prompt)
+        length = self._provider.capabilities.context_length
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": length})
+
+    @property
+    def _guard(self) -> str | None:
+        return self._provider.capabilities.repeat_guard
+
+
+def _json(body: Json, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def _status(error: EngineError) -> int:
+    """A refusal is 400; what is not ready 503; all else went wrong in here."""
+    return error.status if isinstance(error, EngineRejected | EngineUnavailable) else 500
+
+
+def _error_body(error: EngineError) -> Json:
+    kind = "invalid_request_error" if isinstance(error, EngineRejected) else error.code
+    return {"error": {"message": error.message, "type": kind, "code": _status(error)}}
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, EngineError)
+    return _json(_error_body(error), _status(error))
+
+
+async def _unread(request: Request, error: Exception) -> Response:
+    del request, error
+    return Response(status_code=_NOBODY_READS)

@@ -1,0 +1,123 @@
+"""Results in the words of SGLang's native `/generate`. Pure.
+
+A stream carries what is new in each chunk, as from a server with `--incremental-streaming-output`. There is no `text`,
+as from a server with `--skip-tokenizer-init`: ids are what counts here.
+"""
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from harness.engines.sglang_server.requests import GenerateRequest
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationResult,
+    Json,
+    Logprobs,
+    PromptLogprobs,
+    TokenIds,
+    TopLogprobs,
+)
+from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
+
+
+def whole_reply(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
+    """A generation, whole; `version` is that of the current weights, `guard` the digest of the one that watched it."""
+    meta = closing_meta(asked, result, version, guard)
+    if asked.return_logprob:
+        meta |= _output_logprobs(result.output_ids, result.logprobs)
+    if result.top_logprobs is not None:
+        meta["output_top_logprobs"] = _alternatives(result.top_logprobs)
+    return {"output_ids": result.output_ids.tolist(), "meta_info": meta}
+
+
+def last_chunk(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
+    """The end of a stream whose tokens have all been sent."""
+    none = _output_logprobs(result.output_ids[:0], result.logprobs[:0]) if asked.return_logprob else {}
+    return {"output_ids": [], "meta_info": closing_meta(asked, result, version, guard) | none}
+
+
+def chunk(asked: GenerateRequest, delta: GenerationDelta, count: int, version: str) -> Json:
+    """The tokens of `delta`, with which there are `count`."""
+    meta: Json = {
+        "id": asked.rid,
+        "finish_reason": None,
+        "prompt_tokens": len(asked.input_ids),
+        "completion_tokens": count,
+        "weight_version": version,
+    }
+    if asked.return_logprob:
+        meta |= _output_logprobs(delta.output_ids, delta.logprobs)
+    return {"output_ids": delta.output_ids.tolist(), "meta_info": meta}
+
+
+def scored_reply(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
+    """A prompt that was read, and nothing sampled."""
+    meta: Json = {
+        "id": asked.rid,
+        "finish_reason": {"type": "length", "length": 0},
+        "prompt_tokens": len(asked.input_ids),
+        "completion_tokens": 0,
+        "cached_tokens": 0,
+        "weight_version": scores.version,
+        "weight_versions": [],
+    }
+    logprobs = _prompt_logprobs(asked, scores) | {"output_token_logprobs": []} if asked.return_logprob else {}
+    return {"output_ids": [], "meta_info": meta | logprobs}
+
+
+def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
+    """What is said of a generation that has ended, but for its tokens."""
+    scores = result.prompt_logprobs
+    meta: Json = {
+        "id": asked.rid,
+        "finish_reason": finish(result, guard) | ({PROBE: guard} if asked.probes_guard and guard else {}),
+        "prompt_tokens": len(asked.input_ids),
+        "completion_tokens": int(result.output_ids.size),
+        "cached_tokens": result.cached_tokens,
+        # Where nothing was sampled, this is all that says which weights read the prompt.
+        "weight_version": version if scores is None else scores.version,
+        "weight_versions": [
+            {"version": span.version, "start": span.start, "end": span.end} for span in result.version_spans
+        ],
+        "e2e_latency": result.seconds,
+    }
+    return meta if scores is None else meta | _prompt_logprobs(asked, scores)
+
+
+def finish(result: GenerationResult, guard: str | None) -> Json:
+    """Why a generation ended; what a guard watched carries its mark."""
+    mark = {} if guard is None else {MARK: int(result.finish_reason is FinishReason.REPEAT)}
+    return _reason(result) | mark
+
+
+def _reason(result: GenerationResult) -> Json:
+    length = {"type": "length", "length": int(result.output_ids.size)}
+    match result.finish_reason:
+        case FinishReason.STOP:
+            return {"type": "stop", "matched": result.matched_stop}
+        case FinishReason.LENGTH:
+            return length
+        case FinishReason.REPEAT:
+            return length | {"matched": SGLANG_MATCHED}
+        case FinishReason.ABORT:
+            return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        case _:
+            assert_never(result.finish_reason)
+
+
+def _output_logprobs(ids: TokenIds, logprobs: Logprobs) -> Json:
+    return {"output_token_logprobs": _entries(ids.tolist(), logprobs.tolist())}
+
+
+def _prompt_logprobs(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
+    """The first entry stands for the token before the first scored one, and never has a value."""
+    return {"input_token_logprobs": _entries(asked.input_ids[scores.start - 1 :], [None, *scores.logprobs.tolist()])}
+
+
+def _alternatives(top: TopLogprobs) -> list[Any]:
+    return [_entries(ids, values) for ids, values in zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)]
+
+
+def _entries(ids: Sequence[int], logprobs: Sequence[float | None]) -> list[Any]:
+    return [[logprob, token_id, None] for token_id, logprob in zip(ids, logprobs, strict=True)]

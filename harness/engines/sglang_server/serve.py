@@ -1,0 +1,24 @@
+"""An engine's server, in the running loop, for the time of a block."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from harness.machine.asgi import EmbeddedServer, answering, listening
+
+LOOPBACK = "127.0.0.1"
+
+_SHUTDOWN_S = 2
+
+
+@asynccontextmanager
+async def serve_in_process(app: ASGIApp, *, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
+    """The base address of `app` while it answers; port 0 takes a free one. Raises `HarnessError` for a taken port."""
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
+    )
+    with listening(host, port) as listener:
+        async with answering(EmbeddedServer(config), listener):
+            yield f"http://{host}:{listener.getsockname()[1]}"

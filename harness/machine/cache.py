@@ -1,0 +1,142 @@
+"""The directory that keeps converted models, safe against crashes, bit rot and a second process.
+
+A model is a folder with a manifest: the size and SHA-256 of every file in it and the recipe that made it. Folders are
+built beside their final place and renamed into it when complete, so one that exists under its name was finished once;
+the manifest tells whether it still is what was written. One lock file per model lets one process at a time build.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ModelError
+from harness.machine.progress import Phase, Progress
+
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 22
+
+
+def cache_directory() -> Path:
+    """Where models are kept: `$HARNESS_CACHE`, else `session-harness` in the user's cache directory."""
+    explicit = os.environ.get("HARNESS_CACHE")
+    if explicit:
+        return Path(explicit).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "session-harness"
+
+
+@contextmanager
+def locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock file at `path`; protects the folder of the same name against a second builder.
+
+    The operating system releases the lock of a process that dies, so a stale lock cannot exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(Phase.WAIT, 0, 0)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def staging(target: Path) -> Iterator[Path]:
+    """An empty directory on the file system of `target`, removed afterwards; the caller holds the lock of `target`.
+
+    Also removes what a killed builder of the same target left behind.
+    """
+    prefix = f".{target.name}.staging-"
+    for leftover in target.parent.glob(f"{prefix}*"):
+        shutil.rmtree(leftover)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def install(built: Path, target: Path, scratch: Path) -> None:
+    """Make the complete folder `built` appear as `target`, durably; what was there before ends in `scratch`."""
+    for path in built.iterdir():
+        _sync(path)
+    _sync(built)
+    if target.exists():
+        target.rename(scratch / "replaced")
+    built.rename(target)
+    _sync(target.parent)
+
+
+def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
+    """Record `recipe` and every file of `folder` in its manifest."""
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+    content = json.dumps({"recipe": dict(recipe), "files": files}, indent=2)
+    (folder / MANIFEST).write_text(content + "\n", encoding="utf-8")
+
+
+def is_intact(folder: Path, recipe: Mapping[str, Any], progress: Progress) -> bool:
+    """Whether `folder` was made by `recipe` and every file in it still has its checksum."""
+    manifest = _read_manifest(folder)
+    if manifest.get("recipe") != recipe:
+        return False
+    files = manifest["files"]
+    total, done = sum(entry["bytes"] for entry in files.values()), 0
+    for name, entry in files.items():
+        if not _matches(folder / name, entry):
+            return False
+        done += entry["bytes"]
+        progress(Phase.VERIFY, done, total)
+    return True
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_space(directory: Path, needed: int) -> None:
+    """Raise `ModelError` when the file system of `directory` has less than `needed` bytes left."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise ModelError(
+            f"{directory} has {free >> 20} MiB left and {needed >> 20} MiB are needed;"
+            " free some space or point HARNESS_CACHE elsewhere"
+        )
+
+
+def storage_error(directory: Path, error: OSError) -> ModelError:
+    """What a failed write into the cache means to a user."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ModelError(f"no space left in {directory}; free some or point HARNESS_CACHE elsewhere")
+    return ModelError(f"cannot write to {directory} ({error}); point HARNESS_CACHE to a writable directory")
+
+
+def _matches(path: Path, entry: Mapping[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest; empty when there is none or it is not one, which makes the folder not intact."""
+    try:
+        content = json.loads((folder / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and isinstance(content.get("files"), dict) else {}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

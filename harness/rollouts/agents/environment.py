@@ -1,0 +1,105 @@
+"""The environment of an agent process: what it needs to find its model, and nothing of ours.
+
+The parent's environment is not inherited: it holds API keys and tokens that an agent has no business with. A short
+list of variables passes (where programs, certificates, caches and proxies are), with user and secret taken out of every
+URL; the session's variables and those of the agent's own profile come on top, as they are. The session server is always
+exempt from the proxies.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from harness.client.sessions import SessionHandle
+from harness.credentials import without_credentials
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
+
+INSTRUCTION_FILE = "instruction.md"
+RESULT_FILE = "result.json"
+LOG_FILE = "agent.log"
+
+MAX_INSTRUCTION_BYTES = 64 * 1024
+"""A longer instruction is handed over by file only; Linux refuses variables of 128 KiB."""
+
+_PASSED_NAMES = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
+        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+    }
+)
+_PASSED_PREFIXES = ("LC_", "UV_", "PIP_")
+_SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
+
+
+def agent_environment(
+    agent: ProgramAgent, task: AgentTask, session: SessionHandle, parent: Mapping[str, str]
+) -> dict[str, str]:
+    """The whole environment of `agent`; `parent` is the environment of the harness."""
+    return {
+        **_passed_on(parent),
+        **_proxy_exemption(session.base_url, parent),
+        **_client_variables(task, session),
+        **_task_variables(task, session),
+        **agent.env,
+    }
+
+
+def openai_base_url(session: SessionHandle) -> str:
+    """Where an OpenAI client finds the session."""
+    return f"{session.base_url}/v1"
+
+
+def _passed_on(parent: Mapping[str, str]) -> dict[str, str]:
+    return without_credentials({name: value for name, value in parent.items() if _passes(name)})
+
+
+def _passes(name: str) -> bool:
+    return name in _PASSED_NAMES or (name.startswith(_PASSED_PREFIXES) and not _SECRET.search(name))
+
+
+def _proxy_exemption(base_url: str, parent: Mapping[str, str]) -> dict[str, str]:
+    host = urlsplit(base_url).hostname or ""
+    exempt = parent.get("no_proxy") or parent.get("NO_PROXY") or ""
+    hosts = ",".join(filter(None, (exempt, host)))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def _client_variables(task: AgentTask, session: SessionHandle) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": openai_base_url(session),
+        "OPENAI_API_BASE": openai_base_url(session),  # the name litellm and aider know
+        "OPENAI_API_KEY": session.api_key,
+        "OPENAI_MODEL": task.model,
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",
+    }
+
+
+def _task_variables(task: AgentTask, session: SessionHandle) -> dict[str, str]:
+    workdir = task.workdir.absolute()
+    return {
+        "HARNESS_MODEL": task.model,
+        "HARNESS_SESSION_ID": session.session_id,
+        **_instruction_variable(task.prompt),
+        "HARNESS_INSTRUCTION_FILE": str(workdir / INSTRUCTION_FILE),
+        "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
+        "HARNESS_REQUEST_KWARGS": json.dumps(task.request_kwargs),
+        "HARNESS_METADATA": json.dumps(task.metadata),
+    }
+
+
+def _instruction_variable(prompt: str) -> dict[str, str]:
+    fits = len(prompt.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in prompt
+    return {"HARNESS_INSTRUCTION": prompt} if fits else {}
+
+
+def prepare_workdir(workdir: Path, prompt: str) -> None:
+    """Make `workdir` ready for one agent: the instruction in place, no result of an earlier attempt."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / INSTRUCTION_FILE).write_text(prompt, encoding="utf-8")
+    (workdir / RESULT_FILE).unlink(missing_ok=True)

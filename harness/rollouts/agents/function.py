@@ -1,0 +1,93 @@
+"""Agents that are async functions of this process.
+
+A function cannot be killed, only cancelled. One that ignores its cancellation is left behind after a bounded wait, so
+that its rollout can be reported; it stays known and is cancelled once more when the manager closes. A function that
+blocks the event loop cannot be helped.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from harness.rollouts.abort_signal import AbortSignal, ends_before
+from harness.rollouts.agents.task import FunctionAgent
+from harness.rollouts.outcome import AgentEnd, Ending
+
+AGENT_LEFT_BEHIND = "agent_left_behind"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionEnd:
+    """How a call of a function agent ended."""
+
+    end: AgentEnd
+    value: object = None
+    """What it returned, unchecked."""
+    trace: str = ""
+    """The traceback when it raised."""
+
+
+class FunctionAgents:
+    """Runs function agents and keeps hold of those that ignore their cancellation."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._cancelled: set[asyncio.Task[FunctionEnd]] = set()
+
+    async def run(
+        self, agent: FunctionAgent, arguments: Mapping[str, Any], *, deadline_s: float, signal: AbortSignal
+    ) -> FunctionEnd:
+        """Call `agent` with `arguments`; returns at most `deadline_s` plus the grace period later."""
+        call = asyncio.create_task(_call(agent, arguments), name=f"agent {agent.name}")
+        try:
+            has_ended = await ends_before(call, signal.enforced, timeout_s=deadline_s)
+        finally:
+            await self._end(call, grace_s=min(self._grace_s, signal.grace_s))
+        if has_ended:
+            return _end_of(call)
+        return _ended(call, Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT)
+
+    async def close(self) -> None:
+        """Cancel what was left behind, once more, and wait a bounded time."""
+        for call in self._cancelled:
+            call.cancel()
+        if self._cancelled:
+            await asyncio.wait(self._cancelled, timeout=self._grace_s)
+
+    async def _end(self, call: asyncio.Task[FunctionEnd], *, grace_s: float) -> None:
+        if call.done():
+            return
+        self._cancelled.add(call)
+        call.add_done_callback(self._cancelled.discard)
+        call.cancel()
+        await asyncio.wait({call}, timeout=grace_s)
+        if not call.done():
+            _log.warning(AGENT_LEFT_BEHIND, agent=call.get_name())
+
+
+async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionEnd:
+    """Whatever an agent raises is data about the agent; its cancellation is not."""
+    try:
+        value = await agent.run(**arguments, **agent.kwargs)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is its outcome
+        detail = "".join(traceback.format_exception_only(error)).strip()
+        return FunctionEnd(AgentEnd(Ending.RAISED, detail=detail), trace=traceback.format_exc())
+    return FunctionEnd(AgentEnd(Ending.RETURNED), value=value)
+
+
+def _end_of(call: asyncio.Task[FunctionEnd]) -> FunctionEnd:
+    if call.cancelled():
+        return FunctionEnd(AgentEnd(Ending.RAISED, detail="cancelled itself"))
+    return call.result()
+
+
+def _ended(call: asyncio.Task[FunctionEnd], ending: Ending) -> FunctionEnd:
+    """The end of a call that did not end by itself."""
+    detail = "" if call.done() else "ignores its cancellation"
+    return FunctionEnd(AgentEnd(ending, detail=detail))

@@ -1,0 +1,168 @@
+"""An agent's process and everything it starts: one process group, ended as a whole and always reaped.
+
+The process begins as a shell that waits for a line on its standard input and only then becomes the agent. By the time
+it gets the line its group is registered with the watchdog, so there is no moment in which `kill -9` of the harness
+leaves an agent behind: without the line the shell reads the end of its input and exits. The shell may rearrange the
+environment (it drops names that are no identifiers, and adds `PWD`); standard input of the agent is empty.
+Orphans of the group that end while this process is their new parent are reaped too: see `process_group.py`.
+
+Does not interpret how the agent ended; see `outcome.py`.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from harness.machine.process_group import is_gone, signal_group
+from harness.machine.watchdog import Watchdog
+from harness.rollouts.agents.log import AgentLog, LogPipe
+
+AGENT_NOT_REAPED = "agent_not_reaped"
+
+_log = structlog.get_logger(__name__)
+
+_WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
+_POLL_S = 0.01
+_MAX_POLL_S = 0.3
+_REAP_TIMEOUT_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
+_LAST_OUTPUT_TIMEOUT_S = 1.0  # a process that left the group may hold the pipe open for ever
+
+
+class AgentProcess:
+    """A running agent; the caller owns it until `stop` has returned or raised."""
+
+    def __init__(self, process: asyncio.subprocess.Process, output: "AgentOutput", watchdog: Watchdog) -> None:
+        self._process = process
+        self._output = output
+        self._watchdog = watchdog
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], *, env: Mapping[str, str], workdir: Path, log: AgentLog, watchdog: Watchdog
+    ) -> Self:
+        """Run `command` in `workdir` with exactly `env`; its output goes to `log`.
+
+        Raises `OSError` or `ValueError` when the process cannot be made (no such directory, environment too large,
+        a NUL in an argument, no descriptors left); nothing of it is left then.
+        """
+        with ExitStack() as ours, ExitStack() as on_failure:
+            output = await AgentOutput.open(log)
+            ours.callback(os.close, output.writer)
+            on_failure.callback(output.close)
+            start_line, gate = os.pipe()
+            ours.callback(os.close, start_line)
+            ours.callback(os.close, gate)
+            process = await _spawn_held(command, stdin=start_line, output=output.writer, env=env, workdir=workdir)
+            watchdog.watch(process.pid)
+            with suppress(BrokenPipeError):
+                os.write(gate, b"\n")
+            on_failure.pop_all()
+        return cls(process, output, watchdog)
+
+    @property
+    def group(self) -> int:
+        """The process group, which has the number of its first process."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit code, or minus the number of the signal that ended the agent."""
+        return await self._process.wait()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End what is left of the group: SIGTERM, `grace_s` to obey, SIGKILL.
+
+        Afterwards the agent is reaped and its log complete. Interrupted, it still sends SIGKILL.
+        """
+        is_gone = False
+        try:
+            is_gone = await self._terminate(grace_s)
+        finally:
+            if not is_gone:
+                self.signal(signal.SIGKILL)
+            await self._finish()
+
+    async def _terminate(self, grace_s: float) -> bool:
+        """Whether the group ended within `grace_s` of a SIGTERM."""
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._end_of_group()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _finish(self) -> None:
+        try:
+            async with asyncio.timeout(_REAP_TIMEOUT_S):
+                await self._end_of_group()
+            await self._output.drain()
+        except TimeoutError:
+            _log.warning(AGENT_NOT_REAPED, pid=self.group)
+        finally:
+            self._output.close()
+            self._watchdog.forget(self.group)
+
+    async def _end_of_group(self) -> None:
+        """Wait until nothing of the group runs; the kernel has no event for that, and a look at it is not free."""
+        await self._process.wait()
+        pause_s = _POLL_S
+        while not is_gone(self.group):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_POLL_S)
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to the whole group; whether it still had a process that may be signalled."""
+        return signal_group(self.group, number)
+
+
+class AgentOutput:
+    """The pipe that an agent's standard output and error share, read into its log."""
+
+    def __init__(self, transport: asyncio.ReadTransport, pipe: LogPipe, writer: int) -> None:
+        self._transport = transport
+        self._pipe = pipe
+        self.writer = writer
+        """The end for the agent; whoever starts the agent closes it here."""
+
+    @classmethod
+    async def open(cls, log: AgentLog) -> Self:
+        """A pipe that ends in `log`."""
+        reader, writer = os.pipe()
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, writer)
+            file = on_failure.enter_context(os.fdopen(reader, "rb", buffering=0))
+            transport, pipe = await asyncio.get_running_loop().connect_read_pipe(lambda: LogPipe(log), file)
+            on_failure.pop_all()
+        return cls(transport, pipe, writer)
+
+    async def drain(self) -> None:
+        """Wait, not for long, until everything printed has arrived."""
+        await asyncio.wait({self._pipe.closed}, timeout=_LAST_OUTPUT_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+        self._transport.close()
+
+
+async def _spawn_held(
+    command: Sequence[str], *, stdin: int, output: int, env: Mapping[str, str], workdir: Path
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        "/bin/sh",
+        "-c",
+        _WAIT_FOR_START,
+        "sh",
+        *command,
+        stdin=stdin,
+        stdout=output,
+        stderr=output,
+        env=env,
+        cwd=workdir,
+        start_new_session=True,
+    )

@@ -1,0 +1,180 @@
+"""Runs one agent to its end, program or function, and leaves nothing of it behind.
+
+Knows the working directory of a rollout (`instruction.md` in, `result.json` and `agent.log` out) and the deadline.
+Knows nothing of how the session fared; see `manager.py`.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, assert_never
+
+from harness.client.sessions import SessionHandle
+from harness.errors import AgentError
+from harness.machine.watchdog import Watchdog
+from harness.rollouts.abort_signal import AbortSignal, ends_before
+from harness.rollouts.agents.environment import (
+    LOG_FILE,
+    RESULT_FILE,
+    agent_environment,
+    openai_base_url,
+    prepare_workdir,
+)
+from harness.rollouts.agents.function import FunctionAgents
+from harness.rollouts.agents.log import AgentLog
+from harness.rollouts.agents.process import AgentProcess
+from harness.rollouts.agents.result import AgentResult, read_result, result_of_value
+from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.outcome import AgentEnd, Ending
+
+
+class AgentRun(NamedTuple):
+    """An agent that has ended, and what it handed back."""
+
+    end: AgentEnd
+    result: AgentResult = AgentResult()
+
+
+class _Running(NamedTuple):
+    """An agent that runs now."""
+
+    task: AgentTask
+    ended: asyncio.Future[None]
+
+
+class AgentRunner:
+    """Starts and ends agents; closing it ends whatever is still there."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._functions = FunctionAgents(grace_s=grace_s)
+        self._watchdog = Watchdog()
+        self._running: dict[str, _Running] = {}
+        self._processes: dict[str, AgentProcess] = {}
+
+    async def close(self) -> None:
+        """End every agent that is left, and the watchdog."""
+        try:
+            await self._functions.close()
+        finally:
+            await self._watchdog.close()
+
+    async def run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
+        """Run `task.agent` on `session` until it ends, its deadline has passed, or `signal` is enforced."""
+        ended = asyncio.get_running_loop().create_future()
+        self._running[session.session_id] = _Running(task, ended)
+        try:
+            return await self._run(task, session, signal)
+        finally:
+            ended.set_result(None)
+            del self._running[session.session_id]
+
+    def signal(self, session_id: str, number: int) -> bool:
+        """Send a signal to the program that runs on a session, its whole group; whether there was one."""
+        process = self._processes.get(session_id)
+        return process is not None and process.signal(number)
+
+    async def ask_to_end(self) -> None:
+        """Call the abort function of every running agent that has one.
+
+        Raises `AgentError` when some of them failed, after all have been called.
+        """
+        answers = await asyncio.gather(
+            *(_ask(session_id, running.task) for session_id, running in self._running.items()), return_exceptions=True
+        )
+        failures = [answer for answer in answers if isinstance(answer, Exception)]
+        if failures:
+            raise AgentError(f"{len(failures)} of {len(answers)} agents could not be asked to end: {failures[0]!r}")
+
+    async def all_ended(self, *, timeout_s: float) -> list[str]:
+        """Wait until no agent runs; the sessions of those that do even then."""
+        waited_for = dict(self._running)
+        if waited_for:
+            await asyncio.wait([running.ended for running in waited_for.values()], timeout=timeout_s)
+        return [session_id for session_id, running in waited_for.items() if not running.ended.done()]
+
+    async def _run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
+        try:
+            prepare_workdir(task.workdir, task.prompt)
+            log = AgentLog(task.workdir / LOG_FILE)
+        except (OSError, ValueError) as error:
+            return AgentRun(AgentEnd(Ending.NOT_PREPARED, detail=str(error)))
+        with log:
+            match task.agent:
+                case ProgramAgent():
+                    return await self._run_program(task.agent, task, session, log, signal)
+                case FunctionAgent():
+                    return await self._run_function(task.agent, task, session, log, signal)
+                case _:
+                    assert_never(task.agent)
+
+    async def _run_program(
+        self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
+    ) -> AgentRun:
+        env = agent_environment(agent, task, session, os.environ)
+        try:
+            command = resolve_command(agent.command, env.get("PATH"))
+            process = await AgentProcess.start(command, env=env, workdir=task.workdir, log=log, watchdog=self._watchdog)
+        except (OSError, ValueError) as error:
+            return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
+        self._processes[session.session_id] = process
+        try:
+            end = await self._await_end(process, task.deadline_s, signal)
+        finally:
+            del self._processes[session.session_id]
+        return AgentRun(end, read_result(task.workdir / RESULT_FILE))
+
+    async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:
+        """How the process ended; nothing of its group is left when this returns or raises."""
+        exit_code = asyncio.create_task(process.wait())
+        try:
+            if await ends_before(exit_code, signal.enforced, timeout_s=deadline_s):
+                return _end_of_process(exit_code.result())
+            return _end_from_outside(signal, deadline_s)
+        finally:
+            await process.stop(grace_s=min(self._grace_s, signal.grace_s))
+            exit_code.cancel()
+
+    async def _run_function(
+        self, agent: FunctionAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
+    ) -> AgentRun:
+        arguments = _function_arguments(task, session)
+        ended = await self._functions.run(agent, arguments, deadline_s=task.deadline_s, signal=signal)
+        log.write(ended.trace.encode(errors="replace"))
+        return AgentRun(ended.end, result_of_value(ended.value))
+
+
+async def _ask(session_id: str, task: AgentTask) -> None:
+    if isinstance(task.agent, FunctionAgent) and task.agent.abort is not None:
+        await task.agent.abort(session_id=session_id, metadata=dict(task.metadata), **task.agent.kwargs)
+
+
+def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[str, ...]:
+    """`command` with its program as an absolute path; raises `FileNotFoundError` when there is no such program."""
+    program = shutil.which(command[0], path=search_path)
+    if program is None:
+        raise FileNotFoundError(f"no program {command[0]!r}")
+    return (str(Path(program).absolute()), *command[1:])
+
+
+def _function_arguments(task: AgentTask, session: SessionHandle) -> Mapping[str, Any]:
+    return {
+        "base_url": openai_base_url(session),
+        "prompt": task.prompt,
+        "request_kwargs": {"model": task.model, **task.request_kwargs},
+        "metadata": dict(task.metadata),
+        "session_id": session.session_id,
+        "api_key": session.api_key,
+    }
+
+
+def _end_from_outside(signal: AbortSignal, deadline_s: float) -> AgentEnd:
+    if signal.enforced.done():
+        return AgentEnd(Ending.STOPPED)
+    return AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
+
+
+def _end_of_process(code: int) -> AgentEnd:
+    return AgentEnd(Ending.KILLED, -code) if code < 0 else AgentEnd(Ending.EXITED, code)

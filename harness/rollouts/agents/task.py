@@ -1,0 +1,81 @@
+"""What the manager is asked to run: an agent, program or function, and its task."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ScenarioError
+from harness.types import Json
+
+AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
+"""`async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`; `base_url` ends in `/v1`.
+
+`request_kwargs` carries the model's name; `kwargs` are `session_id`, `api_key` and those of the `FunctionAgent`.
+"""
+
+
+AbortFunction = Callable[..., Awaitable[None]]
+"""`async def abort(session_id, metadata, **kwargs) -> None`: asks the agent of one running rollout to end.
+
+`kwargs` are those of the `FunctionAgent`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAgent:
+    """An agent that is a program."""
+
+    name: str
+    command: tuple[str, ...]
+    """Program and arguments."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAgent:
+    """An agent that is an async function in this process."""
+
+    name: str
+    run: AgentFunction
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    abort: AbortFunction | None = None
+    """Called for each of its running rollouts when they are aborted; for agents that run elsewhere."""
+
+
+Agent = ProgramAgent | FunctionAgent
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """One rollout to run."""
+
+    agent: Agent
+    prompt: str
+    """The instruction, handed over by file and by environment variable."""
+    workdir: Path
+    """A directory of this rollout's own: `agent.log`, `instruction.md`, `result.json` of the agent."""
+    model: str
+    """Model name for the agent's client."""
+    deadline_s: float = 600.0
+    session: Json = field(default_factory=dict)
+    """Body of `POST /sessions`: limits, sampling, after_incomplete."""
+    request_kwargs: Json = field(default_factory=dict)
+    """Passed to function agents, and to programs as JSON in `HARNESS_REQUEST_KWARGS`."""
+    metadata: Json = field(default_factory=dict)
+    resumes: str | None = None
+    """The session of a rollout that was cut short with `Keep.SESSIONS`: this one goes on from what it has recorded."""
+
+    def require_text(self) -> None:
+        """Raise `ScenarioError` where a part of the task that leaves this process holds a lone surrogate.
+
+        Such a string can be read (JSON escapes it, file names hold it) and cannot be written in UTF-8.
+        """
+        parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}
+        for name, part in parts.items():
+            try:
+                json.dumps(part, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise ScenarioError(f"{name}: expected text, got a lone surrogate: {error}; replace it") from error

@@ -1,0 +1,219 @@
+"""Runs agents against sessions: the part that a rollout manager embeds.
+
+    async with SessionManager("http://127.0.0.1:8000", admin_token=token) as manager:
+        rollout = await manager.run(task)
+
+Ended early by `abort_rollout(..., agent_hooks=[manager.abort_hooks()])`; see `abort.py`.
+
+One rollout is: create a session, run the agent until it ends or its deadline, end its whole process group, read the
+session and its samples, delete the session, classify. However the agent or the server behaves, `run` returns a
+`Rollout`; it raises only for programming errors and cancellation. When it is cancelled, the agent is ended and the
+session deleted first, in bounded time. Any number of rollouts may run at once; how many is the caller's decision.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from harness.client.record import SessionRecord, empty_session, read_record
+from harness.client.sessions import Deadlines, SessionClient, SessionHandle
+from harness.control.abort_report import AgentHooks, Keep, was_cut_short
+from harness.errors import GateClosed, ScenarioError, SessionServerError
+from harness.machine.deadlines import to_the_end
+from harness.rollouts.abort_signal import AbortSignal
+from harness.rollouts.agents.runner import AgentRun, AgentRunner
+from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
+from harness.samples.rollout import Outcome, OutcomeKind, Rollout
+from harness.sessions.lifecycle import Phase
+from harness.types import Json, TurnStatus
+
+ROLLOUT_ENDED = "rollout_ended"
+SESSION_NOT_DELETED = "session_not_deleted"
+
+GRACE_S = 3.0
+"""What an agent gets to obey a SIGTERM or a cancellation."""
+
+_log = structlog.get_logger(__name__)
+
+
+class SessionManager:
+    """An async context manager that runs rollouts against one session server."""
+
+    def __init__(
+        self,
+        server_url: str,
+        *,
+        admin_token: str | None = None,
+        grace_s: float = GRACE_S,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self._server_url = server_url
+        self._deadlines = deadlines or Deadlines()
+        self._client = SessionClient(server_url, admin_token=admin_token, deadlines=self._deadlines)
+        self._grace_s = grace_s
+        self._runner: AgentRunner | None = None
+        self._signal: AbortSignal | None = None
+
+    async def __aenter__(self) -> Self:
+        self._runner = AgentRunner(grace_s=self._grace_s)
+        self._signal = AbortSignal()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._runner is not None
+        try:
+            await self._runner.close()
+        finally:
+            await self._client.close()
+
+    async def run(self, task: AgentTask) -> Rollout:
+        """Run `task` to its end, whatever that is."""
+        assert self._signal is not None, "use `async with SessionManager(...)`"
+        signal = self._signal
+        started = time.monotonic()
+        try:
+            task.require_text()
+            session = await self._create(task, signal)
+        except ScenarioError as error:
+            outcome = Outcome(OutcomeKind.NOT_STARTED, error.cause, error.message)
+            return _rollout_without_session(task, outcome, time.monotonic() - started)
+        except SessionServerError as error:
+            outcome = classify_uncreated(error.code, error.status, error.message)
+            return _rollout_without_session(task, outcome, time.monotonic() - started)
+        rollout = None
+        try:
+            rollout = await self._run_on(session, task, signal, started)
+        finally:
+            if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
+                await self.delete(session.session_id)
+        _log.info(ROLLOUT_ENDED, session_id=session.session_id, outcome=rollout.outcome.kind.value)
+        return rollout
+
+    def abort_hooks(self) -> AgentHooks:
+        """What `abort_rollout` has to call so that the rollouts of this manager end early.
+
+        From its first step on `run` begins nothing: a rollout that has no session yet ends as DRAINED.
+        """
+        return AgentHooks(
+            f"agents on {self._server_url}",
+            self._announce,
+            self._require_runner().ask_to_end,
+            self.stop_agents,
+            self._clear,
+        )
+
+    async def stop_agents(self, seconds: float) -> list[str]:
+        """End every agent that runs: SIGTERM, and SIGKILL after half of `seconds`.
+
+        Returns the sessions of agents that are left when `seconds` are over.
+        """
+        runner, signal = self._require_runner(), self._signal
+        assert signal is not None
+        signal.enforce(grace_s=seconds / 2)
+        return await runner.all_ended(timeout_s=seconds)
+
+    def signal_agent(self, session_id: str, number: int) -> bool:
+        """Send a signal to the agent program that runs on a session, its whole process group; whether there was one."""
+        return self._require_runner().signal(session_id, number)
+
+    async def delete(self, session_id: str) -> None:
+        """Give a session back that was kept for a later rollout, and is not wanted any more.
+
+        A failure is logged and nothing more; the session then stays on the server, until somebody deletes it.
+        """
+        try:
+            await self._client.delete(session_id)
+        except SessionServerError as error:
+            _log.warning(SESSION_NOT_DELETED, session_id=session_id, error=error.message)
+
+    async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
+        """A session for `task`; raises `SessionServerError` when there is none, or an abort came first."""
+        if not signal.announced.done():
+            session = await self._created(task, signal)
+            if not signal.announced.done():
+                return session
+            await self.delete(session.session_id)
+        raise SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
+
+    async def _created(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
+        """What the server gives out; when the rollout is cancelled meanwhile, the session is given back first."""
+        cancelled = asyncio.get_running_loop().create_future()
+        give_up = (signal.announced, cancelled)
+        creating = asyncio.create_task(self._client.create(_session_body(task), give_up=give_up))
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            cancelled.set_result(None)
+            await to_the_end(self._give_back(creating))
+            raise
+
+    async def _give_back(self, creating: asyncio.Task[SessionHandle]) -> None:
+        """Delete the session that may be on its way; the wait for it is that of a deletion."""
+        await asyncio.wait({creating}, timeout=self._deadlines.delete_s)
+        creating.cancel()
+        if creating.done() and not creating.cancelled() and creating.exception() is None:
+            await self.delete(creating.result().session_id)
+
+    async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> Rollout:
+        run = await self._require_runner().run(task, session, signal)
+        record = await read_record(self._client, session.session_id, settle_s=self._deadlines.settle_s)
+        return _rollout(session, run, record, time.monotonic() - started)
+
+    def _announce(self, keep: Keep) -> None:
+        assert self._signal is not None
+        self._signal.announce(keep_sessions=keep is Keep.SESSIONS)
+
+    def _clear(self) -> None:
+        """What begins from now on has nothing to do with the abort before."""
+        self._signal = AbortSignal()
+
+    def _require_runner(self) -> AgentRunner:
+        assert self._runner is not None, "use `async with SessionManager(...)`"
+        return self._runner
+
+
+def _session_body(task: AgentTask) -> Json:
+    resumes = {} if task.resumes is None else {"resumes": task.resumes}
+    return {**task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
+
+
+def _rollout(session: SessionHandle, run: AgentRun, record: SessionRecord, seconds: float) -> Rollout:
+    return Rollout(
+        session_id=session.session_id,
+        outcome=classify(_facts(run, record)),
+        samples=record.samples,
+        session=record.session,
+        agent_result=run.result.value,
+        seconds=seconds,
+    )
+
+
+def _facts(run: AgentRun, record: SessionRecord) -> RolloutFacts:
+    turns = record.facts.turns
+    failed = turns.get(TurnStatus.FAILED, 0)
+    return RolloutFacts(
+        end=run.end,
+        result=run.result,
+        answered=sum(turns.values()) - failed,
+        failed=failed,
+        refusals=record.facts.refusals,
+        is_drained=record.facts.phase == Phase.CLOSING,
+        session_lost=record.lost,
+    )
+
+
+def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float) -> Rollout:
+    return Rollout(
+        session_id=None,
+        outcome=outcome,
+        samples=(),
+        session=empty_session(task.metadata),
+        agent_result=None,
+        seconds=seconds,
+    )

@@ -1,0 +1,220 @@
+"""From what was observed of a rollout to its outcome: one table, no I/O.
+
+The observations are how the agent ended, what the session counted, and what became of the agent's result. The rules
+are tried from the top and the first that holds decides, so the order is the policy: what ended the agent from
+outside (deadline, signal) comes before what the session told it, and that before the agent's own exit code.
+An engine failure that the client library retried away is no failure: it only counts when the agent did not end well.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from signal import Signals
+from typing import NamedTuple
+
+from harness.errors import (
+    BranchEnded,
+    Cause,
+    EngineError,
+    GateClosed,
+    HarnessError,
+    LedgerImbalance,
+    LimitReached,
+    SessionClosing,
+    SessionDamaged,
+    StoreError,
+    TurnAborted,
+)
+from harness.rollouts.agents.result import AgentResult, ResultState
+from harness.samples.rollout import Outcome, OutcomeKind
+
+
+class Ending(StrEnum):
+    """How the agent itself ended."""
+
+    NOT_PREPARED = "not_prepared"
+    """Its working directory could not be filled."""
+    NOT_STARTED = "not_started"
+    """The program does not exist or cannot be executed."""
+    EXITED = "exited"
+    """The program ended by itself with an exit code."""
+    KILLED = "killed"
+    """The program died of a signal that the manager did not send."""
+    RETURNED = "returned"
+    """The function returned."""
+    RAISED = "raised"
+    """The function raised."""
+    TIMED_OUT = "timed_out"
+    """It was stopped at its deadline."""
+    STOPPED = "stopped"
+    """It still ran when the agents of an aborted rollout were ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """How the agent ended, with the number or the words that belong to it."""
+
+    ending: Ending
+    code: int = 0
+    """Exit code of EXITED, signal number of KILLED."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFacts:
+    """Everything the classification looks at."""
+
+    end: AgentEnd
+    result: AgentResult = field(default_factory=AgentResult)
+    answered: int = 0
+    """Turns that have an output."""
+    failed: int = 0
+    """Turns that the engine did not finish."""
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Requests that the session answered with an error, by its code."""
+    is_drained: bool = False
+    """The session was drained before the agent had ended."""
+    session_lost: str | None = None
+    """Why the session could not be read back; None when it could."""
+
+
+def error_codes(*roots: type[HarnessError]) -> frozenset[str]:
+    """The codes of `roots` and of every class below them."""
+    below = (error_codes(*root.__subclasses__()) for root in roots)
+    return frozenset(root.code for root in roots).union(*below)
+
+
+DRAIN_CODES = error_codes(SessionClosing)
+LIMIT_CODES = error_codes(BranchEnded, LimitReached)
+ABORT_CODES = error_codes(TurnAborted)
+ENGINE_CODES = error_codes(EngineError)
+HARNESS_CODES = error_codes(StoreError, SessionDamaged, GateClosed, LedgerImbalance) | {HarnessError.code}
+
+_SHELL_CANNOT_RUN = (126, 127)  # POSIX: the command is not executable, or was not found
+
+
+def _is_unreadable(facts: RolloutFacts) -> bool:
+    return facts.session_lost is not None
+
+
+def _cannot_be_run(facts: RolloutFacts) -> bool:
+    return _ended(Ending.EXITED)(facts) and facts.end.code in _SHELL_CANNOT_RUN and not facts.answered
+
+
+def _ended(ending: Ending) -> Callable[[RolloutFacts], bool]:
+    return lambda facts: facts.end.ending is ending
+
+
+def _refused(codes: Collection[str]) -> Callable[[RolloutFacts], bool]:
+    return lambda facts: any(facts.refusals.get(code) for code in codes)
+
+
+def _was_drained(facts: RolloutFacts) -> bool:
+    """The agent was told so, or its turn was cut short and the session had been drained."""
+    return _refused(DRAIN_CODES)(facts) or (facts.is_drained and _refused(ABORT_CODES)(facts))
+
+
+def _ended_well(facts: RolloutFacts) -> bool:
+    return facts.end.ending is Ending.RETURNED or (facts.end.ending is Ending.EXITED and facts.end.code == 0)
+
+
+def _left_garbage(facts: RolloutFacts) -> bool:
+    return _ended_well(facts) and facts.result.state is ResultState.GARBAGE
+
+
+def _finished(facts: RolloutFacts) -> bool:
+    return _ended_well(facts) and facts.answered > 0
+
+
+def _engine_failed(facts: RolloutFacts) -> bool:
+    return facts.failed > 0 or _refused(ENGINE_CODES)(facts)
+
+
+def _always(_facts: RolloutFacts) -> bool:
+    return True
+
+
+class Rule(NamedTuple):
+    """When `holds`, the rollout is a `kind` and `cause` has to change something."""
+
+    holds: Callable[[RolloutFacts], bool]
+    kind: OutcomeKind
+    cause: Cause | None
+
+
+RULES = (
+    Rule(_is_unreadable, OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
+    Rule(_ended(Ending.NOT_PREPARED), OutcomeKind.NOT_STARTED, Cause.HARNESS),
+    Rule(_ended(Ending.NOT_STARTED), OutcomeKind.NOT_STARTED, Cause.AGENT),
+    Rule(_cannot_be_run, OutcomeKind.NOT_STARTED, Cause.AGENT),
+    Rule(_ended(Ending.TIMED_OUT), OutcomeKind.TIMED_OUT, Cause.LIMIT),
+    Rule(_ended(Ending.STOPPED), OutcomeKind.DRAINED, Cause.LIMIT),
+    Rule(_ended(Ending.KILLED), OutcomeKind.CRASHED, Cause.AGENT),
+    Rule(_left_garbage, OutcomeKind.GARBAGE, Cause.AGENT),
+    Rule(_was_drained, OutcomeKind.DRAINED, Cause.LIMIT),
+    Rule(_refused(ABORT_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
+    Rule(_refused(LIMIT_CODES), OutcomeKind.LIMITED, Cause.LIMIT),
+    Rule(_finished, OutcomeKind.FINISHED, None),
+    Rule(_refused(HARNESS_CODES), OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
+    Rule(_engine_failed, OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
+    Rule(_ended_well, OutcomeKind.NO_MODEL_CALL, Cause.AGENT),
+    Rule(_always, OutcomeKind.CRASHED, Cause.AGENT),
+)
+
+
+def classify(facts: RolloutFacts) -> Outcome:
+    """The outcome of a rollout whose session existed."""
+    rule = next(rule for rule in RULES if rule.holds(facts))
+    return Outcome(rule.kind, rule.cause, describe(facts))
+
+
+def classify_uncreated(code: str, status: int, message: str) -> Outcome:
+    """The outcome of a rollout for which no session could be created.
+
+    `code` and `status` are those of the server's answer; status 0 means that there was none.
+    """
+    detail = f"no session: {message}"
+    if code == GateClosed.code:
+        return Outcome(OutcomeKind.DRAINED, Cause.LIMIT, detail)
+    if code in ENGINE_CODES:
+        return Outcome(OutcomeKind.ENGINE_FAILED, Cause.ENGINE, detail)
+    if 400 <= status < 500:
+        return Outcome(OutcomeKind.NOT_STARTED, Cause.SCENARIO, detail)
+    return Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail)
+
+
+def describe(facts: RolloutFacts) -> str:
+    """One line for the reader: how the agent ended, after how much, and what it was refused."""
+    parts = [_describe_end(facts.end), _count(facts.answered, "turn")]
+    if facts.failed:
+        parts.append(f"{_count(facts.failed, 'turn')} failed")
+    if facts.refusals:
+        refused = ", ".join(f"{code} x{count}" for code, count in sorted(facts.refusals.items()))
+        parts.append(f"refused: {refused}")
+    if facts.result.state is ResultState.GARBAGE:
+        parts.append(f"result unusable: {facts.result.detail}")
+    if facts.session_lost is not None:
+        parts.append(f"session not readable: {facts.session_lost}")
+    return "; ".join(parts)
+
+
+def _describe_end(end: AgentEnd) -> str:
+    match end.ending:
+        case Ending.EXITED:
+            words = f"exit code {end.code}"
+        case Ending.KILLED:
+            words = f"killed by {_signal_name(end.code)}"
+        case _:
+            words = end.ending.value.replace("_", " ")
+    return f"{words} ({end.detail})" if end.detail else words
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,94 @@
+"""The programs of the gateways, each in an environment of its own: made on first use, kept in the cache.
+
+A gateway pins dependencies that nobody else should have to live with, and most users never start one, so it is no part
+of any install. The environment's folder carries the digest of its requirement file; it is built beside its place under
+a lock and renamed when complete: one that exists is whole.
+"""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import uv
+
+import server_patch
+from harness.errors import LaneError, ScenarioError
+from harness.machine.cache import cache_directory, install, locked, staging, storage_error
+from harness.machine.progress import Phase, Progress
+from server_patch.router import GatewayKind
+
+_INSTALL_S = 600.0
+_TAIL_LINES = 25
+
+Say = Callable[[str], None]
+"""Is told, in the user's words, what takes time."""
+
+
+class GatewayProgram(NamedTuple):
+    """A gateway that can be started."""
+
+    kind: GatewayKind
+    executable: Path
+
+
+def gateway_program(name: str, say: Say) -> GatewayProgram:
+    """The gateway called `name`, installed when it is missing. Blocks.
+
+    Raises `ScenarioError` for a name that is none, `LaneError` or `ModelError` when it cannot be installed.
+    """
+    kind = _kind(name)
+    requirements = _requirements(kind)
+    digest = hashlib.sha256(f"{sys.version_info[:2]}".encode() + requirements.read_bytes()).hexdigest()[:16]
+    target = cache_directory() / "gateways" / f"{kind}-{digest}"
+    try:
+        with locked(target.with_name(f"{target.name}.lock"), _telling(say, kind)):
+            if not target.exists():
+                say(f"installing {kind} into {target} (once, about 120 MB)")
+                _build(requirements, target)
+    except OSError as error:
+        raise storage_error(target.parent, error) from error
+    return GatewayProgram(kind, target / "bin" / str(kind))
+
+
+def _kind(name: str) -> GatewayKind:
+    try:
+        return GatewayKind(name)
+    except ValueError:
+        raise ScenarioError(f"no gateway {name!r}; expected one of {', '.join(GatewayKind)}") from None
+
+
+def _requirements(kind: GatewayKind) -> Path:
+    return Path(server_patch.__path__[0]) / "environments" / f"{kind}.txt"
+
+
+def _build(requirements: Path, target: Path) -> None:
+    with staging(target) as scratch:
+        built = scratch / "built"
+        _run_uv("venv", "--relocatable", "--python", sys.executable, str(built))
+        _run_uv("pip", "install", "--python", str(built / "bin" / "python"), "--requirement", str(requirements))
+        install(built, target, scratch)
+
+
+def _run_uv(*arguments: str) -> None:
+    command = [uv.find_uv_bin(), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise LaneError(
+            f"`uv {' '.join(arguments)}` did not end within {_INSTALL_S:g} s; see that the package index answers, and"
+            " try again"
+        ) from None
+    if done.returncode:
+        tail = "\n".join(done.stderr.splitlines()[-_TAIL_LINES:])
+        raise LaneError(f"`uv {' '.join(arguments)}` failed; mend what it names and try again:\n{tail}")
+
+
+def _telling(say: Say, kind: GatewayKind) -> Progress:
+    def progress(phase: Phase, done: int, total: int) -> None:
+        del phase, done, total
+        say(f"waiting for another process that installs {kind}")
+
+    return progress

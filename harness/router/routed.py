@@ -1,0 +1,292 @@
+"""The session server and the router at one URL.
+
+    /sessions, /sessions/...             sessions
+    /v1/... with a session's key         sessions, for clients that know a key and no path
+    /router/health, /router/metrics      `/health` and `/metrics` of the session server
+    /router                              the router's own account of gateway and workers
+    anything else                        the router: control verbs to every worker, the rest to the gateway
+
+So `/health`, `/v1/models` and `/metrics` are the gateway's, as clients of an SGLang router expect. With an admin token,
+whatever is not the session server's needs it: control verbs must not be open to a network that sessions are open to.
+The admin token and the keys of sessions end here; gateway and workers see the operator's key for them, if there is one.
+
+Sessions never go through the gateway: their worker is chosen by the pool and asked directly.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from yarl import URL
+
+from harness.credentials import without_credentials
+from harness.engines.base import PauseMode
+from harness.engines.connect import open_server
+from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
+from harness.engines.remote.address import ENGINE_KEY, EngineAddress
+from harness.engines.repeat_guard import wanted_guard
+from harness.errors import LaneError, ScenarioError, Unauthorized
+from harness.machine.asgi import listening
+from harness.router.gateway_program import GatewayProgram
+from harness.server.access import credential, require_admin
+from harness.server.registry import API_KEY_PREFIX
+from harness.server.responses import error_response
+from harness.server.serving import RunningServer, serve_forever
+from harness.server.settings import ServerSettings
+from harness.store.base import SessionStore
+from harness.tokens.chat_tokenizer import ChatTokenizer
+from server_patch.router import Gateway, GatewayError, RouterFront, attach, launch
+from server_patch.router.app import open_http
+from server_patch.router.verbs import Order, VerbError
+
+_OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+_FOR_US_ALONE = frozenset({"HARNESS_ADMIN_TOKEN", "HARNESS_ENGINE_KEY"})
+_PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How to get a gateway, and how to use its workers."""
+
+    worker_urls: tuple[str, ...] = ()
+    """Workers to begin with, of a gateway that is started here; each may name its key (`EngineAddress`)."""
+    router_url: str | None = None
+    """The gateway that runs already; may name its key, which goes with every request that brings none."""
+    engine_key: str = field(default="", repr=False)
+    """Of the workers that name none of their own, those that join later among them; empty takes the environment's."""
+    gateway_arguments: tuple[str, ...] = ()
+    """More arguments for a gateway that is started here."""
+    gateway_log: Path | None = None
+    """Where its output goes; None keeps it for the time it runs."""
+    worker_limit: int | None = 256
+    """Session requests that one worker has in flight at most."""
+    queue_timeout_s: float = 600.0
+    """How long a session request waits for a worker."""
+    start_timeout_s: float = 600.0
+    """How long to wait for a first worker."""
+    interval_s: float = 1.0
+    """Between two looks at the workers."""
+
+    def check(self) -> None:
+        """Raises `ScenarioError` unless exactly one gateway is meant, by addresses that are some."""
+        for url in (*self.worker_urls, *([self.router_url] if self.router_url else ())):
+            EngineAddress.parse(url)
+        if bool(self.worker_urls) == (self.router_url is not None):
+            raise ScenarioError(
+                "expected either --worker-urls URL[,URL], to start a gateway, or --router-url URL of one"
+            )
+
+
+class RoutedApp:
+    """The ASGI application of both; the module says which path is whose."""
+
+    def __init__(self, sessions: ASGIApp, router: ASGIApp, *, admin_token: str | None = None) -> None:
+        self._sessions = sessions
+        self._router = router
+        self._admin_token = admin_token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+        elif _is_of_sessions(scope):
+            await self._sessions(scope, receive, send)
+        elif scope["path"] in _OWN:
+            own = _OWN[scope["path"]]
+            await self._sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
+        else:
+            await self._route(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the router answer an operator, without the credential that was for us."""
+        headers = Headers(scope=scope)
+        try:
+            require_admin(headers, self._admin_token)
+        except Unauthorized as error:
+            await error_response(error, to_agent=True)(scope, receive, send)
+            return
+        if self._admin_token or credential(headers).startswith(API_KEY_PREFIX):
+            kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _CREDENTIALS]
+            scope = {**scope, "headers": kept}
+        await self._router(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """An engine whose workers the gateway knows, and what makes a session server the router in front of it."""
+
+    pool: DiscoveredPool
+    gateway: Gateway
+    around: Callable[[ASGIApp], ASGIApp]
+
+
+@asynccontextmanager
+async def open_routed(
+    settings: RouterSettings,
+    program: GatewayProgram | None,
+    *,
+    vocab_size: int,
+    admin_token: str | None = None,
+    is_guarded: bool = False,
+) -> AsyncIterator[Routed]:
+    """The gateway of `settings` and the list of its workers, for the time of the block; the caller enters the pool.
+
+    `program` is the gateway to start, if one is. `is_guarded` promises that the caller lets nobody in before the
+    workers of the pool have proven that they run the repeat guard, as `serve_in_process` does. Raises `LaneError` when
+    there is no gateway in time.
+    """
+    async with AsyncExitStack() as stack:
+        workers = [EngineAddress.parse(url) for url in settings.worker_urls]
+        keys = _Keys.of(workers, settings.engine_key)
+        http = await stack.enter_async_context(open_http(_gateway_key(settings)))
+        to_workers = await stack.enter_async_context(open_http(keys))
+        gateway = await _gateway(settings, program, http, keys, stack)
+        front = RouterFront(
+            http,
+            gateway,
+            to_workers=to_workers,
+            also=[worker.url for worker in workers],
+            heard=lambda order: _heed(pool, order),
+            describe=lambda: _described(pool),
+            is_guarded=lambda: is_guarded and _are_all_entered(front, pool),
+        )
+        await stack.enter_async_context(front.following(settings.interval_s))
+        pool = DiscoveredPool(
+            lambda: _found(front, vocab_size, keys),
+            interval_s=settings.interval_s,
+            start_timeout_s=settings.start_timeout_s,
+            limit=settings.worker_limit,
+            queue_timeout_s=settings.queue_timeout_s,
+        )
+        yield Routed(pool, gateway, lambda sessions: RoutedApp(sessions, front, admin_token=admin_token))
+
+
+async def route_forever(
+    routing: RouterSettings,
+    program: GatewayProgram | None,
+    chat_tokenizer: ChatTokenizer,
+    store: SessionStore,
+    settings: ServerSettings,
+    *,
+    started: Callable[[RunningServer, Gateway], None],
+) -> None:
+    """Router and session server until SIGINT or SIGTERM; calls `started` as soon as they answer."""
+    vocab_size = chat_tokenizer.tokenizer.vocab_size
+    is_guarded = wanted_guard(settings.repeat_guard, os.environ) is not None
+    opening = open_routed(
+        routing, program, vocab_size=vocab_size, admin_token=settings.admin_token, is_guarded=is_guarded
+    )
+    with listening(settings.host, settings.port):
+        pass  # a port that is taken is found before a gateway is started; it is bound when all else is ready
+    async with opening as routed:
+
+        def answers(running: RunningServer) -> None:
+            started(running, routed.gateway)
+
+        await serve_forever(routed.pool, chat_tokenizer, store, settings, answers, around=routed.around)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys of the workers."""
+
+    by_origin: Mapping[str, str] = field(repr=False)
+    default: str = field(repr=False)
+
+    @classmethod
+    def of(cls, workers: Sequence[EngineAddress], given: str) -> "_Keys":
+        """Those of `workers`, and `given`, or that of the environment, for every other one. Raises `ScenarioError`."""
+        own = {_origin(each.url): each.api_key(os.environ, given) for each in workers}
+        return cls(own, given or os.environ.get(ENGINE_KEY, ""))
+
+    def __call__(self, url: str) -> str:
+        return self.by_origin.get(_origin(url), self.default)
+
+
+def _origin(url: str) -> str:
+    return str(URL(url).origin())
+
+
+def _gateway_key(settings: RouterSettings) -> Callable[[str], str]:
+    """The key of a gateway whose address names one; one that is started here is asked for none."""
+    address = EngineAddress.parse(settings.router_url) if settings.router_url else None
+    key = address.api_key(os.environ) if address and address.key_variable else ""
+    return lambda _origin: key
+
+
+async def _gateway(
+    settings: RouterSettings,
+    program: GatewayProgram | None,
+    http: aiohttp.ClientSession,
+    keys: _Keys,
+    stack: AsyncExitStack,
+) -> Gateway:
+    try:
+        if settings.router_url is not None:
+            return await attach(http, EngineAddress.parse(settings.router_url).url)
+        assert program is not None, "without the address of a gateway, one is started"
+        log_file = settings.gateway_log or Path(stack.enter_context(TemporaryDirectory())) / "gateway.log"
+        urls = [EngineAddress.parse(url).url for url in settings.worker_urls]
+        launching = launch(
+            http,
+            program.executable,
+            program.kind,
+            urls,
+            log_file=log_file,
+            arguments=settings.gateway_arguments,
+            env=_gateway_environment(os.environ),
+            keys={url: keys(url) for url in urls},
+        )
+        return await stack.enter_async_context(launching)
+    except GatewayError as error:
+        raise LaneError(str(error)) from error
+
+
+def _gateway_environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """Ours without what is for us alone, and without user and secret in any URL."""
+    return without_credentials({name: value for name, value in ours.items() if name not in _FOR_US_ALONE})
+
+
+def _found(front: RouterFront, vocab_size: int, keys: _Keys) -> list[FoundWorker]:
+    return [
+        FoundWorker(
+            worker.url, partial(open_server, str(worker.engine), worker.url, vocab_size, api_key=keys(worker.url))
+        )
+        for worker in front.workers.current
+        if worker.engine is not None
+    ]
+
+
+def _are_all_entered(front: RouterFront, pool: DiscoveredPool) -> bool:
+    """Whoever the gateway may send a request to has been entered: its guard is that of the others."""
+    return {worker.url for worker in front.workers.current} <= {status.name for status in pool.workers}
+
+
+def _heed(pool: DiscoveredPool, order: Order) -> None:
+    """A pause that came by the router's own verb: workers that join meanwhile must not serve."""
+    if order.verb == "/continue_generation":
+        pool.workers.expect_pause(None)
+    elif order.verb == "/pause_generation":
+        with suppress(VerbError, KeyError, TypeError):  # workers refuse what is no mode, and nothing changes
+            pool.workers.expect_pause(_PAUSES[order.fields.get("mode") or "abort"])
+
+
+def _described(pool: DiscoveredPool) -> dict[str, Any]:
+    workers = [status._asdict() for status in pool.workers]
+    return {"sessions": {"workers": workers, "refused": pool.refused, "waiting": pool.waiting}}
+
+
+def _is_of_sessions(scope: Scope) -> bool:
+    path: str = scope["path"]
+    if path == "/sessions" or path.startswith("/sessions/"):
+        return True
+    return path.startswith("/v1/") and credential(Headers(scope=scope)).startswith(API_KEY_PREFIX)

@@ -1,0 +1,61 @@
+"""Every token of a run, accounted for (I4): three sources that know nothing of each other must agree.
+
+The session store says what was generated, the ledgers of the sessions where it went, and the exported samples what a
+trainer will see. Sessions that no settled rollout stands for (earlier attempts, a killed run) are dropped as
+`interrupted`. A difference is a bug and raises `LedgerImbalance`.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from harness.errors import LedgerImbalance
+from harness.sessions.ledger import DropReason, Ledger, total
+from harness.store.sqlite import count_generated
+from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table
+from harness.suite.record.storage import disk_failures
+from harness.types import Sample
+
+
+def account_run(database: Path, settled: Sequence[RolloutRecord], samples: Iterable[Sample]) -> Ledger:
+    """The ledger of all sessions in `database`. Raises `LedgerImbalance` naming what does not add up."""
+    generated = generated_tokens(database)
+    late = [_check_session(record, generated) for record in settled]
+    ledger = total([*(record.ledger for record in settled), *late, _abandoned(generated, settled)])
+    ledger.check("run")
+    _check_delivery(ledger, samples)
+    return ledger
+
+
+def generated_tokens(database: Path) -> dict[str, int]:
+    """Sampled tokens of every session that the store holds; none when the run ended before there was a store."""
+    with disk_failures(database), closing(sqlite3.connect(database)) as connection:
+        if not has_table(connection, "sessions"):
+            return {}
+    return count_generated(database)
+
+
+def _check_session(record: RolloutRecord, generated: dict[str, int]) -> Ledger:
+    """What came to the store after a session had been read with turns in flight: nobody was handed that."""
+    ledger = record.ledger
+    ledger.check(f"session {record.number}")
+    stored = generated.get(record.session_id or "", 0)
+    late = stored - ledger.generated
+    if late < 0 or (late and not record.session.turns_in_flight):
+        raise LedgerImbalance(
+            f"session {record.number}: the store holds {stored} sampled tokens, its ledger {ledger.generated}"
+        )
+    return Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {})
+
+
+def _abandoned(generated: dict[str, int], settled: Sequence[RolloutRecord]) -> Ledger:
+    counted = {record.session_id for record in settled}
+    tokens = sum(size for session_id, size in generated.items() if session_id not in counted)
+    return Ledger(tokens, dropped={INTERRUPTED: tokens} if tokens else {})
+
+
+def _check_delivery(ledger: Ledger, samples: Iterable[Sample]) -> None:
+    delivered = sum(int(sample.loss_mask.sum()) for sample in samples)
+    if delivered != ledger.trained:
+        raise LedgerImbalance(f"run: the samples train {delivered} tokens, the ledger says {ledger.trained}")

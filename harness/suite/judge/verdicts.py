@@ -1,0 +1,103 @@
+"""Whether a finished run is what its scenarios expect of it: `[checks]`, and what every run is held to.
+
+Each check gives one `Verdict` with what was expected and what was seen. The ledger is no check: an unbalanced one is a
+bug of the harness and raises.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from harness.samples.rollout import OutcomeKind
+from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.scenarios.scenario import Checks
+from harness.types import Json
+
+_ENDED_BY_ITSELF = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
+
+
+class Verdict(NamedTuple):
+    """One check of a scenario, decided."""
+
+    check: str
+    expected: str
+    seen: str
+    holds: bool
+
+    def to_json(self) -> Json:
+        """The form of `result.json`."""
+        return self._asdict()
+
+
+def judge(checks: Checks, records: Sequence[RolloutRecord]) -> list[Verdict]:
+    """The verdicts of a scenario's checks on all of its rollouts."""
+    asked = ((name, rule, getattr(checks, name)) for name, rule in _RULES.items())
+    verdicts = [rule(name, expected, records) for name, rule, expected in asked if expected is not None]
+    return [_every_session_scored(records), *verdicts]
+
+
+def mean_reward(records: Sequence[RolloutRecord]) -> float | None:
+    """Mean over the sessions that have a reward; None when none has."""
+    rewards = [record.reward for record in records if record.reward is not None]
+    return fmean(rewards) if rewards else None
+
+
+def dropped_trailing_turns(records: Sequence[RolloutRecord]) -> int:
+    """Turns that samples lost because an earlier turn of their branch is incomplete (I3)."""
+    samples = (sample for record in records for sample in record.samples)
+    return sum(sample["metadata"].get("dropped_trailing_turns", 0) for sample in samples)
+
+
+def _every_session_scored(records: Sequence[RolloutRecord]) -> Verdict:
+    errors = [f"session {record.number}: {record.score_error}" for record in records if record.score_error]
+    return Verdict("check.py", "a score for every session", "; ".join(errors) or "all scored", not errors)
+
+
+def _min_reward_mean(check: str, expected: float, records: Sequence[RolloutRecord]) -> Verdict:
+    mean = mean_reward(records)
+    seen = "no rewards" if mean is None else f"{mean:.3f}"
+    return Verdict(check, f"at least {expected:g}", seen, mean is not None and mean >= expected)
+
+
+def _min_turns(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
+    fewest = min((record.session.turns for record in records), default=0)
+    return Verdict(check, f"at least {expected}", str(fewest), fewest >= expected)
+
+
+def _expect_dropped(check: str, expected: bool, records: Sequence[RolloutRecord]) -> Verdict:
+    dropped = dropped_trailing_turns(records)
+    return Verdict(check, "some" if expected else "none", str(dropped), (dropped > 0) is expected)
+
+
+def _min_policy_versions(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
+    seen = {v for record in records for sample in record.samples for v in sample["behavior_versions"] if v >= 0}
+    return Verdict(check, f"at least {expected}", str(len(seen)), len(seen) >= expected)
+
+
+def _proximal_tokens(sample: Json) -> int:
+    columns = zip(sample["behavior_versions"], sample["proximal_versions"], strict=True)
+    return sum(behavior >= 0 and proximal == behavior + 1 for behavior, proximal in columns)
+
+
+def _at_least(count: Callable[[RolloutRecord], int]) -> "_Rule":
+    """A rule that wants the sum of `count` over all sessions to reach a number."""
+
+    def rule(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
+        seen = sum(map(count, records))
+        return Verdict(check, f"at least {expected}", str(seen), seen >= expected)
+
+    return rule
+
+
+_Rule = Callable[..., Verdict]
+
+_RULES: dict[str, _Rule] = {
+    "min_finished": _at_least(lambda record: record.outcome in _ENDED_BY_ITSELF),
+    "min_reward_mean": _min_reward_mean,
+    "min_turns": _min_turns,
+    "min_tool_calls": _at_least(lambda record: record.session.tool_calls),
+    "min_truncated_turns": _at_least(lambda record: record.session.truncated_turns),
+    "min_policy_versions": _min_policy_versions,
+    "min_proximal_tokens": _at_least(lambda record: sum(map(_proximal_tokens, record.samples))),
+    "expect_dropped_trailing_turns": _expect_dropped,
+}

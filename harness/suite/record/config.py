@@ -1,0 +1,124 @@
+"""What a run was asked to do, as it stands in `config.toml`: enough to run it again, and to notice that it changed.
+
+A run resumes only with the configuration it began with. How many sessions run at a time is no part of it: it does not
+change what comes out (I10).
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict
+
+from harness.errors import RunError
+from harness.suite.scenarios.folder import ScenarioFolder, find_scenarios, load_scenario
+from harness.suite.scenarios.scenario import EngineAddress, Scenario
+from harness.suite.scenarios.validation import validate
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Overrides(_Strict):
+    """What the command line says instead of the scenarios."""
+
+    engine: EngineAddress | None = None
+    model: str | None = None
+    seed: int | None = None
+
+    def over(self, other: Self) -> Self:
+        """These overrides, and those of `other` where these say nothing."""
+        return other.model_copy(update=self.model_dump(exclude_none=True))
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """`scenario`, overridden."""
+        engine = scenario.engine.model_copy(update=_given(name=self.engine, model=self.model))
+        return scenario.model_copy(update={"engine": engine, **_given(seed=self.seed)})
+
+
+class ScenarioEntry(_Strict):
+    """A scenario of a run, resolved, with digests of the files beside it."""
+
+    directory: str
+    files: dict[str, str]
+    scenario: Scenario
+
+
+class RunConfig(_Strict):
+    """A `config.toml`."""
+
+    schema_version: Literal[1] = 1
+    suite: str
+    """What was asked for: a name or a path."""
+    overrides: Overrides
+    scenarios: list[ScenarioEntry]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The configuration in `path`. Raises `RunError` when there is none."""
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{path.parent} is not a run directory: it has no {path.name}") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: {error}") from error
+        return validate(cls, data, source=path)
+
+    def to_toml(self) -> str:
+        """The text of the file."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def reload(self, overrides: Overrides) -> "SuiteSelection":
+        """The same scenarios as their files are now, overridden as before and by `overrides`."""
+        folders = [load_scenario(Path(entry.directory)) for entry in self.scenarios]
+        return SuiteSelection.of(self.suite, folders, overrides.over(self.overrides))
+
+    def check_unchanged(self, now: "RunConfig") -> None:
+        """Raises `RunError` with one line per difference when `now` is another configuration."""
+        lines = list(differences(self.model_dump(mode="json"), now.model_dump(mode="json")))
+        if lines:
+            changes = "\n".join(f"  {line}" for line in lines)
+            raise RunError(f"the configuration has changed since the run began; undo it or start a new run:\n{changes}")
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSelection:
+    """Scenarios that are about to run, and the configuration that records them."""
+
+    folders: list[ScenarioFolder]
+    config: RunConfig
+
+    @classmethod
+    def of(cls, suite: str, folders: Sequence[ScenarioFolder], overrides: Overrides) -> Self:
+        """`folders`, overridden."""
+        resolved = [replace(folder, scenario=overrides.apply(folder.scenario)) for folder in folders]
+        entries = [
+            ScenarioEntry(directory=str(folder.directory), files=folder.digests(), scenario=folder.scenario)
+            for folder in resolved
+        ]
+        return cls(resolved, RunConfig(suite=suite, overrides=overrides, scenarios=entries))
+
+
+def select(suite: str, overrides: Overrides) -> SuiteSelection:
+    """The scenarios that `suite` names, overridden. Raises `ScenarioError`."""
+    return SuiteSelection.of(suite, find_scenarios(suite), overrides)
+
+
+def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
+    """`key: before -> now` for every leaf in which two trees of plain data differ."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in sorted({*before, *now}):
+            yield from differences(before.get(name), now.get(name), f"{key}.{name}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for position, (old, new) in enumerate(zip(before, now, strict=True)):
+            yield from differences(old, new, f"{key}[{position}]")
+    elif before != now:
+        yield f"{key}: {before!r} -> {now!r}"
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,65 @@
+"""What a run ran with, as it stands in `lock.json`: versions of the programs, digests of model and template.
+
+A run that is resumed with other weights, another tokenizer or another template would mix two models in one set of
+samples; `check_same_engine` refuses that. Versions are recorded for the reader and may differ.
+"""
+
+import hashlib
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.engines.base import Capabilities
+from harness.errors import RunError
+from harness.suite.record.config import differences
+from harness.tokens.chat_tokenizer import ChatTokenizer
+from harness.types import Json
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+
+
+def versions() -> Json:
+    """Versions of everything that could change a result."""
+    packages = {name: _version(name) for name in _PACKAGES}
+    return {"harness": harness.__version__, "python": platform.python_version(), **packages}
+
+
+def engine_identity(capabilities: Capabilities, model_dir: Path, chat_tokenizer: ChatTokenizer) -> Json:
+    """What must be the same for two engines to sample the same tokens from the same messages."""
+    return {
+        "engine": capabilities.engine,
+        "model": capabilities.model,
+        "weights_digest": capabilities.weights_digest,
+        "tokenizer_digest": hashlib.sha256((model_dir / "tokenizer.json").read_bytes()).hexdigest(),
+        "template_digest": chat_tokenizer.describe().template_digest,
+        "repeat_guard": capabilities.repeat_guard,
+    }
+
+
+def read_lock(path: Path) -> Json:
+    """The lock in `path`; one without digests when the run was interrupted before it had one."""
+    try:
+        lock: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"versions": versions(), "digests": {}}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: {error}") from error
+    return lock
+
+
+def check_same_engine(before: Json, now: Json) -> None:
+    """Raises `RunError` with one line per difference when `now` is another engine than `before`."""
+    lines = list(differences(before, now))
+    if lines:
+        changes = "\n".join(f"  {line}" for line in lines)
+        raise RunError(f"the engine is not the one the run began with; start a new run:\n{changes}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

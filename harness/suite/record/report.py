@@ -1,0 +1,223 @@
+"""What came out of a run, as data: printed at its end, written to `result.json`, and given to `--json`."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from harness.samples.proximal import staleness_telemetry
+from harness.samples.versions import NOT_SAMPLED, Versions
+from harness.sessions.ledger import Ledger, total
+from harness.suite.exits import ExitCode
+from harness.suite.faults.firing import FaultReport, judge_faults
+from harness.suite.judge.verdicts import Verdict, dropped_trailing_turns, judge, mean_reward
+from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.scenarios.folder import ScenarioFolder
+from harness.types import Json, as_ids
+
+
+class RunStatus(StrEnum):
+    """How a run ended."""
+
+    PASSED = "passed"
+    """Complete, and every check holds."""
+    CHECKS_FAILED = "checks_failed"
+    """Complete, and a check does not hold."""
+    INTERRUPTED = "interrupted"
+    """Stopped by the user; can be resumed."""
+    INFRASTRUCTURE = "infrastructure"
+    """Engine or harness failed rollouts; can be resumed."""
+
+
+EXIT_OF_STATUS = {
+    RunStatus.PASSED: ExitCode.PASSED,
+    RunStatus.CHECKS_FAILED: ExitCode.CHECKS_FAILED,
+    RunStatus.INTERRUPTED: ExitCode.INTERRUPTED,
+    RunStatus.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioReport:
+    """One scenario of a run."""
+
+    name: str
+    planned: int
+    """Sessions that the scenario asks for."""
+    records: Sequence[RolloutRecord]
+    """Those that have ended."""
+    verdicts: Sequence[Verdict]
+    faults: Sequence[FaultReport] = ()
+    """What became of each of its faults."""
+
+    @classmethod
+    def of(
+        cls, folder: ScenarioFolder, records: Sequence[RolloutRecord], faults: Sequence[FaultReport] = ()
+    ) -> "ScenarioReport":
+        """The report of `folder` on its rollouts and its faults."""
+        scenario = folder.scenario
+        verdicts = [
+            *judge(scenario.checks, records),
+            *judge_faults(faults, expects_all=scenario.checks.expect_faults_fired),
+        ]
+        return cls(scenario.name, scenario.session_count, records, verdicts, faults)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Sessions by outcome."""
+        return Counter(record.outcome.value for record in self.records)
+
+    @property
+    def turns(self) -> int:
+        """Model calls."""
+        return sum(record.session.turns for record in self.records)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where the tokens of the sessions went."""
+        return total(record.ledger for record in self.records)
+
+    @property
+    def truncated_turns(self) -> int:
+        """Turns that ended at a length limit or by the repeat guard."""
+        return sum(record.session.truncated_turns for record in self.records)
+
+    @property
+    def repeat_terminated_turns(self) -> int:
+        """Turns that the engine says its repeat guard ended."""
+        return sum(record.session.repeat_terminated_turns for record in self.records)
+
+    @property
+    def tool_calls(self) -> int:
+        """Tool calls that the model made."""
+        return sum(record.session.tool_calls for record in self.records)
+
+    @property
+    def dropped_trailing_turns(self) -> int:
+        """Turns that are in no sample because an earlier one of their branch is incomplete."""
+        return dropped_trailing_turns(self.records)
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward."""
+        return mean_reward(self.records)
+
+    @property
+    def is_settled(self) -> bool:
+        """Every session has come to an end of its own."""
+        return len(self.records) == self.planned and all(record.is_settled for record in self.records)
+
+    def to_json(self) -> Json:
+        """The form of `result.json`."""
+        return {
+            "name": self.name,
+            "sessions": self.planned,
+            "outcomes": dict(self.outcomes),
+            "turns": self.turns,
+            "truncated_turns": self.truncated_turns,
+            "repeat_terminated_turns": self.repeat_terminated_turns,
+            "tool_calls": self.tool_calls,
+            "dropped_trailing_turns": self.dropped_trailing_turns,
+            "tokens": self.ledger.generated,
+            "reward_mean": self.reward,
+            "ledger": ledger_json(self.ledger),
+            "faults": [fault.to_json() for fault in self.faults],
+            "checks": [verdict.to_json() for verdict in self.verdicts],
+            "rollouts": [_rollout_json(record) for record in self.records],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A whole run."""
+
+    directory: Path
+    status: RunStatus
+    scenarios: Sequence[ScenarioReport]
+    ledger: Ledger
+    """Of every session in the run's database, those of abandoned attempts included."""
+    samples: int
+    """Exported to `samples.jsonl`."""
+    has_parquet: bool
+    seconds: float
+    is_guarded: bool = False
+    """An engine of the run was proven to have a repeat guard."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Exit code of the command that ran it."""
+        return EXIT_OF_STATUS[self.status]
+
+    @property
+    def is_complete(self) -> bool:
+        """There is nothing left to run."""
+        return self.status in (RunStatus.PASSED, RunStatus.CHECKS_FAILED)
+
+    @property
+    def telemetry(self) -> Json:
+        """What a trainer logs of the run; the keys are fixed."""
+        return {
+            "rollout/repeat_terminate_active": int(self.is_guarded),
+            "rollout/repeat_terminate_triggered_sequences": sum(
+                each.repeat_terminated_turns for each in self.scenarios
+            ),
+            **staleness_telemetry(
+                _versions(sample)
+                for scenario in self.scenarios
+                for record in scenario.records
+                for sample in record.samples
+            ),
+        }
+
+    def to_json(self) -> Json:
+        """The form of `result.json`."""
+        return {
+            "status": self.status.value,
+            "exit_code": int(self.exit_code),
+            "directory": str(self.directory),
+            "seconds": round(self.seconds, 3),
+            "samples": self.samples,
+            "parquet": self.has_parquet,
+            "ledger": ledger_json(self.ledger),
+            "telemetry": self.telemetry,
+            "scenarios": [scenario.to_json() for scenario in self.scenarios],
+        }
+
+
+def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> RunStatus:
+    """The status of a run with these scenarios."""
+    if not all(scenario.is_settled for scenario in scenarios):
+        return RunStatus.INTERRUPTED if was_interrupted else RunStatus.INFRASTRUCTURE
+    holds = all(verdict.holds for scenario in scenarios for verdict in scenario.verdicts)
+    return RunStatus.PASSED if holds else RunStatus.CHECKS_FAILED
+
+
+def ledger_json(ledger: Ledger) -> Json:
+    """A ledger with its difference, which is 0."""
+    return {**ledger.to_json(), "difference": ledger.difference}
+
+
+def _versions(sample: Json) -> tuple[Versions, Versions, int | None]:
+    """Behaviour and proximal versions of `sample`, and the version that was live when it was read."""
+    behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
+    # Without a sampled token, `staleness` is whatever the author of the prompt means by that word.
+    stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
+    return behavior, proximal, stale.get("newest_version")
+
+
+def _rollout_json(record: RolloutRecord) -> Json:
+    return {
+        "number": record.number,
+        "group": record.group,
+        "session_id": record.session_id,
+        "outcome": record.outcome.value,
+        "cause": record.cause.value if record.cause else None,
+        "detail": record.detail,
+        "turns": record.session.turns,
+        "tokens": record.ledger.generated,
+        "reward": record.reward,
+        "score": record.score,
+        "score_error": record.score_error,
+        "seconds": round(record.seconds, 3),
+    }

@@ -1,0 +1,201 @@
+"""Rollouts of a run as durable records: one row each, in the run's own database beside the session store's tables.
+
+A row is written when a rollout has ended, in one transaction; `kill -9` at any moment leaves every row whole. A rollout
+that did not come to an end of its own (interrupted, or failed by engine or harness) is kept as an attempt and run again
+on resume; the last row of a `number` is the one that counts. Samples travel with the row and stay there: whoever reads
+records gets samples that are read when they are looked at, one rollout at a time, so a run may be larger than memory.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, overload
+
+import msgspec
+
+from harness.errors import Cause
+from harness.samples.rollout import OutcomeKind
+from harness.sessions.ledger import Ledger
+from harness.suite.record.storage import disk_failures
+from harness.types import REPEAT_TERMINATED, Json, TurnStatus
+
+_BUSY_TIMEOUT_S = 10.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS rollouts (
+    number     INTEGER NOT NULL,
+    attempt    INTEGER NOT NULL,
+    is_settled INTEGER NOT NULL,
+    record     TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    PRIMARY KEY (number, attempt)
+)
+"""
+_INSERT = """
+INSERT INTO rollouts
+SELECT ?1, COALESCE(MAX(attempt) + 1, 0), ?2, ?3, ?4 FROM rollouts WHERE number = ?1
+"""
+
+INTERRUPTED = "interrupted"
+"""Drop reason of tokens whose session ended with the run, the engine or the harness, and runs again."""
+
+_UNSETTLED_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
+"""Whoever is to blame, it is neither the model nor the agent: such a rollout runs again on resume."""
+
+
+class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report needs to know of a session; its tokens are in the session store and in the samples."""
+
+    turns: int = 0
+    truncated_turns: int = 0
+    repeat_terminated_turns: int = 0
+    tool_calls: int = 0
+    turns_in_flight: int = 0
+    """What was in flight when the session was read; its tokens came to the store afterwards."""
+    ledger: Ledger = Ledger()
+
+    @classmethod
+    def of(cls, session: Json) -> Self:
+        """The facts of a session as the server records it."""
+        turns = session["turns"]
+        return cls(
+            turns=len(turns),
+            truncated_turns=sum(turn["status"] == TurnStatus.TRUNCATED for turn in turns),
+            repeat_terminated_turns=sum(turn["finish_reason"] == REPEAT_TERMINATED for turn in turns),
+            tool_calls=sum(len(turn["reply"].get("tool_calls") or ()) for turn in turns),
+            turns_in_flight=session["turns_in_flight"],
+            ledger=msgspec.convert(session["ledger"], Ledger),
+        )
+
+
+class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout that has ended, with everything that a report or a trainer needs of it."""
+
+    number: int
+    group: int
+    scenario: str
+    seed: int
+    session_id: str | None
+    outcome: OutcomeKind
+    cause: Cause | None
+    detail: str
+    agent_result: Json | None
+    reward: float | None
+    score: Json
+    """What the check said besides the reward."""
+    score_error: str | None
+    session: SessionFacts
+    samples: Sequence[Json]
+    seconds: float
+    met_fault: bool = False
+    """A fault of its scenario came while it ran: however it ended, that is what the scenario wanted to see."""
+
+    @property
+    def is_settled(self) -> bool:
+        """The rollout came to an end of its own and is not run again."""
+        return self.met_fault or (self.outcome is not OutcomeKind.DRAINED and self.cause not in _UNSETTLED_CAUSES)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where the session's tokens went; those of a rollout that is not settled are in no sample."""
+        ledger = self.session.ledger
+        return ledger if self.is_settled else Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated})
+
+
+class StoredSamples(Sequence[Json]):
+    """The samples of one row, read anew whenever they are looked at. Raises `StoreError` then."""
+
+    def __init__(self, path: Path, rowid: int, count: int) -> None:
+        self._path = path
+        self._rowid = rowid
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Json]:
+        with _only_reading(self._path) as connection:
+            [record] = connection.execute("SELECT record FROM rollouts WHERE rowid = ?", (self._rowid,)).fetchone()
+        yield from msgspec.json.decode(record, type=_OnlySamples).samples
+
+    @overload
+    def __getitem__(self, index: int) -> Json: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Json]: ...
+
+    def __getitem__(self, index: int | slice) -> Json | list[Json]:
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class _OnlySamples(msgspec.Struct):
+    samples: list[Json]
+
+
+class RolloutLog:
+    """The table of rollouts; a context manager. All methods raise `StoreError`, `StoreFull` when the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        with disk_failures(self._path):
+            self._connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._connection.close()
+
+    def append(self, record: RolloutRecord) -> None:
+        """Make `record` durable, as the next attempt of its number."""
+        row = (record.number, record.is_settled, msgspec.json.encode(record).decode(), time.time())
+        with disk_failures(self._path), self._connection:
+            self._connection.execute(_SCHEMA)  # not earlier: the session store begins with an empty database
+            self._connection.execute(_INSERT, row)
+
+    def last_attempts(self) -> dict[int, RolloutRecord]:
+        """The record that counts of every rollout that has one, by number, in order."""
+        with disk_failures(self._path):
+            return _last_attempts(self._path, self._connection)
+
+
+def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
+    """The rollouts in the database `path`, for tools that look at a run; nothing is written."""
+    with _only_reading(path) as connection:
+        return _last_attempts(path, connection)
+
+
+def has_table(connection: sqlite3.Connection, name: str) -> bool:
+    """There is a table `name`; a run that was killed early has none."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone())
+
+
+@contextmanager
+def _only_reading(path: Path) -> Iterator[sqlite3.Connection]:
+    with disk_failures(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        yield connection
+
+
+def _last_attempts(path: Path, connection: sqlite3.Connection) -> dict[int, RolloutRecord]:
+    if not has_table(connection, "rollouts"):
+        return {}
+    rows = connection.execute("SELECT rowid, number, record FROM rollouts ORDER BY number, attempt")
+    return {number: _without_samples(path, rowid, record) for rowid, number, record in rows}
+
+
+def _without_samples(path: Path, rowid: int, record: str) -> RolloutRecord:
+    decoded = msgspec.json.decode(record, type=RolloutRecord)
+    return msgspec.structs.replace(decoded, samples=StoredSamples(path, rowid, len(decoded.samples)))

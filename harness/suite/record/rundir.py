@@ -1,0 +1,191 @@
+"""The directory of a run: which file is what, and in which order they appear.
+
+    config.toml        what was asked for, resolved; written first
+    lock.json          versions and digests of what it ran with
+    run.db             sessions, turns and rollouts, durable while the run goes on
+    sessions/<n>/      agent.log, instruction.md and result.json of rollout n
+    checkpoints/<n>/   the weights of version n, where a scenario changes them; weights.json says when and how
+    faults.jsonl       what each fault of a scenario did, a line for each time that one came
+    samples.jsonl      what a trainer gets; samples.parquet beside it when pyarrow is there
+    result.json        the report; written last, so its presence says that the run is complete
+
+Whole files are replaced atomically, so that a reader never sees half of one, whatever happens to the writer.
+"""
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from harness.errors import RunError
+from harness.samples.codec import write_jsonl
+from harness.suite.record.config import RunConfig
+from harness.suite.record.storage import disk_failures
+from harness.types import Json, Sample
+
+RUNS = Path("runs")
+
+_STAMP = r"-\d{8}-\d{6}(-\d+)?"
+"""What `new_run_path` puts behind the name of a suite; the suite `abort` is not `abort-often`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run directory; the attributes are paths and say nothing about existence."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> Self:
+        """A directory for a run that begins now. Raises `RunError` when there is something in it already."""
+        directory = cls(path)
+        with disk_failures(path):
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise RunError(f"{path} exists and is not empty; choose another --out, or continue it with --resume")
+            directory.sessions.mkdir(parents=True)
+            directory.write_text(directory.config, config.to_toml())
+        return directory
+
+    @property
+    def config(self) -> Path:
+        """What was asked for."""
+        return self.path / "config.toml"
+
+    @property
+    def lock(self) -> Path:
+        """Versions and digests."""
+        return self.path / "lock.json"
+
+    @property
+    def database(self) -> Path:
+        """Sessions, turns and rollouts."""
+        return self.path / "run.db"
+
+    @property
+    def sessions(self) -> Path:
+        """Working directories of the agents."""
+        return self.path / "sessions"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Weights that the run made, by version."""
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """What each update of the weights did."""
+        return self.path / "weights.json"
+
+    @property
+    def faults(self) -> Path:
+        """What the faults of its scenarios did."""
+        return self.path / "faults.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The report of a complete run."""
+        return self.path / "result.json"
+
+    @property
+    def samples_jsonl(self) -> Path:
+        """Samples, one JSON object per line."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def samples_parquet(self) -> Path:
+        """The same samples as a table."""
+        return self.path / "samples.parquet"
+
+    @property
+    def is_complete(self) -> bool:
+        """The run has come to its end."""
+        return self.result.is_file()
+
+    def read_result(self) -> Json:
+        """The report of a complete run. Raises `RunError` when the file holds none."""
+        with disk_failures(self.result):
+            content = self.result.read_bytes()
+        try:
+            report: Json = json.loads(content)
+            return {"status": str(report["status"]), "exit_code": int(report["exit_code"])} | report
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{self.result}: expected the report of a run, got something else: {error!r}") from error
+
+    def workdir(self, number: int) -> Path:
+        """The agent's working directory in rollout `number`."""
+        return self.sessions / str(number)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other run out of this directory. Raises `RunError` when one is at work in it."""
+        with disk_failures(self.config), self.config.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another run is at work in {self.path}; wait for it or stop it") from None
+            yield
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Put `text` into `path`, all or nothing."""
+        with disk_failures(path), _replacing(path) as scratch:
+            scratch.write_text(text, encoding="utf-8")
+
+    def write_json(self, path: Path, value: Json) -> None:
+        """Put `value` into `path`, all or nothing."""
+        self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_samples(self, samples: Iterable[Sample]) -> bool:
+        """Export `samples`; the result says whether there is a Parquet file too."""
+        with disk_failures(self.samples_jsonl), _replacing(self.samples_jsonl) as scratch:
+            write_jsonl(samples, scratch)
+        return self._write_parquet(samples)
+
+    def _write_parquet(self, samples: Iterable[Sample]) -> bool:
+        try:
+            from harness.samples.codec import write_parquet
+
+            with disk_failures(self.samples_parquet), _replacing(self.samples_parquet) as scratch:
+                write_parquet(samples, scratch)
+        except ImportError:  # pyarrow is an extra
+            return False
+        return True
+
+
+def new_run_path(suite: str) -> Path:
+    """Where a run of `suite` goes that was given no place: `runs/<suite>-<timestamp>`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    candidates = (RUNS / f"{_name_of(suite)}-{stamp}{suffix}" for suffix in ("", *(f"-{n}" for n in range(2, 100))))
+    return next(path for path in candidates if not path.exists())
+
+
+def latest_run(suite: str) -> RunDirectory:
+    """The newest run of `suite` that is not complete. Raises `RunError` when there is none."""
+    name = re.compile(re.escape(_name_of(suite)) + _STAMP)
+    runs = (RunDirectory(path.parent) for path in sorted(RUNS.glob("*/config.toml"), reverse=True))
+    unfinished = next((run for run in runs if name.fullmatch(run.path.name) and not run.is_complete), None)
+    if unfinished is None:
+        raise RunError(f"no unfinished run of {suite!r} in {RUNS}/; name its directory with --out")
+    return unfinished
+
+
+def _name_of(suite: str) -> str:
+    return Path(suite).resolve().name or "suite"
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `path` when the block ends well and vanishes when it does not."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield scratch
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

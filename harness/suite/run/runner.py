@@ -1,0 +1,191 @@
+"""Runs a suite from its plan to its report.
+
+    for every engine the scenarios ask for: serve it, and run the rollouts of each scenario on it
+    then: export the samples, check the ledger, write the report
+
+What ends a run early is an engine that does not start, a full disk, a bug, or the user. Whatever it is, the records up
+to then are durable and the next run takes up from them; `result.json` is written only when there is nothing left to do.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from harness.errors import HarnessError
+from harness.rollouts.agents.programs import prepare
+from harness.rollouts.manager import SessionManager
+from harness.samples.codec import sample_from_json
+from harness.suite.faults.company import Company
+from harness.suite.faults.firing import FaultLog, report_faults
+from harness.suite.faults.stage import FaultStage
+from harness.suite.judge.accounting import account_run
+from harness.suite.record.config import SuiteSelection
+from harness.suite.record.lock import check_same_engine, read_lock, versions
+from harness.suite.record.report import RunReport, ScenarioReport, status_of
+from harness.suite.record.rollout_table import RolloutLog, RolloutRecord
+from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.batch import RolloutBatch, with_environment
+from harness.suite.run.interrupts import Interrupts
+from harness.suite.run.progress import Progress
+from harness.suite.run.services import EngineChoice, Services, serve_engine
+from harness.suite.run.weight_schedule import weights_changing
+from harness.suite.scenarios.folder import ScenarioFolder
+from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
+from harness.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """One run of a suite in its directory; executing it again takes up what is left."""
+
+    selection: SuiteSelection
+    directory: RunDirectory
+    progress: Progress
+    interrupts: Interrupts
+    concurrency: int | None = None
+    """Rollouts at a time; None lets every scenario decide."""
+
+    async def execute(self) -> RunReport:
+        """Run what is not settled, then report on everything.
+
+        Raises `HarnessError` for what ends a run; when the user ended it, the report says so.
+        """
+        began = time.monotonic()
+        with self.directory.locked(), RolloutLog(self.directory.database) as log:
+            with _one_error():
+                await self._run_pending(log)
+            return self._report(log.last_attempts(), began)
+
+    async def _run_pending(self, log: RolloutLog) -> None:
+        plan = plan_rollouts(self.selection.folders)
+        settled = {number for number, record in log.last_attempts().items() if record.is_settled}
+        self.progress.planned(len(plan), len(settled))
+        pending = [rollout for rollout in plan if rollout.number not in settled]
+        for choice, rollouts in groupby(pending, key=lambda rollout: EngineChoice.of(rollout.folder)):
+            if not self.interrupts.is_requested:
+                await self._run_on_engine(choice, list(rollouts), log)
+
+    async def _run_on_engine(self, choice: EngineChoice, rollouts: list[PlannedRollout], log: RolloutLog) -> None:
+        async with AsyncExitStack() as stack:
+            engine = serve_engine(choice, self.directory.database, self.progress.say)
+            async with self.interrupts.ended_by_request():  # installing and starting a server takes minutes
+                services = await stack.enter_async_context(engine)
+            if self.interrupts.is_requested:
+                return
+            self._record_engine(choice, services)
+            await services.close_abandoned()
+            for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
+                if not self.interrupts.is_requested:
+                    await self._run_scenario(folder, list(batch), services, log)
+
+    def _record_engine(self, choice: EngineChoice, services: Services) -> None:
+        """Write the engine into `lock.json`; refuse it when the run began with another one."""
+        lock = read_lock(self.directory.lock)
+        known = lock["digests"].setdefault(choice.key, services.identity)
+        check_same_engine(known, services.identity)
+        self.directory.write_json(self.directory.lock, {**lock, "versions": versions()})
+
+    async def _run_scenario(
+        self, folder: ScenarioFolder, rollouts: list[PlannedRollout], services: Services, log: RolloutLog
+    ) -> None:
+        self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
+        agent = with_environment(await prepare(folder.agent_script), folder)
+        async with SessionManager(services.address.url, admin_token=services.address.admin_token) as manager:
+            stage = self._fault_stage(folder, services, manager)
+            batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, stage)
+            width = self.concurrency or folder.scenario.concurrency
+            async with (
+                weights_changing(folder.scenario.weights, services, self.directory, self.progress.say),
+                nullcontext() if stage is None else stage.playing(),
+            ):
+                await self.interrupts.guard(batch.run(rollouts, width=width), drain=self._draining(services))
+
+    def _fault_stage(self, folder: ScenarioFolder, services: Services, manager: SessionManager) -> FaultStage | None:
+        if services.seams is None:
+            return None
+        planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
+        first = planned[0].number
+        seeds = {each.number - first: each.seed for each in planned}
+        company = Company(folder.name, services.seams.server, first, seeds)
+        log = FaultLog(self.directory.faults)
+        return FaultStage(folder.scenario.faults, company, services.seams, manager, log)
+
+    def _draining(self, services: Services) -> Callable[[], Awaitable[None]]:
+        async def drain() -> None:
+            self.progress.say("stopping: waiting for the agents to end; Ctrl+C again kills them")
+            await services.drain()
+
+        return drain
+
+    def _report(self, records: Mapping[int, RolloutRecord], began: float) -> RunReport:
+        """Export, check the ledger, and write `result.json` when the run is complete."""
+        settled = [record for record in records.values() if record.is_settled]
+        samples = ExportedSamples(settled)
+        ledger = account_run(self.directory.database, settled, samples)
+        scenarios = self._scenario_reports(list(records.values()))
+        report = RunReport(
+            directory=self.directory.path,
+            status=status_of(scenarios, was_interrupted=self.interrupts.is_requested),
+            scenarios=scenarios,
+            ledger=ledger,
+            samples=len(samples),
+            has_parquet=self.directory.write_samples(samples),
+            seconds=time.monotonic() - began,
+            is_guarded=any(engine.get("repeat_guard") for engine in read_lock(self.directory.lock)["digests"].values()),
+        )
+        if report.is_complete:
+            self.directory.write_json(self.directory.result, report.to_json())
+        return report
+
+    def _scenario_reports(self, records: Sequence[RolloutRecord]) -> list[ScenarioReport]:
+        firings = FaultLog(self.directory.faults).read()
+        return [
+            ScenarioReport.of(
+                folder,
+                [record for record in records if record.scenario == folder.name],
+                report_faults(folder.name, folder.scenario.faults, firings),
+            )
+            for folder in self.selection.folders
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSamples(Iterable[Sample]):
+    """The samples that a run exports, in order, those of one rollout in memory at a time."""
+
+    records: Sequence[RolloutRecord]
+
+    def __iter__(self) -> Iterator[Sample]:
+        for record in self.records:
+            yield from exported_samples(record)
+
+    def __len__(self) -> int:
+        return sum(len(record.samples) for record in self.records)
+
+
+def exported_samples(record: RolloutRecord) -> list[Sample]:
+    """The samples of a rollout, with what only the run knows: reward, index and group."""
+    return [
+        replace(sample_from_json(sample), reward=record.reward, index=record.number, group_index=record.group)
+        for sample in record.samples
+    ]
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Concurrent failures become one error: the first that was raised on purpose, else the first."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = list(_leaves(group))
+        raise next((error for error in errors if isinstance(error, HarnessError)), errors[0]) from group
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

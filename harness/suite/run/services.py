@@ -1,0 +1,166 @@
+"""The engine of a scenario and a session server in front of it, in this process, for the time of a block."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from harness.client.gate import SessionServerAddress
+from harness.engines.base import TokenProvider
+from harness.engines.connect import EngineName, open_engine
+from harness.lanes import LaneEngine, LaneSpec
+from harness.models import resolve_model
+from harness.server.access import new_admin_token
+from harness.server.serving import serve_in_process
+from harness.server.settings import ServerSettings
+from harness.store.connect import open_store
+from harness.suite.faults.engine_lane import KillableLane
+from harness.suite.faults.network import between
+from harness.suite.faults.seams import EngineServers, Seams, open_seams
+from harness.suite.record.lock import engine_identity
+from harness.suite.scenarios.folder import ScenarioFolder
+from harness.tokens.model_family import open_chat_tokenizer
+from harness.types import Json
+from server_patch.repeat_terminate import RepeatTerminateConfig
+
+
+class EngineChoice(NamedTuple):
+    """An engine that a scenario asks for; scenarios with equal choices share one."""
+
+    name: str
+    model: str
+    script: Path | None
+    repeat_guard: RepeatTerminateConfig | None = None
+    weights_of: str | None = None
+    """The scenario that changes its weights; no other one runs on it afterwards."""
+    faults_of: str | None = None
+    """The scenario whose faults befall it; nobody else shall meet them."""
+
+    @classmethod
+    def of(cls, folder: ScenarioFolder) -> "EngineChoice":
+        """The engine of `folder`."""
+        spec = folder.scenario.engine
+        script = folder.file(spec.script) if spec.script and spec.name == "scripted" else None
+        guard = spec.repeat_guard.config if spec.repeat_guard else None
+        weights_of = folder.name if folder.scenario.weights else None
+        faults_of = folder.name if folder.scenario.faults else None
+        return cls(spec.name, spec.model, script, guard, weights_of, faults_of)
+
+    @property
+    def key(self) -> str:
+        """The name of the choice in `lock.json`."""
+        guard = None if self.repeat_guard is None else f"repeat_guard={self.repeat_guard.digest()[:12]}"
+        weights = None if self.weights_of is None else f"weights_of={self.weights_of}"
+        faults = None if self.faults_of is None else f"faults_of={self.faults_of}"
+        parts = (self.name, self.model, self.script, guard, weights, faults)
+        return " ".join(str(part) for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What rollouts are run against."""
+
+    address: SessionServerAddress
+    """Of the session server, with the admin token of this run."""
+    model: str
+    """Name that agents ask for."""
+    identity: Json
+    engine: TokenProvider
+    model_dir: Path
+    seams: Seams | None = None
+    """Where faults strike; None without any."""
+
+    async def drain(self) -> None:
+        """Close every open session for good; new ones are refused."""
+        async with operating(self.address) as http:
+            (await http.post("/sessions/drain")).raise_for_status()
+
+    async def close_abandoned(self) -> int:
+        """Close the sessions that a run before this one left open, and open the gate that it left shut.
+
+        The server is this run's own: whoever has a hold on its gate is gone. Returns how many sessions there were.
+        """
+        async with operating(self.address) as http:
+            sessions = (await http.get("/sessions")).raise_for_status().json()["sessions"]
+            for session in sessions:
+                (await http.delete(f"/sessions/{session['session_id']}")).raise_for_status()
+            holds = (await http.get("/sessions/gate")).raise_for_status().json()["holds"]
+            for hold in holds:
+                released = await http.post("/sessions/resume", json={"holder": hold["holder"]})
+                if released.status_code != HTTPStatus.NOT_FOUND:  # it has run out just now
+                    released.raise_for_status()
+        return len(sessions)
+
+
+def operating(address: SessionServerAddress) -> httpx.AsyncClient:
+    """A client for the operator's routes of the server at `address`; its owner closes it."""
+    return httpx.AsyncClient(base_url=address.url, headers=address.headers, trust_env=False)
+
+
+@asynccontextmanager
+async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str], None]) -> AsyncIterator[Services]:
+    """Services for `choice` whose sessions are kept in `database`.
+
+    Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
+    """
+    say(f"starting the {choice.name} engine with {choice.model}")
+    model_dir = await asyncio.to_thread(model_folder, choice)
+    chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
+    admin_token = new_admin_token()
+    settings = ServerSettings(admin_token=admin_token, repeat_guard=choice.repeat_guard)
+    async with _reachable(choice, model_dir, say) as (name, engine_servers):
+        engine = open_engine(
+            name,
+            model_dir=model_dir,
+            tokenizer=chat_tokenizer.tokenizer,
+            script=choice.script,
+            repeat_guard=choice.repeat_guard,
+        )
+        async with AsyncExitStack() as stack:
+            seams = None
+            if choice.faults_of is None:
+                serving = serve_in_process(engine, chat_tokenizer, open_store(database), settings)
+                url = (await stack.enter_async_context(serving)).url
+            else:
+                opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers)
+                seams = await stack.enter_async_context(opening)
+                url = seams.server.url
+            identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
+            address = SessionServerAddress(url, admin_token)
+            yield Services(address, engine.capabilities.model, identity, engine, model_dir, seams)
+
+
+@asynccontextmanager
+async def _reachable(
+    choice: EngineChoice, model_dir: Path, say: Callable[[str], None]
+) -> AsyncIterator[tuple[str, EngineServers | None]]:
+    """The name by which the engine can be opened; a server that has to be started runs for the time of the block.
+
+    Between servers and a scenario with faults stands a network that can be hurt.
+    """
+    engine = EngineName.parse(choice.name)
+    async with AsyncExitStack() as stack:
+        name, lane = choice.name, None
+        if engine.needs_server:
+            guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
+            spec = LaneSpec(LaneEngine(engine.kind), model_dir, env=guard)
+            lane = await stack.enter_async_context(KillableLane(spec, say))
+            name = lane.provider
+        if choice.faults_of is None or not (engine.urls or engine.needs_server):
+            yield name, None
+            return
+        name, network = await stack.enter_async_context(between(name))
+        yield name, EngineServers(network, lane)
+
+
+def model_folder(choice: EngineChoice) -> Path:
+    """The folder of the model; the scripted engine needs no weights in it."""
+    folder = Path(choice.model).expanduser()
+    if choice.name == "scripted" and folder.is_dir():
+        return folder
+    return resolve_model(choice.model)

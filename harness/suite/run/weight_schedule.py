@@ -1,0 +1,164 @@
+"""Weights that change while a scenario runs: `[weights]` in `scenario.toml`.
+
+Each update waits for its moment, which is seen in what the session server says of its sessions, and is carried out as a
+trainer would. The checkpoints are made before the first session begins and stay in the run directory, so that whoever
+wants to can check every logprob of the samples against them.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+
+import httpx
+import msgspec
+
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget, UpdateReport
+from harness.engines.base import PauseMode
+from harness.models.perturb import perturbed_checkpoint
+from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.services import Services, operating
+from harness.suite.scenarios.scenario import Weights, WeightUpdate
+from harness.types import Json
+
+_LOOK_EVERY_S = 0.1
+
+
+@asynccontextmanager
+async def weights_changing(
+    weights: Weights | None, services: Services, directory: RunDirectory, say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """While the block runs, the updates of `weights` come one after the other; those it leaves no time for do not come.
+
+    Raises what an update raises, when the block has ended.
+    """
+    if weights is None:
+        yield
+        return
+    say(f"making {len(weights.updates)} checkpoints in {directory.checkpoints}")
+    await asyncio.to_thread(_make_checkpoints, weights, services, directory)
+    schedule = asyncio.create_task(_Schedule(weights, services, directory, say).run(), name="weight schedule")
+    try:
+        yield
+    finally:
+        schedule.cancel()
+        with suppress(asyncio.CancelledError):
+            await schedule
+
+
+def _make_checkpoints(weights: Weights, services: Services, directory: RunDirectory) -> None:
+    for number in range(1, len(weights.updates) + 1):
+        target = directory.checkpoints / str(number)
+        perturbed_checkpoint(services.model_dir, target.resolve(), number=number, noise=weights.noise)
+
+
+class _Summary(msgspec.Struct):
+    """A session, as the list of sessions has it."""
+
+    session_id: str
+    turns: int
+    turns_in_flight: int
+
+
+class _Sessions(msgspec.Struct):
+    sessions: list[_Summary]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What has been seen of the sessions."""
+
+    turns_of: dict[str, int] = field(default_factory=dict)
+    live: list[_Summary] = field(default_factory=list)
+    was_in_flight: set[str] = field(default_factory=set)
+    """Sessions that had a turn in flight in the look before this one, too."""
+    ended: int = 0
+
+    def look(self, sessions: list[_Summary]) -> None:
+        """Take in the sessions of now."""
+        now = {each.session_id for each in sessions}
+        self.ended += sum(each.session_id not in now for each in self.live)
+        before = {each.session_id for each in self.live if each.turns_in_flight}
+        self.was_in_flight = before & {each.session_id for each in sessions if each.turns_in_flight}
+        self.live = sessions
+        self.turns_of |= {each.session_id: each.turns for each in sessions}
+
+    @property
+    def turns(self) -> int:
+        """Turns of all sessions so far."""
+        return sum(self.turns_of.values())
+
+    def is_time(self, update: WeightUpdate, since: "_Watch") -> bool:
+        """Whether the moment of `update` is now; `since` is how things stood after the update before."""
+        if self.turns < since.turns + update.after_turns:
+            return False
+        match update.when:
+            case "in_turn":
+                return bool(self.was_in_flight)
+            case "in_tool_call":
+                return any(each.turns and not each.turns_in_flight for each in self.live)
+            case "session_ended":
+                return self.ended > since.ended
+
+
+class _Schedule:
+    def __init__(
+        self, weights: Weights, services: Services, directory: RunDirectory, say: Callable[[str], None]
+    ) -> None:
+        self._weights = weights
+        self._services = services
+        self._directory = directory
+        self._say = say
+        budget = UpdateBudget(sweep_s=weights.sweep_s)
+        mode = PauseMode(weights.mode)
+        self._updater = WeightUpdater([services.engine], [services.address], mode=mode, budget=budget)
+        self._began = time.monotonic()
+        self._reports: list[Json] = []
+
+    async def run(self) -> None:
+        """Carry out every update at its moment."""
+        watch = _Watch()
+        async with operating(self._services.address) as http:
+            for version, update in enumerate(self._weights.updates, start=1):
+                await self._moment(update, watch, http)
+                await self._carry_out(version, update)
+
+    async def _moment(self, update: WeightUpdate, watch: _Watch, http: httpx.AsyncClient) -> None:
+        since = _Watch(dict(watch.turns_of), ended=watch.ended)
+        while True:
+            answer = (await http.get("/sessions")).raise_for_status()
+            watch.look(msgspec.json.decode(answer.content, type=_Sessions).sessions)
+            if watch.is_time(update, since):
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _carry_out(self, version: int, update: WeightUpdate) -> None:
+        at_s = time.monotonic() - self._began
+        async with self._updater.update(version) as running:
+            await running.apply((self._directory.checkpoints / str(version)).resolve())
+        self._say(_told(running.report, update))
+        self._reports.append({"version": version, "when": update.when, "at_s": at_s, **_report(running.report)})
+        self._directory.write_json(self._directory.weights, {"updates": self._reports})
+
+
+def _told(report: UpdateReport, update: WeightUpdate) -> str:
+    settled = int(report.telemetry()["weights/proximal_tokens_settled"])
+    problems = f"; {'; '.join(report.problems)}" if report.problems else ""
+    return (
+        f"weights {report.version} ({update.when}): agents waited {report.pause_s:.2f} s,"
+        f" the sweep settled {settled} tokens{problems}"
+    )
+
+
+def _report(report: UpdateReport) -> Json:
+    sweeps = [msgspec.structs.asdict(server.sweep) for server in report.servers if server.sweep]
+    return {
+        "mode": str(report.mode),
+        "pause_s": report.pause_s,
+        "seconds": {str(step): seconds for step, seconds in report.seconds.items()},
+        "workers": [asdict(worker) for worker in report.workers],
+        "sweeps": sweeps,
+        "problems": list(report.problems),
+    }

@@ -1,0 +1,169 @@
+"""Scenarios as folders: `scenario.toml`, `instruction.md`, `check.py` and the files these name.
+
+`find_scenarios` turns what a user writes on the command line into scenarios: the name of a bundled one, a folder with
+a `scenario.toml`, or a folder of such folders (a suite). Files are checked when a folder is loaded, not when a session
+needs them.
+"""
+
+import hashlib
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ScenarioError
+from harness.rollouts.agents.bundled import bundled_directory
+from harness.suite.exits import NothingSelected
+from harness.suite.scenarios.scenario import Prompt, Scenario
+from harness.suite.scenarios.validation import suggestion, validate
+
+SCENARIO_FILE = "scenario.toml"
+INSTRUCTION_FILE = "instruction.md"
+CHECK_FILE = "check.py"
+AGENT_FILE = "agent.py"
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFolder:
+    """A scenario and where its files are."""
+
+    directory: Path
+    scenario: Scenario
+    instruction: str
+    """Content of `instruction.md`; empty when every prompt has a text of its own."""
+
+    @property
+    def name(self) -> str:
+        """The scenario's name."""
+        return self.scenario.name
+
+    @property
+    def check(self) -> Path | None:
+        """`check.py`; None when sessions are not scored."""
+        path = self.directory / CHECK_FILE
+        return path if path.is_file() else None
+
+    @property
+    def agent_script(self) -> Path:
+        """The program that plays the scenario."""
+        return _agent_script(self.directory, self.scenario.agent.profile)
+
+    def file(self, name: str) -> Path:
+        """The absolute path of a file that `scenario.toml` names."""
+        return (self.directory / name).resolve()
+
+    def text_of(self, prompt: Prompt) -> str:
+        """The instruction of the sessions of `prompt`."""
+        return self.instruction if prompt.text is None else prompt.text
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file besides `scenario.toml` that decides how a session goes."""
+        agent = self.scenario.agent
+        files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, self.scenario.engine.script]
+        present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
+        present["agent"] = self.agent_script
+        return {name: _sha256(path) for name, path in sorted(present.items())}
+
+
+def load_scenario(directory: Path) -> ScenarioFolder:
+    """The scenario in `directory`. Raises `ScenarioError`, one line per problem."""
+    path = directory / SCENARIO_FILE
+    scenario = validate(Scenario, _read_toml(path), source=path)
+    instruction = directory / INSTRUCTION_FILE
+    folder = ScenarioFolder(
+        directory=directory.resolve(),
+        scenario=scenario,
+        instruction=_read_text(instruction) if instruction.is_file() else "",
+    )
+    _check_files(folder, path)
+    return folder
+
+
+def find_scenarios(where: str) -> list[ScenarioFolder]:
+    """The scenarios that `where` names, sorted by folder.
+
+    Raises `NothingSelected` when there are none, `ScenarioError` when one is wrong.
+    """
+    directory = _directory(where)
+    if (directory / SCENARIO_FILE).is_file():
+        return [load_scenario(directory)]
+    found = sorted(path.parent for path in directory.glob(f"*/{SCENARIO_FILE}"))
+    if not found:
+        raise NothingSelected(f"no scenario in {directory}: expected {SCENARIO_FILE}, or folders that hold one")
+    folders = [load_scenario(path) for path in found]
+    _check_names(folders)
+    return folders
+
+
+def bundled_scenarios() -> list[ScenarioFolder]:
+    """The scenarios that ship with the harness."""
+    return find_scenarios(str(bundled_directory("scenarios")))
+
+
+def _directory(where: str) -> Path:
+    """A path wins over a bundled name only when it is there."""
+    path = Path(where).expanduser()
+    if path.is_dir():
+        return path
+    if path.name == SCENARIO_FILE and path.is_file():
+        return path.parent
+    bundled = {folder.name: folder for folder in bundled_directory("scenarios").iterdir() if folder.is_dir()}
+    if where in bundled:
+        return bundled[where]
+    raise ScenarioError(
+        f"{where}: expected a folder or a bundled scenario, found neither{suggestion(where, [*bundled])}"
+    )
+
+
+def _agent_script(directory: Path, profile: str) -> Path:
+    """A profile with a slash or an ending is a path in the scenario, any other a bundled agent."""
+    if profile.endswith(".py") or "/" in profile:
+        return (directory / profile).resolve()
+    return bundled_directory("agents") / profile / AGENT_FILE
+
+
+def _check_files(folder: ScenarioFolder, source: Path) -> None:
+    """Raises `ScenarioError` naming the first key whose file is missing."""
+    scenario = folder.scenario
+    for key, name in (("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)):
+        if name is not None and not folder.file(name).is_file():
+            raise ScenarioError(f"{source}: {key}: expected a file of the scenario, got {name!r}, which does not exist")
+    if not folder.agent_script.is_file():
+        agents = [path.parent.name for path in bundled_directory("agents").glob(f"*/{AGENT_FILE}")]
+        profile = scenario.agent.profile
+        hint = suggestion(profile, agents)
+        raise ScenarioError(f"{source}: agent.profile: expected a bundled agent or a script, got {profile!r}{hint}")
+    for number, prompt in enumerate(scenario.prompts):
+        if not folder.text_of(prompt).strip():
+            raise ScenarioError(
+                f"{source}: prompts[{number}].text: expected a text, got nothing; give one or write {INSTRUCTION_FILE}"
+            )
+
+
+def _check_names(folders: list[ScenarioFolder]) -> None:
+    """Names identify the sessions of a suite, so each may occur once."""
+    name, count = Counter(folder.name for folder in folders).most_common(1)[0]
+    if count > 1:
+        places = ", ".join(str(folder.directory) for folder in folders if folder.name == name)
+        raise ScenarioError(f"name: expected different names in one suite, got {name!r} in {places}")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path}: not TOML: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{path}: expected UTF-8, {error.reason} at byte {error.start}") from error
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,59 @@
+"""From scenarios to the list of rollouts to run: who plays what, with which seed.
+
+The plan depends on the scenarios and their seeds alone, never on concurrency, time or what ran before (I10); rollout
+`number` is the same in every run and every resume of one configuration.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.rollouts.seeds import derive_seed
+from harness.suite.scenarios.folder import ScenarioFolder
+from harness.suite.scenarios.scenario import Limits, Prompt, Sampling
+from harness.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRollout:
+    """One session to run."""
+
+    number: int
+    """Position in the run, from 0; names the session's folder and is the `index` of its samples."""
+    group: int
+    """Position of the prompt in the run; the `group_index` of the samples."""
+    folder: ScenarioFolder
+    prompt: Prompt
+    seed: int
+
+    @property
+    def session(self) -> Json:
+        """Body of `POST /sessions`."""
+        scenario = self.folder.scenario
+        return {
+            "metadata": {"scenario": scenario.name, "rollout": self.number},
+            "limits": _given(scenario.limits),
+            "sampling": {**_given(scenario.sampling), "seed": self.seed},
+            "after_incomplete": scenario.after_incomplete,
+        }
+
+
+def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[PlannedRollout]:
+    """Every rollout of `folders`, the samples of a group next to each other."""
+    return [
+        PlannedRollout(number, group, folder, prompt, seed)
+        for number, (group, folder, prompt, seed) in enumerate(_expand(folders))
+    ]
+
+
+def _expand(folders: Sequence[ScenarioFolder]) -> Iterator[tuple[int, ScenarioFolder, Prompt, int]]:
+    group = 0
+    for folder in folders:
+        scenario = folder.scenario
+        for position, prompt in enumerate(scenario.prompts):
+            for sample in range(scenario.samples_per_prompt):
+                yield group, folder, prompt, derive_seed(scenario.seed, position, sample)
+            group += 1
+
+
+def _given(model: Limits | Sampling) -> Json:
+    return model.model_dump(exclude_none=True)

@@ -1,0 +1,214 @@
+"""What `scenario.toml` says, as strict models: no unknown keys, no silent conversions.
+
+A scenario is one situation to put a model into: an agent, prompts, limits, and the checks that decide whether a run of
+it passed. Every prompt is a group of `samples_per_prompt` sessions. This module knows the words and their ranges; the
+files around them are read in `folder.py`.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from harness.engines.connect import EngineName
+from harness.errors import ScenarioError
+from harness.suite.faults.spec import Fault
+from harness.suite.scenarios.validation import WHOLE_SENTENCE
+from server_patch.repeat_terminate import RepeatTerminateConfig
+
+SCHEMA_VERSION = 1
+
+
+def _known_engine(name: str) -> str:
+    try:
+        EngineName.parse(name)
+    except ScenarioError as error:
+        raise PydanticCustomError(WHOLE_SENTENCE, "{sentence}", {"sentence": error.message}) from None
+    return name
+
+
+EngineAddress = Annotated[str, AfterValidator(_known_engine)]
+"""`local`, `scripted`; `sglang`, `vllm`, which the run starts; or `sglang=URL[,URL]`, `vllm=URL[,URL]`, which run."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class AgentSpec(_Strict):
+    """The program that plays the scenario."""
+
+    profile: str
+    """Name of a bundled agent (`plain_chat`, `react_chat`), or the path of a script with a PEP 723 header."""
+    game: str | None = None
+    """Python file with a `Game` that the agent talks to; handed over as `HARNESS_GAME`."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Added to the environment of the agent."""
+    request_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of every model call, such as `tools`; handed over as `HARNESS_REQUEST_KWARGS`."""
+    deadline_s: float = Field(default=600.0, gt=0)
+    """The agent is stopped after this many seconds."""
+
+
+class RepeatGuardSpec(_Strict):
+    """The repeat guard that the engine must run: the keys and defaults of `RepeatTerminateConfig`, but enabled."""
+
+    enabled: bool = True
+    """False does without, whatever the environment says."""
+    min_new_tokens: int = RepeatTerminateConfig.min_new_tokens
+    """Nothing triggers while fewer tokens have been generated."""
+    max_consecutive_token_repeats: int = RepeatTerminateConfig.max_consecutive_token_repeats
+    """This many identical tokens in a row trigger; 0 is off."""
+    ngram_size: int = RepeatTerminateConfig.ngram_size
+    """Length of the n-gram at the end of the output; 0 is off."""
+    ngram_repeats: int = RepeatTerminateConfig.ngram_repeats
+    """This many times the n-gram back to back triggers; 0 and 1 are off."""
+    max_object_keys: int | None = RepeatTerminateConfig.max_object_keys
+    """This many occurrences of the tokens of `"object_` trigger."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        _ = self.config  # which raises
+        return self
+
+    @property
+    def config(self) -> RepeatTerminateConfig:
+        """What engines are configured with."""
+        return RepeatTerminateConfig(**self.model_dump())
+
+
+class EngineSpec(_Strict):
+    """What answers the agent's model calls."""
+
+    name: EngineAddress = "local"
+    model: str = "smollm2-135m-instruct"
+    """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
+    script: str | None = None
+    """Script of the scripted engine, a file of the scenario."""
+    repeat_guard: RepeatGuardSpec | None = None
+    """The engine runs this repeat guard or does not start; without it, the environment's, if there is one."""
+
+
+class Prompt(_Strict):
+    """One group of sessions."""
+
+    text: str | None = None
+    """The instruction; without it the agent gets `instruction.md`."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Handed to the agent, to its game and to the check."""
+    check_metadata: dict[str, Any] = Field(default_factory=dict)
+    """For the check alone, which finds it among the metadata: the answer that the agent is to find."""
+
+    @model_validator(mode="after")
+    def _says_everything_once(self) -> Self:
+        twice = sorted(self.metadata.keys() & self.check_metadata.keys())
+        if twice:
+            raise ValueError(f"metadata or check_metadata to have {', '.join(twice)}, and not both")
+        return self
+
+
+class Limits(_Strict):
+    """What a session may use up."""
+
+    turns: int | None = Field(default=None, ge=1)
+    tokens_per_turn: int | None = Field(default=None, ge=1)
+    tokens_per_session: int | None = Field(default=None, ge=1)
+    staleness: int | None = Field(default=None, ge=0)
+    """Weight updates that a branch may have met and still go on."""
+
+
+class Sampling(_Strict):
+    """Sampling parameters that override what the agent asks for."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+
+
+class WeightUpdate(_Strict):
+    """One change of the weights under the running sessions."""
+
+    when: Literal["in_turn", "in_tool_call", "session_ended"]
+    """The moment: a turn is being sampled, a session sits between two turns, or a session has just ended."""
+    after_turns: int = Field(default=1, ge=0)
+    """Not before the sessions have made so many more turns together."""
+
+
+class Weights(_Strict):
+    """Weights that change while the scenario runs: version n is a checkpoint made on the spot."""
+
+    updates: list[WeightUpdate] = Field(min_length=1)
+    """In their order; the first one brings version 1."""
+    noise: float = Field(default=0.02, gt=0)
+    """How far each checkpoint is from the model, in standard deviations of its tensors."""
+    mode: Literal["abort", "keep"] = "abort"
+    """What happens to turns in flight: they end and go on with a new request, or they freeze."""
+    sweep_s: float = Field(default=60.0, gt=0)
+    """Time for scoring what waits for the version that is about to go, before each update."""
+
+
+class Checks(_Strict):
+    """What must hold for a finished run; the ledger is checked in every run, asked or not."""
+
+    min_finished: int | None = Field(default=None, ge=0)
+    """Sessions whose agent ended by itself, or at a limit of the session."""
+    min_reward_mean: float | None = None
+    """Mean reward over the sessions that have one."""
+    min_turns: int | None = Field(default=None, ge=1)
+    """Model calls in every session."""
+    min_tool_calls: int | None = Field(default=None, ge=0)
+    """Tool calls that the model made, over all sessions."""
+    min_truncated_turns: int | None = Field(default=None, ge=0)
+    """Turns that ended at a length limit or by the repeat guard, over all sessions."""
+    expect_dropped_trailing_turns: bool | None = None
+    """Whether samples lost the turns after an incomplete one (true), or none did (false)."""
+    min_policy_versions: int | None = Field(default=None, ge=1)
+    """Different weights that sampled tokens, over all samples."""
+    min_proximal_tokens: int | None = Field(default=None, ge=1)
+    """Tokens whose proximal logprob is that of their next version, over all samples."""
+    expect_faults_fired: bool = True
+    """Every fault of the scenario came at least once."""
+    check_deadline_s: float = Field(default=10.0, gt=0)
+    """Time for `check.py` to score one session."""
+
+
+class Scenario(_Strict):
+    """A `scenario.toml`."""
+
+    schema_version: Literal[1]
+    """Version of this format."""
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    description: str
+    """One sentence for the reader of `harness scenario list`."""
+    agent: AgentSpec
+    engine: EngineSpec = Field(default_factory=EngineSpec)
+    prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
+    samples_per_prompt: int = Field(default=1, ge=1)
+    limits: Limits = Field(default_factory=Limits)
+    sampling: Sampling = Field(default_factory=Sampling)
+    after_incomplete: Literal["refuse", "serve"] = "refuse"
+    """What a session answers after a turn that was cut: nothing more, or (for evaluation) the next turn."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds of the sessions derive from it."""
+    concurrency: int = Field(default=4, ge=1)
+    """Sessions at a time, unless `-n` says otherwise."""
+    weights: Weights | None = None
+    """Weights that change under the sessions; without it they stay."""
+    faults: list[Fault] = Field(default_factory=list)
+    """What goes wrong while the scenario runs."""
+    checks: Checks = Field(default_factory=Checks)
+
+    @field_validator("faults")
+    @classmethod
+    def _name_sessions_that_exist(cls, faults: list[Fault], info: ValidationInfo) -> list[Fault]:
+        count = len(info.data.get("prompts", ())) * info.data.get("samples_per_prompt", 0)
+        beyond = sorted({each for fault in faults for each in fault.sessions or () if count and each >= count})
+        if beyond:
+            raise ValueError(f"sessions from 0 to {count - 1} and not {', '.join(map(str, beyond))}")
+        return faults
+
+    @property
+    def session_count(self) -> int:
+        """Sessions of one run."""
+        return len(self.prompts) * self.samples_per_prompt

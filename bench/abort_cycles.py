@@ -36,13 +36,13 @@ from harness.control.abort_report import AbortBudget, AbortReport
 from harness.control.engines import EngineInProcess, EngineWorker
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from harness.models import resolve_model
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
-from harness.server.serving import RunningServer, serve_in_process
+from harness.server.serving import RunningServer, serve
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
@@ -56,10 +56,10 @@ _LOOKS = 100
 _IDLE_S = 5.0  # longer than a connection to an engine is kept for the next request
 SCRIPT = Script(
     (
-        Step(text="At once."),
-        Step(text="After a while.", delay_s=0.05),
-        Step(text="Never to its end.", fault=ScriptedFault.HANG, fault_after=5),
-        Step(text="Word by word.", token_delay_s=0.02),
+        ScriptStep(text="At once."),
+        ScriptStep(text="After a while.", delay_s=0.05),
+        ScriptStep(text="Never to its end.", fault=ScriptedFault.HANG, fault_after=5),
+        ScriptStep(text="Word by word.", token_delay_s=0.02),
     )
 )
 STUBBORN_PROGRAM = """
@@ -311,7 +311,7 @@ async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
                 worker: EngineWorker | str = EngineInProcess(engine)
             else:
                 engine, worker = open_engine(address, tokenizer=chat_tokenizer.tokenizer), address
-            async with serve_in_process(engine, chat_tokenizer, MemoryStore()) as server:
+            async with serve(engine, chat_tokenizer, MemoryStore()) as server:
                 yield Served(server, engine, worker, directory / "rollouts")
 
 

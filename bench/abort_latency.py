@@ -25,15 +25,17 @@ from abort_cycles import Agents, toy_folder
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget
 from harness.control.engines import EngineInProcess
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import Agent, AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.manager import SessionManager
-from harness.server.serving import RunningServer, serve_in_process
+from harness.server.serving import RunningServer, serve
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 
 BUDGET = AbortBudget(agents_s=2, kill_s=2, collect_s=10, total_s=45)
-SCRIPT = Script((Step(text="At once."), Step(text="Never to its end.", fault=ScriptedFault.HANG, fault_after=5)))
+SCRIPT = Script(
+    (ScriptStep(text="At once."), ScriptStep(text="Never to its end.", fault=ScriptedFault.HANG, fault_after=5))
+)
 CALL = """
 import json, os, signal, time, urllib.error, urllib.request
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
@@ -110,7 +112,7 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
         chat_tokenizer = open_chat_tokenizer(toy_folder(Path(name) / "toy"))
         engine = ScriptedEngine(chat_tokenizer.tokenizer, SCRIPT)
         async with (
-            serve_in_process(engine, chat_tokenizer, MemoryStore()) as server,
+            serve(engine, chat_tokenizer, MemoryStore()) as server,
             SessionManager(server.url) as manager,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as http,
         ):

@@ -37,7 +37,7 @@ MIB = 1 << 20
 _COLUMNS = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
 
 
-async def serve(directory: Path) -> None:
+async def run_server(directory: Path) -> None:
     """Body of the server's process: prints its URL, runs until its standard input closes."""
     async with _server(directory, "Understood.") as url:
         print(url, flush=True)
@@ -48,8 +48,8 @@ async def serve(directory: Path) -> None:
 async def _server(directory: Path, text: str) -> AsyncIterator[str]:
     import structlog
 
-    from harness.engines.scripted import Script, ScriptedEngine, Step
-    from harness.server.serving import serve_in_process
+    from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+    from harness.server.serving import serve
     from harness.store.connect import open_store
     from harness.tokens.model_family import open_chat_tokenizer
 
@@ -58,8 +58,8 @@ async def _server(directory: Path, text: str) -> AsyncIterator[str]:
     from toy_model import write_toy_model
 
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((Step(text=text),)), context_length=1 << 20)
-    async with serve_in_process(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((ScriptStep(text=text),)), context_length=1 << 20)
+    async with serve(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
         yield running.url
 
 
@@ -209,7 +209,7 @@ def parse() -> argparse.Namespace:
 if __name__ == "__main__":
     asked = parse()
     if asked.serve:
-        uvloop.run(serve(asked.serve))
+        uvloop.run(run_server(asked.serve))
     else:
         found = uvloop.run(main(asked.sessions, asked.turns, asked.tokens, asked.rounds))
         if asked.json:

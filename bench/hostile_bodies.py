@@ -137,10 +137,10 @@ class Server:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-async def serve(tokenizer: Path, context: int) -> None:
+async def run_server(tokenizer: Path, context: int) -> None:
     """The server's own process: says its address, then its worst stall for each line that it gets."""
-    from harness.engines.scripted import Script, ScriptedEngine, Step
-    from harness.server.serving import serve_in_process
+    from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+    from harness.server.serving import serve
     from harness.server.settings import ServerSettings
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
@@ -148,7 +148,7 @@ async def serve(tokenizer: Path, context: int) -> None:
 
     configure_logging()
     chat_tokenizer = open_chat_tokenizer(tokenizer)
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(Step(text="ok"),)), context_length=context)
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="ok"),)), context_length=context)
     settings = ServerSettings(limits=RequestLimits(body_bytes=BODY_BYTES))
     loop, worst_s, ended = asyncio.get_running_loop(), 0.0, asyncio.Event()
 
@@ -166,7 +166,7 @@ async def serve(tokenizer: Path, context: int) -> None:
             print(worst_s, flush=True)
             worst_s = 0.0
 
-    async with serve_in_process(engine, chat_tokenizer, open_store("memory"), settings) as running:
+    async with serve(engine, chat_tokenizer, open_store("memory"), settings) as running:
         print(running.url, flush=True)
         loop.add_reader(0, tell)
         beat(loop.time())
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.tokenizer, options.context))
+        asyncio.run(run_server(options.tokenizer, options.context))
         return
     if not options.json:
         print("| what is large | body | answer | time | memory, times the body | worst stall |")

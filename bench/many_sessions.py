@@ -31,14 +31,14 @@ DAY_S = 86_400
 AT_ONCE = 64
 
 
-async def serve(directory: Path) -> None:
+async def run_server(directory: Path) -> None:
     """Body of the server's process: prints its URL; every line of its input moves the clock by so many seconds."""
     import time
 
     import structlog
 
     from harness.engines.scripted import ScriptedEngine
-    from harness.server.serving import serve_in_process
+    from harness.server.serving import serve
     from harness.server.settings import ServerSettings
     from harness.store.sqlite import SQLiteStore
     from harness.tokens.model_family import open_chat_tokenizer
@@ -55,9 +55,7 @@ async def serve(directory: Path) -> None:
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))
     settings = ServerSettings(idle_ttl_s=DAY_S, keep_closed_s=30 * DAY_S)
     store = SQLiteStore(directory / "bench.db", clock=clock)
-    async with serve_in_process(
-        ScriptedEngine(chat_tokenizer.tokenizer), chat_tokenizer, store, settings, clock=clock
-    ) as running:
+    async with serve(ScriptedEngine(chat_tokenizer.tokenizer), chat_tokenizer, store, settings, clock=clock) as running:
         print(running.url, running.restored, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             moved += float(line)
@@ -193,7 +191,7 @@ def parse() -> argparse.Namespace:
 if __name__ == "__main__":
     asked = parse()
     if asked.serve:
-        uvloop.run(serve(asked.serve))
+        uvloop.run(run_server(asked.serve))
     else:
         found = uvloop.run(main(asked.sessions))
         print(json.dumps(found) if asked.json else "\n".join(f"{name:20} {value}" for name, value in found.items()))

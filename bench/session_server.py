@@ -43,7 +43,7 @@ class Load:
     rss_mib: float
 
 
-async def serve(role: str, directory: Path) -> None:
+async def run_server(role: str, directory: Path) -> None:
     """Body of a server process: prints its URL, runs until its standard input closes."""
     runner = _session_server if role == "harness" else _bare_server
     async with runner(directory) as url:
@@ -55,8 +55,8 @@ async def serve(role: str, directory: Path) -> None:
 async def _session_server(directory: Path) -> AsyncIterator[str]:
     import structlog
 
-    from harness.engines.scripted import Script, ScriptedEngine, Step
-    from harness.server.serving import serve_in_process
+    from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+    from harness.server.serving import serve
     from harness.store.connect import open_store
     from harness.tokens.model_family import open_chat_tokenizer
 
@@ -65,8 +65,8 @@ async def _session_server(directory: Path) -> AsyncIterator[str]:
     from toy_model import write_toy_model
 
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((Step(text=ANSWER),)))
-    async with serve_in_process(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((ScriptStep(text=ANSWER),)))
+    async with serve(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
         yield running.url
 
 
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        uvloop.run(serve(options.serve, options.directory))
+        uvloop.run(run_server(options.serve, options.directory))
         return
     report = uvloop.run(measure(options.turns, quiet=options.json))
     if options.json:

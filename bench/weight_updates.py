@@ -29,7 +29,7 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.huggingface.scheduler import Piece
 from harness.models import resolve_model
 from harness.models.perturb import perturbed_checkpoint
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
@@ -98,7 +98,7 @@ async def measure(mode: Mode, model: Path, checkpoints: list[Path], sessions: in
     engine = HuggingFaceTokenProvider(model, max_batch=16)
     settings = ServerSettings(score_inputs=mode.score_inputs)
     async with (
-        serve_in_process(engine, open_chat_tokenizer(model), MemoryStore(), settings) as server,
+        serve(engine, open_chat_tokenizer(model), MemoryStore(), settings) as server,
         httpx.AsyncClient(base_url=server.url, timeout=600, trust_env=False) as http,
     ):
         # Computed tokens are no figure of the engine's own: they are counted where they enter the model.

@@ -1,3 +1,143 @@
-"""The multi-turn agent session harness: agents as processes in, token-exact training samples out."""
+"""The multi-turn agent session harness: agents as processes in, token-exact training samples out.
+
+The names in `__all__` are the whole public interface: import them from here. The modules below may move. A name is
+loaded when it is first used, so that `import harness` costs milliseconds and brings neither torch nor an HTTP stack.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness import errors as errors
+    from harness.client.sessions import Deadlines as Deadlines
+    from harness.control.abort import abort_rollout as abort_rollout
+    from harness.control.abort_report import AbortBudget as AbortBudget
+    from harness.control.abort_report import AbortReport as AbortReport
+    from harness.control.abort_report import AgentHooks as AgentHooks
+    from harness.control.abort_report import Keep as Keep
+    from harness.control.pause import PauseReport as PauseReport
+    from harness.control.pause import paused_rollout as paused_rollout
+    from harness.control.weights import WeightUpdater as WeightUpdater
+    from harness.control.weights_report import UpdateBudget as UpdateBudget
+    from harness.control.weights_report import UpdateReport as UpdateReport
+    from harness.engines.base import PauseMode as PauseMode
+    from harness.engines.base import TokenProvider as TokenProvider
+    from harness.engines.connect import open_engine as open_engine
+    from harness.engines.pool.pool import EnginePool as EnginePool
+    from harness.engines.scripted import Script as Script
+    from harness.engines.scripted import ScriptedEngine as ScriptedEngine
+    from harness.engines.scripted import ScriptedFault as ScriptedFault
+    from harness.engines.scripted import ScriptStep as ScriptStep
+    from harness.errors import HarnessError as HarnessError
+    from harness.models.resolve import resolve_model as resolve_model
+    from harness.rollouts.agents.programs import bundled_agent as bundled_agent
+    from harness.rollouts.agents.programs import prepare_agent as prepare_agent
+    from harness.rollouts.agents.task import AgentTask as AgentTask
+    from harness.rollouts.agents.task import FunctionAgent as FunctionAgent
+    from harness.rollouts.agents.task import ProgramAgent as ProgramAgent
+    from harness.rollouts.manager import SessionManager as SessionManager
+    from harness.samples.codec import read_samples as read_samples
+    from harness.samples.codec import write_samples as write_samples
+    from harness.samples.merge import Selection as Selection
+    from harness.samples.rollout import Outcome as Outcome
+    from harness.samples.rollout import OutcomeKind as OutcomeKind
+    from harness.samples.rollout import Rollout as Rollout
+    from harness.server.serving import RunningServer as RunningServer
+    from harness.server.serving import serve as serve
+    from harness.server.settings import ServerSettings as ServerSettings
+    from harness.store.connect import open_store as open_store
+    from harness.store.memory import MemoryStore as MemoryStore
+    from harness.store.sqlite import SQLiteStore as SQLiteStore
+    from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
+    from harness.types import GenerationResult as GenerationResult
+    from harness.types import Sample as Sample
+    from harness.types import SampleStatus as SampleStatus
+    from harness.types import SamplingParams as SamplingParams
+    from harness.types import Turn as Turn
+    from harness.types import TurnStatus as TurnStatus
 
 __version__ = "0.1.0"
+
+_HOMES: Mapping[str, str] = {
+    # Rollouts
+    "SessionManager": "harness.rollouts.manager",
+    "AgentTask": "harness.rollouts.agents.task",
+    "ProgramAgent": "harness.rollouts.agents.task",
+    "FunctionAgent": "harness.rollouts.agents.task",
+    "bundled_agent": "harness.rollouts.agents.programs",
+    "prepare_agent": "harness.rollouts.agents.programs",
+    "Rollout": "harness.samples.rollout",
+    "Outcome": "harness.samples.rollout",
+    "OutcomeKind": "harness.samples.rollout",
+    "Deadlines": "harness.client.sessions",
+    # Control: abort, pause, weight updates
+    "abort_rollout": "harness.control.abort",
+    "AbortBudget": "harness.control.abort_report",
+    "AbortReport": "harness.control.abort_report",
+    "AgentHooks": "harness.control.abort_report",
+    "Keep": "harness.control.abort_report",
+    "paused_rollout": "harness.control.pause",
+    "PauseReport": "harness.control.pause",
+    "WeightUpdater": "harness.control.weights",
+    "UpdateBudget": "harness.control.weights_report",
+    "UpdateReport": "harness.control.weights_report",
+    "PauseMode": "harness.engines.base",
+    # The session server
+    "serve": "harness.server.serving",
+    "RunningServer": "harness.server.serving",
+    "ServerSettings": "harness.server.settings",
+    "open_store": "harness.store.connect",
+    "MemoryStore": "harness.store.memory",
+    "SQLiteStore": "harness.store.sqlite",
+    # Engines
+    "open_engine": "harness.engines.connect",
+    "TokenProvider": "harness.engines.base",
+    "EnginePool": "harness.engines.pool.pool",
+    "ScriptedEngine": "harness.engines.scripted",
+    "Script": "harness.engines.scripted",
+    "ScriptStep": "harness.engines.scripted",
+    "ScriptedFault": "harness.engines.scripted",
+    # Values
+    "Sample": "harness.types",
+    "SampleStatus": "harness.types",
+    "Selection": "harness.samples.merge",
+    "Turn": "harness.types",
+    "TurnStatus": "harness.types",
+    "SamplingParams": "harness.types",
+    "GenerationResult": "harness.types",
+    # Models and files
+    "open_chat_tokenizer": "harness.tokens.model_family",
+    "resolve_model": "harness.models.resolve",
+    "read_samples": "harness.samples.codec",
+    "write_samples": "harness.samples.codec",
+    # Errors
+    "HarnessError": "harness.errors",
+}
+"""Each public name, and the module that defines it."""
+
+__all__ = ["errors"]
+__all__ += list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """The public name `name`, loaded now. Raises `AttributeError` that names the public names it may be a slip of."""
+    if name == "errors":
+        return import_module("harness.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'harness' has no attribute {name!r}{_suggest(name)}", name=name)
+    found: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found  # the next use finds it without asking here
+    return found
+
+
+def __dir__() -> list[str]:
+    """What is loaded, and every public name that is not yet."""
+    return sorted({*globals(), *__all__})
+
+
+def _suggest(name: str) -> str:
+    from difflib import get_close_matches  # only a mistake pays for it
+
+    near = [] if name.startswith("__") else get_close_matches(name, __all__, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -12,10 +12,10 @@ from typing import Any, Self
 import httpx
 from fakes import toy_template, toy_tokenizer
 
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.machine.clock import Clock
 from harness.server.app import SessionServer
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.types import Json, Message
@@ -103,21 +103,21 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def says(*texts: str) -> tuple[Step, ...]:
+def says(*texts: str) -> tuple[ScriptStep, ...]:
     """Steps that say `texts`."""
-    return tuple(Step(text=text) for text in texts)
+    return tuple(ScriptStep(text=text) for text in texts)
 
 
 @asynccontextmanager
 async def serving(
-    *steps: Step,
+    *steps: ScriptStep,
     store: Path | str = "memory",
     settings: ServerSettings | None = None,
     context_length: int = 1 << 20,
     clock: Clock = time.time,
 ) -> AsyncIterator[Client]:
     """A running server and a client for it."""
-    script = Script(steps=steps or (Step(text="Understood."),))
+    script = Script(steps=steps or (ScriptStep(text="Understood."),))
     engine = ScriptedEngine(toy_tokenizer(), script, context_length=context_length)
     async with serving_with(engine, store=store, settings=settings, clock=clock) as client:
         yield client
@@ -134,7 +134,7 @@ async def serving_with(
     """The same in front of `engine`; its client is an operator."""
     token = None if settings is None else settings.admin_token
     async with (
-        serve_in_process(engine, toy_template(), open_store(store, clock), settings, clock=clock) as running,
+        serve(engine, toy_template(), open_store(store, clock), settings, clock=clock) as running,
         httpx.AsyncClient(base_url=running.url, headers=bearer(token), timeout=PATIENCE_S) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)

@@ -62,7 +62,7 @@ class ScriptedFault(StrEnum):
     """No further token ever comes; only an abort or a cancellation ends it."""
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One generation: what to say, how fast, and what goes wrong."""
 
     text: str = ""
@@ -82,7 +82,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a scripted engine says; after the last step it starts over."""
 
-    steps: tuple[Step, ...] = (Step(text="Understood."),)
+    steps: tuple[ScriptStep, ...] = (ScriptStep(text="Understood."),)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -281,7 +281,7 @@ class ScriptedEngine:
         """Always ready."""
         return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
 
-    def _next_step(self, session_id: str | None, continues: int) -> Step:
+    def _next_step(self, session_id: str | None, continues: int) -> ScriptStep:
         steps = self._script.steps
         played = self._played[session_id or ""]
         if continues:
@@ -289,7 +289,7 @@ class ScriptedEngine:
         self._played[session_id or ""] += 1
         return steps[played % len(steps)]
 
-    def _ending(self, step: Step, params: SamplingParams, input_ids: TokenIds) -> _Ending:
+    def _ending(self, step: ScriptStep, params: SamplingParams, input_ids: TokenIds) -> _Ending:
         budget = min(params.max_new_tokens, self.capabilities.context_length - input_ids.size)
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
         if not step.tokens and step.finish is FinishReason.STOP and self._tokenizer.eos_ids:
@@ -315,7 +315,7 @@ class ScriptedEngine:
         detector.seed(continued.tolist())
         return detector
 
-    async def _play(self, live: _Live, step: Step, ending: _Ending) -> AsyncIterator[GenerationDelta]:
+    async def _play(self, live: _Live, step: ScriptStep, ending: _Ending) -> AsyncIterator[GenerationDelta]:
         """Say the ids of `ending` one by one, or all at once when the step has no delays."""
         upto = len(ending.ids) if step.fault is None else min(step.fault_after, len(ending.ids))
         if await self._interrupted(live, step.delay_s):

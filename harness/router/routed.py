@@ -141,7 +141,7 @@ async def open_routed(
     """The gateway of `settings` and the list of its workers, for the time of the block; the caller enters the pool.
 
     `program` is the gateway to start, if one is. `is_guarded` promises that the caller lets nobody in before the
-    workers of the pool have proven that they run the repeat guard, as `serve_in_process` does. Raises `LaneError` when
+    workers of the pool have proven that they run the repeat guard, as `serve` does. Raises `LaneError` when
     there is no gateway in time.
     """
     async with AsyncExitStack() as stack:

@@ -57,15 +57,15 @@ def sample_from_json(obj: Json) -> Sample:
     return Sample(**{name: _read(obj, name, as_field) for name, as_field in _FIELDS.items()})
 
 
-def write_jsonl(samples: Iterable[Sample], path: Path) -> None:
+def write_samples(samples: Iterable[Sample], path: Path) -> None:
     """One JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n")
 
 
-def read_jsonl(path: Path) -> list[Sample]:
-    """What `write_jsonl` wrote. Raises `RunError` naming the line that is damaged."""
+def read_samples(path: Path) -> list[Sample]:
+    """What `write_samples` wrote. Raises `RunError` naming the line that is damaged."""
     with path.open("rb") as file:
         return [_from_line(line, f"{path}:{number}") for number, line in enumerate(file, start=1)]
 

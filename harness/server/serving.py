@@ -56,7 +56,7 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def serve_in_process(
+async def serve(
     engine: TokenProvider,
     chat_tokenizer: ChatTokenizer,
     store: SessionStore,
@@ -129,7 +129,7 @@ async def serve_forever(
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with serve_in_process(engine, chat_tokenizer, store, settings, around=around) as server:
+    async with serve(engine, chat_tokenizer, store, settings, around=around) as server:
 
         def told() -> None:
             if stop.is_set():

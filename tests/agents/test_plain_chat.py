@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.samples.rollout import OutcomeKind
 from harness.types import FinishReason
 
@@ -45,7 +45,11 @@ def _game_env(tmp_path: Path) -> dict[str, str]:
 async def test_a_game_is_played_to_its_end(run_agent, game_env, workdir: Path):
     """Options go in, the result comes out, the log reads as the dialogue."""
     rollout = await run_agent(
-        "plain_chat", Step(text="Ready."), Step(text="Two\nlines."), env=game_env, metadata={"game": {"rounds": 3}}
+        "plain_chat",
+        ScriptStep(text="Ready."),
+        ScriptStep(text="Two\nlines."),
+        env=game_env,
+        metadata={"game": {"rounds": 3}},
     )
 
     assert rollout.outcome.kind is OutcomeKind.FINISHED, (workdir / "agent.log").read_text()
@@ -69,7 +73,7 @@ async def test_a_game_is_played_to_its_end(run_agent, game_env, workdir: Path):
 async def test_a_tool_call_is_an_answer(run_agent, game_env, workdir: Path):
     """The game gets its arguments, and its reply is the tool's result; a second call of the turn is turned down."""
     call = '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}\n</tool_call>'
-    steps = (Step(text=f"{call}\n{call}"), Step(text="I give up."))
+    steps = (ScriptStep(text=f"{call}\n{call}"), ScriptStep(text="I give up."))
     rollout = await run_agent("plain_chat", *steps, env=game_env, request_kwargs={"tools": [GUESS_TOOL]})
 
     assert rollout.agent_result["game"] == {"answers": ['{"number": 7}', "I give up."]}
@@ -89,7 +93,7 @@ async def test_fixed_messages_are_sent_one_by_one(run_agent):
 
 async def test_a_truncated_answer_ends_the_session(run_agent, game_env, workdir: Path):
     """The next message is refused, which the agent takes well."""
-    rollout = await run_agent("plain_chat", Step(text="cut", finish=FinishReason.LENGTH), env=game_env)
+    rollout = await run_agent("plain_chat", ScriptStep(text="cut", finish=FinishReason.LENGTH), env=game_env)
 
     assert rollout.outcome.kind is OutcomeKind.LIMITED
     assert rollout.agent_result["ended"] == "branch_ended"

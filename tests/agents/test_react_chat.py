@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import FinishReason
 
 pytestmark = pytest.mark.agent
 
 
-def tool_calls(*calls: tuple[str, dict[str, str]]) -> Step:
+def tool_calls(*calls: tuple[str, dict[str, str]]) -> ScriptStep:
     """A turn that calls tools, in the form models with Hermes templates say it."""
     blocks = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
-    return Step(text="\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks))
+    return ScriptStep(text="\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks))
 
 
 def is_token_exact(rollout: Rollout) -> bool:
@@ -34,7 +34,7 @@ async def test_a_tool_loop_runs_to_its_answer(run_agent, workdir: Path):
         tool_calls(("calculate", {"expression": "(3 + 4) * 12"}), ("remember", {"key": "x", "value": "84"})),
         tool_calls(("recall", {"key": "y"}), ("calculate", {"expression": "import os"})),
         tool_calls(("recall", {"key": "x"})),
-        Step(text="It is 84."),
+        ScriptStep(text="It is 84."),
     )
 
     assert rollout.outcome.kind is OutcomeKind.FINISHED, (workdir / "agent.log").read_text()
@@ -79,7 +79,7 @@ async def test_a_tool_loop_runs_to_its_answer(run_agent, workdir: Path):
 )
 async def test_a_failing_tool_is_answered_with_its_error(run_agent, call, workdir: Path):
     """The loop goes on."""
-    rollout = await run_agent("react_chat", tool_calls(call), Step(text="Never mind."))
+    rollout = await run_agent("react_chat", tool_calls(call), ScriptStep(text="Never mind."))
 
     assert rollout.outcome.kind is OutcomeKind.FINISHED
     assert rollout.agent_result["tool_errors"] == 1
@@ -107,7 +107,7 @@ async def test_a_limit_of_the_session_ends_the_loop_well(run_agent):
 
 async def test_a_turn_that_was_cut_off_ends_the_session(run_agent):
     """A truncated tool call is content; the answer without a call ends the loop."""
-    rollout = await run_agent("react_chat", Step(text='<tool_call>\n{"name": "calc', finish=FinishReason.LENGTH))
+    rollout = await run_agent("react_chat", ScriptStep(text='<tool_call>\n{"name": "calc', finish=FinishReason.LENGTH))
 
     assert rollout.outcome.kind is OutcomeKind.FINISHED
     assert rollout.agent_result["ended"] == "answered"
@@ -115,6 +115,6 @@ async def test_a_turn_that_was_cut_off_ends_the_session(run_agent):
 
 async def test_a_failing_engine_is_not_the_agents_fault(run_agent):
     """The client library gives up after a few attempts."""
-    rollout = await run_agent("react_chat", Step(fault=ScriptedFault.UNAVAILABLE))
+    rollout = await run_agent("react_chat", ScriptStep(fault=ScriptedFault.UNAVAILABLE))
 
     assert rollout.outcome.kind is OutcomeKind.ENGINE_FAILED

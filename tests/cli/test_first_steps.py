@@ -12,7 +12,7 @@ import pytest
 from toy_model import write_toy_model
 
 from harness.cli.run import run
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.suite.scenarios.folder import bundled_scenarios
 from tests.manager.servers import scripted_server
 from tests.suite.builders import Ended, harness, start_harness, wait, write_scenario
@@ -89,7 +89,7 @@ def test_a_port_that_is_taken(toy: Path, silent_url: str, command: tuple[str, ..
 
 async def test_a_session_server_is_no_engine(tmp_path: Path, toy: Path):
     """Whoever mixes up two addresses is told so."""
-    async with scripted_server(tmp_path / "model", Step(text="Hello.")) as server:
+    async with scripted_server(tmp_path / "model", ScriptStep(text="Hello.")) as server:
         engine = f"sglang={server.url}"
         ended = await asyncio.to_thread(harness, "serve", "--engine", engine, "--tokenizer", toy, "--port", "0")
 

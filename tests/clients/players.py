@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.client.sessions import SessionHandle
-from harness.engines.scripted import Step
-from harness.rollouts.agents.programs import prepare
+from harness.engines.scripted import ScriptStep
+from harness.rollouts.agents.programs import prepare_agent
 
 PROGRAMS = Path(__file__).parent / "programs"
 ANSWERS = ["It is 9.", "Yes."]
@@ -52,12 +52,12 @@ LIBRARIES = tuple(
 )
 
 
-def call(a: int, b: int) -> Step:
+def call(a: int, b: int) -> ScriptStep:
     """A turn that calls the tool."""
-    return Step(text=f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>')
+    return ScriptStep(text=f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>')
 
 
-SCRIPT = (call(2, 3), call(5, 4), *(Step(text=answer) for answer in ANSWERS))
+SCRIPT = (call(2, 3), call(5, 4), *(ScriptStep(text=answer) for answer in ANSWERS))
 """What the model says in the four turns of a conversation."""
 
 
@@ -111,7 +111,7 @@ Command = tuple[str, ...]
 
 async def prepare_cast(libraries: Sequence[ClientLibrary]) -> dict[ClientLibrary, Command]:
     """How to start each program; the environments are in uv's cache afterwards."""
-    agents = await asyncio.gather(*(prepare(library.script) for library in libraries))
+    agents = await asyncio.gather(*(prepare_agent(library.script) for library in libraries))
     return {library: agent.command for library, agent in zip(libraries, agents, strict=True)}
 
 

@@ -12,8 +12,8 @@ import httpx
 import msgspec
 
 from harness.client.sessions import SessionHandle
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
-from harness.server.serving import serve_in_process
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.matching import Matching
@@ -180,7 +180,7 @@ async def refused_for_a_while(folder: Path, cast: Cast) -> Outcome:
 async def scene(
     folder: Path,
     cast: Cast,
-    script: Sequence[Step] = SCRIPT,
+    script: Sequence[ScriptStep] = SCRIPT,
     settings: ServerSettings = TALKATIVE,
     matching: Sequence[str] = (),
 ) -> AsyncIterator[Scene]:
@@ -188,7 +188,7 @@ async def scene(
     chat_tokenizer = open_chat_tokenizer(write_toy_model(folder))
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(tuple(script)))
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(serve_in_process(engine, chat_tokenizer, MemoryStore(), settings))
+        running = await stack.enter_async_context(serve(engine, chat_tokenizer, MemoryStore(), settings))
         witness = await stack.enter_async_context(Witness.of(running.url))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
         players = {}

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from harness.errors import RunError
 from harness.samples.codec import (
-    read_jsonl,
+    read_samples,
     sample_from_binary,
     sample_from_json,
     sample_to_binary,
     sample_to_json,
-    write_jsonl,
     write_parquet,
+    write_samples,
 )
 from harness.types import Sample, SampleStatus, as_ids, as_logprobs
 
@@ -111,33 +111,33 @@ def test_json_lines_hold_one_sample_per_line(tmp_path_factory, originals):
     """Line separators inside metadata do not break lines."""
     path = tmp_path_factory.mktemp("lines") / "samples.jsonl"
 
-    write_jsonl(originals, path)
+    write_samples(originals, path)
 
     assert path.read_bytes().count(b"\n") == len(originals)
-    assert [bits(read) for read in read_jsonl(path)] == [bits(original) for original in originals]
+    assert [bits(read) for read in read_samples(path)] == [bits(original) for original in originals]
 
 
 @pytest.mark.parametrize("missing", [1, 2, 10, 60])
 def test_a_torn_last_line_is_an_error_that_names_it(tmp_path, missing):
     """A writer that was killed leaves half a line; it is not taken for the end of the file."""
     path = tmp_path / "samples.jsonl"
-    write_jsonl([sample(), sample(metadata={"text": "naïve ünïcödé " * 20})], path)
+    write_samples([sample(), sample(metadata={"text": "naïve ünïcödé " * 20})], path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 1 - missing])
 
     with pytest.raises(RunError, match=r"samples\.jsonl:2: "):
-        read_jsonl(path)
+        read_samples(path)
 
 
 def test_a_line_torn_inside_a_character_is_the_same_error(tmp_path):
     """Half a UTF-8 character at the end is damage like any other."""
     path = tmp_path / "samples.jsonl"
-    write_jsonl([sample(metadata={"text": "é"})], path)
+    write_samples([sample(metadata={"text": "é"})], path)
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.index("é".encode()) + 1])
 
     with pytest.raises(RunError, match=r"samples\.jsonl:1: "):
-        read_jsonl(path)
+        read_samples(path)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_parquet_says_the_same_as_json_lines(tmp_path):
         sample(tokens=as_ids([5]), response_length=0, **{name: as_ids([]) for name in ("behavior_versions",)}),
         sample(status=SampleStatus.ABORTED, rollout_log_probs=as_logprobs([-1e-30, -3.3])),
     ]
-    write_jsonl(originals, tmp_path / "samples.jsonl")
+    write_samples(originals, tmp_path / "samples.jsonl")
     write_parquet(originals, tmp_path / "samples.parquet")
 
     rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
 
     read = [sample_from_json(row | {"metadata": json.loads(row["metadata"])}) for row in rows]
-    assert [bits(each) for each in read] == [bits(each) for each in read_jsonl(tmp_path / "samples.jsonl")]
+    assert [bits(each) for each in read] == [bits(each) for each in read_samples(tmp_path / "samples.jsonl")]

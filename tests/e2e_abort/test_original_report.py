@@ -14,7 +14,7 @@ from fakes import user
 from served import serving
 from structlog.testing import capture_logs
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
 from harness.server.reading import TRAILING_TURNS_DROPPED
@@ -23,11 +23,11 @@ from harness.types import Json, SampleStatus, TurnStatus
 from tests.manager.aborting import CALLING, QUICK, call, eventually, stage
 
 SIX_TURNS = tuple(
-    Step(text=f"answer {number}", fault=ScriptedFault.ABORT if number == 2 else None, fault_after=4)
+    ScriptStep(text=f"answer {number}", fault=ScriptedFault.ABORT if number == 2 else None, fault_after=4)
     for number in range(6)
 )
 HANGS_IN_THE_THIRD = tuple(
-    Step(text=f"answer {number}", fault=ScriptedFault.HANG if number == 2 else None, fault_after=4)
+    ScriptStep(text=f"answer {number}", fault=ScriptedFault.HANG if number == 2 else None, fault_after=4)
     for number in range(6)
 )
 GIVES_UP_AT_ONCE = ServerSettings(max_unsolicited_aborts=0)

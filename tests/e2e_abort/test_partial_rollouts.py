@@ -11,7 +11,7 @@ import pytest
 from harness.control.abort_report import Keep
 from harness.control.engines import EngineInProcess
 from harness.control.pause import paused_rollout
-from harness.engines.scripted import Script, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import AgentTask
 from harness.samples.rollout import OutcomeKind
 from harness.types import Json, SampleStatus
@@ -19,10 +19,10 @@ from tests.manager.aborting import CALLING, QUICK, Stage, as_agent, call, eventu
 from tests.manager.servers import canned_server, http_answer
 
 TEXTS = ("first answer", "second answer", "third answer")
-PLAYED = tuple(Step(text=text) for text in TEXTS)
+PLAYED = tuple(ScriptStep(text=text) for text in TEXTS)
 REST = (PLAYED[2], PLAYED[1])
 """For a session that begins with a continuation: it plays the last step, then the others."""
-STOPS_IN_THE_SECOND = (PLAYED[0], Step(text=TEXTS[1], fault=ScriptedFault.HANG, fault_after=6), PLAYED[2])
+STOPS_IN_THE_SECOND = (PLAYED[0], ScriptStep(text=TEXTS[1], fault=ScriptedFault.HANG, fault_after=6), PLAYED[2])
 
 THREE_TURNS_AS_PROGRAM = f"""
 {CALLING}

@@ -18,7 +18,7 @@ from harness.engines.connect import open_engine
 from harness.errors import EngineError
 from harness.lanes import INSTALLED
 from harness.models.perturb import perturbed_checkpoint
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
@@ -91,7 +91,7 @@ async def _running(kind: str, url: str, model_dir: Path, folders: list[Path]) ->
         engine = open_engine(f"{kind}={proxy.url}", tokenizer=chat_tokenizer.tokenizer)
         settings = ServerSettings(pause_timeout_s=5)
         async with (
-            serve_in_process(engine, chat_tokenizer, MemoryStore(), settings) as running,
+            serve(engine, chat_tokenizer, MemoryStore(), settings) as running,
             httpx.AsyncClient(base_url=running.url, timeout=600) as http,
         ):
             client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]

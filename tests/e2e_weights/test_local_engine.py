@@ -10,7 +10,7 @@ import pytest
 from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.models.perturb import perturbed_checkpoint
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from tests.e2e_weights.agents import Agents, unmet_versions, versions_of
@@ -81,7 +81,7 @@ class LocalAgents(Agents):
 async def _agents(model: Path, checkpoints: dict[int, Path], tmp_path: Path) -> AsyncIterator[Agents]:
     engine = HuggingFaceTokenProvider(model, max_batch=8, step_tokens=64)
     async with (
-        serve_in_process(engine, open_chat_tokenizer(model), open_store(tmp_path / "store.sqlite")) as running,
+        serve(engine, open_chat_tokenizer(model), open_store(tmp_path / "store.sqlite")) as running,
         httpx.AsyncClient(base_url=running.url, timeout=60) as http,
     ):
         client = Client(http, engine, running.server, running.url, running.restored)

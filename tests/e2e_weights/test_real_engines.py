@@ -16,7 +16,7 @@ import pytest
 from harness.engines.connect import open_engine
 from harness.lanes import INSTALLED, LaneEngine
 from harness.models.perturb import perturbed_checkpoint
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ async def _agents(
     chat_tokenizer = open_chat_tokenizer(model_dir)
     engine = open_engine(f"{request.param}={url}", tokenizer=chat_tokenizer.tokenizer)
     async with (
-        serve_in_process(engine, chat_tokenizer, MemoryStore()) as running,
+        serve(engine, chat_tokenizer, MemoryStore()) as running,
         httpx.AsyncClient(base_url=running.url, timeout=600) as http,
     ):
         client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]

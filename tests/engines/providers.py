@@ -21,7 +21,7 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.engines.sglang_server import NativeServer, serve_in_process
 from harness.lanes import LaneEngine
 from harness.tokens.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def toy_tokenizer() -> Tokenizer:
 
 
 LOREM = "The quick brown fox jumps over the lazy dog. " * 40
-SLOWLY = Step(text=LOREM, token_delay_s=0.004)
+SLOWLY = ScriptStep(text=LOREM, token_delay_s=0.004)
 
 
 def _row(title: str) -> bool:
@@ -127,7 +127,7 @@ class Kind:
         return pytest.param(self, id=self.name, marks=self.marks)
 
 
-def scripted_engine(*steps: Step) -> ScriptedEngine:
+def scripted_engine(*steps: ScriptStep) -> ScriptedEngine:
     """A scripted engine with the toy tokenizer and a context that tests can fill."""
     return ScriptedEngine(toy_tokenizer(), Script(steps or (SLOWLY,)), context_length=4096)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from harness.engines.base import LogprobScale, is_on_prompt_scale
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import EngineUnavailable
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.types import SamplingParams
 from tests.engines.fake_server import serving
@@ -37,11 +37,11 @@ class Certain(ScriptedEngine):
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 async def test_a_model_that_is_certain_is_served_without_proximal_values(kind: str):
     """A warning, not a refusal to start: its scale cannot be measured, so no value of another scale may get in."""
-    engine = Certain(toy_tokenizer(), Script((Step(text="Understood."),)), context_length=4096)
+    engine = Certain(toy_tokenizer(), Script((ScriptStep(text="Understood."),)), context_length=4096)
     fake = make_fake(kind, engine)
     async with (
         serving(fake, notices_disconnects=kind == "vllm"),
-        serve_in_process(fake_provider(fake), toy_template(), MemoryStore()) as running,
+        serve(fake_provider(fake), toy_template(), MemoryStore()) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
     ):
         client = Client(http, engine, running.server, running.url, running.restored)
@@ -75,7 +75,7 @@ class Interrupted(ScriptedEngine):
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 async def test_a_self_test_that_somebody_aborts_measures_nothing(kind: str):
     """An abort of everything that meets a server at its start must not switch its proximal values off for good."""
-    engine = Interrupted(toy_tokenizer(), Script((Step(text="Understood.", delay_s=5),)), context_length=4096)
+    engine = Interrupted(toy_tokenizer(), Script((ScriptStep(text="Understood.", delay_s=5),)), context_length=4096)
     fake = make_fake(kind, engine)
     async with serving(fake, notices_disconnects=kind == "vllm"):
         with pytest.raises(EngineUnavailable, match="aborted"):

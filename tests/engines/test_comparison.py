@@ -3,14 +3,14 @@
 from toy_model import write_toy_model
 
 from harness.engines.examine.comparison import QUESTIONS, compare_engines
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.tokens.model_family import open_chat_tokenizer
 
 
 async def test_an_engine_is_close_to_itself_and_not_to_one_that_says_other_things(tmp_path):
     """Equal scripts agree to the last token; another word is found where it stands."""
     chat = open_chat_tokenizer(write_toy_model(tmp_path))
-    say = [Script((Step(text=text),)) for text in ("Paris it is.", "Paris it is.", "Paris it was.")]
+    say = [Script((ScriptStep(text=text),)) for text in ("Paris it is.", "Paris it is.", "Paris it was.")]
     async with (
         ScriptedEngine(chat.tokenizer, say[0]) as one,
         ScriptedEngine(chat.tokenizer, say[1]) as same,

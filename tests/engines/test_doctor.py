@@ -10,7 +10,7 @@ from aiohttp import web
 from harness.engines.base import PauseMode
 from harness.engines.examine.doctor import Answer, Diagnosis, Finding, diagnose
 from harness.engines.remote.vllm import VLLMTokenProvider
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.errors import EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer
 from tests.engines.fake_server import FakeServer, serving
@@ -19,7 +19,7 @@ from tests.engines.fake_vllm import FakeVLLM
 from tests.engines.providers import scripted_engine, toy_tokenizer
 
 YES, NO, UNKNOWN = Answer
-STEADILY = Step(text="The quick brown fox jumps over the lazy dog. " * 40, token_delay_s=0.002)
+STEADILY = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 40, token_delay_s=0.002)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from harness.engines.base import LogprobScale
 from harness.engines.connect import open_engine
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.errors import EngineReplyInvalid, ScenarioError
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -37,7 +37,7 @@ async def fake_server(
     kind: str, *tokens: int, guard: RepeatTerminateConfig | None = CONFIG
 ) -> AsyncIterator[FakeServer]:
     """A server that says `tokens` and is guarded by `guard`."""
-    fake = make_fake(kind, scripted_engine(Step(tokens=tokens)), repeat_guard=guard)
+    fake = make_fake(kind, scripted_engine(ScriptStep(tokens=tokens)), repeat_guard=guard)
     async with serving(fake, notices_disconnects=True):
         yield fake
 

@@ -10,7 +10,7 @@ import pytest
 from harness.engines.base import LogprobScale
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.errors import (
     EngineConnectionLost,
     EngineError,
@@ -56,7 +56,7 @@ def lies(kind: str) -> list[Lie]:
 @asynccontextmanager
 async def lying(kind: str, lie: Lie, **options: object) -> AsyncIterator[tuple[Provider, FakeServer]]:
     """A provider of a server that tells `lie` from now on."""
-    fake = make_fake(kind, scripted_engine(Step(text="Hello there.", token_delay_s=0.001)))
+    fake = make_fake(kind, scripted_engine(ScriptStep(text="Hello there.", token_delay_s=0.001)))
     async with serving(fake, notices_disconnects=kind.startswith("vllm")):
         # Only silence has to run into the deadline; any other lie must be caught however slow the machine is.
         patience_s = 0.3 if lie is Lie.HANG else 30.0
@@ -131,7 +131,7 @@ async def test_the_server_s_own_words_are_passed_on(kind: str):
 @pytest.mark.parametrize("kind", FAKE_KINDS)
 async def test_scaled_logprobs_are_refused_at_entry(kind: str):
     """A server that divides sampled logprobs by the temperature is told how to be started instead."""
-    fake = make_fake(kind, scripted_engine(Step(text="Hello there.")), divides_by_temperature=True)
+    fake = make_fake(kind, scripted_engine(ScriptStep(text="Hello there.")), divides_by_temperature=True)
     async with serving(fake, notices_disconnects=True):
         with pytest.raises(EngineReplyInvalid, match=r"SGLANG_RETURN_ORIGINAL_LOGPROB=1|raw_logprobs"):
             async with fake_provider(fake):

@@ -13,7 +13,7 @@ import pytest
 from harness.engines.base import LogprobScale, PauseMode, TokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import MISSED_UPDATE, UNSETTLED
-from harness.engines.scripted import ScriptedEngine, Step
+from harness.engines.scripted import ScriptedEngine, ScriptStep
 from harness.errors import (
     EngineConnectionLost,
     EngineError,
@@ -52,10 +52,10 @@ class Pooled:
 
 
 @asynccontextmanager
-async def pooled(count: int = 2, step: Step | None = None, **limits: Any) -> AsyncIterator[Pooled]:
+async def pooled(count: int = 2, step: ScriptStep | None = None, **limits: Any) -> AsyncIterator[Pooled]:
     """A pool of fake SGLang servers that say `step`."""
     async with AsyncExitStack() as stack:
-        fakes = [make_fake("sglang", scripted_engine(step or Step(text="Hello there."))) for _ in range(count)]
+        fakes = [make_fake("sglang", scripted_engine(step or ScriptStep(text="Hello there."))) for _ in range(count)]
         for fake in fakes:
             await stack.enter_async_context(serving(fake, notices_disconnects=False))
         workers: list[TokenProvider] = [
@@ -201,7 +201,7 @@ class Counted:
 @asynccontextmanager
 async def newcomer(**options: Any) -> AsyncIterator[tuple[FakeServer, TokenProvider]]:
     """A server that is in no pool, and its provider."""
-    fake = make_fake("sglang", scripted_engine(Step(text="Hello there.")))
+    fake = make_fake("sglang", scripted_engine(ScriptStep(text="Hello there.")))
     async with serving(fake, notices_disconnects=False):
         yield fake, fake_provider(fake, **{"logprob_scale": LogprobScale.AFTER_TEMPERATURE} | options)
 
@@ -380,7 +380,7 @@ async def test_a_retired_worker_is_left_when_the_last_to_be_placed_there_never_c
 
 async def test_more_requests_than_the_limit_wait_their_turn():
     """No worker has more than it may; everybody is served in the end."""
-    async with pooled(step=Step(text="Hello there.", token_delay_s=0.01), limit=2) as under:
+    async with pooled(step=ScriptStep(text="Hello there.", token_delay_s=0.01), limit=2) as under:
         most = 0
         tasks = [asyncio.create_task(under.ask(f"session {i}")) for i in range(9)]
         while not all(task.done() for task in tasks):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step, scripted_logprobs
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.types import FinishReason, GenerationResult, SamplingParams, VersionSpan, as_ids
 
@@ -23,8 +23,8 @@ def ids(text: str) -> list[int]:
     return toy_tokenizer().encode_plain(text)
 
 
-def engine(*steps: Step, **options) -> ScriptedEngine:
-    return ScriptedEngine(toy_tokenizer(), Script(steps=steps or (Step(text="hello"),)), **options)
+def engine(*steps: ScriptStep, **options) -> ScriptedEngine:
+    return ScriptedEngine(toy_tokenizer(), Script(steps=steps or (ScriptStep(text="hello"),)), **options)
 
 
 async def say(of: ScriptedEngine, params: SamplingParams = A_LOT, *, number: int = 0, session: str = "s", **how):
@@ -45,7 +45,7 @@ async def test_a_step_is_said_and_ended():
 
 async def test_each_session_plays_the_script_from_its_start():
     """Sessions do not take each other's steps, and the script starts over after its last one."""
-    scripted = engine(Step(text="1"), Step(text="2"))
+    scripted = engine(ScriptStep(text="1"), ScriptStep(text="2"))
 
     said = [(await say(scripted, number=i, session=name)).output_ids[0] for i, name in enumerate("ababa")]
 
@@ -55,13 +55,19 @@ async def test_each_session_plays_the_script_from_its_start():
 @pytest.mark.parametrize(
     ("step", "params", "output", "reason", "matched"),
     [
-        (Step(text="hello"), SamplingParams(3), "hel", FinishReason.LENGTH, None),
-        (Step(text="hello"), SamplingParams(5), "hello", FinishReason.LENGTH, None),
-        (Step(text="hello", finish=FinishReason.LENGTH), A_LOT, "hello", FinishReason.LENGTH, None),
-        (Step(text="hello"), SamplingParams(99, stop=("ll",)), "hell", FinishReason.STOP, "ll"),
-        (Step(text="hello"), SamplingParams(99, stop_token_ids=(ids("e")[0],)), "he", FinishReason.STOP, ids("e")[0]),
-        (Step(tokens=(9, 8)), A_LOT, [9, 8], FinishReason.STOP, 8),
-        (Step(text="x", finish=FinishReason.ABORT), A_LOT, "x", FinishReason.ABORT, None),
+        (ScriptStep(text="hello"), SamplingParams(3), "hel", FinishReason.LENGTH, None),
+        (ScriptStep(text="hello"), SamplingParams(5), "hello", FinishReason.LENGTH, None),
+        (ScriptStep(text="hello", finish=FinishReason.LENGTH), A_LOT, "hello", FinishReason.LENGTH, None),
+        (ScriptStep(text="hello"), SamplingParams(99, stop=("ll",)), "hell", FinishReason.STOP, "ll"),
+        (
+            ScriptStep(text="hello"),
+            SamplingParams(99, stop_token_ids=(ids("e")[0],)),
+            "he",
+            FinishReason.STOP,
+            ids("e")[0],
+        ),
+        (ScriptStep(tokens=(9, 8)), A_LOT, [9, 8], FinishReason.STOP, 8),
+        (ScriptStep(text="x", finish=FinishReason.ABORT), A_LOT, "x", FinishReason.ABORT, None),
     ],
 )
 async def test_a_request_ends_where_its_limits_say(step, params, output, reason, matched):
@@ -77,7 +83,7 @@ async def test_deltas_add_up_to_the_result(token_delay_s):
     """A stream yields every token once and the whole result last."""
     pieces = [
         piece
-        async for piece in engine(Step(text="hello", token_delay_s=token_delay_s)).stream(
+        async for piece in engine(ScriptStep(text="hello", token_delay_s=token_delay_s)).stream(
             PROMPT, A_LOT, request_id="0" * 32
         )
     ]
@@ -127,7 +133,7 @@ async def test_alternatives_begin_with_the_token_itself():
 )
 async def test_faults_are_typed_and_leave_nothing_in_flight(fault, error):
     """The engine is as free as before."""
-    scripted = engine(Step(text="hello", fault=fault, fault_after=2), Step(text="again"))
+    scripted = engine(ScriptStep(text="hello", fault=fault, fault_after=2), ScriptStep(text="again"))
 
     with pytest.raises(error):
         await say(scripted)
@@ -138,7 +144,7 @@ async def test_faults_are_typed_and_leave_nothing_in_flight(fault, error):
 
 async def test_an_unasked_abort_leaves_the_partial():
     """What was said before the fault, and never a stop (I2)."""
-    result = await say(engine(Step(text="hello", fault=ScriptedFault.ABORT, fault_after=2)))
+    result = await say(engine(ScriptStep(text="hello", fault=ScriptedFault.ABORT, fault_after=2)))
 
     assert (result.output_ids.tolist(), result.finish_reason) == (ids("he"), FinishReason.ABORT)
     assert (result.matched_stop, result.version_spans) == (None, (VersionSpan("0", 0, 2),))
@@ -154,7 +160,7 @@ async def in_flight(scripted: ScriptedEngine, count: int) -> None:
 @pytest.mark.parametrize("request_id", [None, "0" * 32])
 async def test_abort_ends_a_generation_with_its_partial(request_id):
     """All of them or one; those who were told are counted once."""
-    scripted = engine(Step(text="hello", fault=ScriptedFault.HANG, fault_after=3))
+    scripted = engine(ScriptStep(text="hello", fault=ScriptedFault.HANG, fault_after=3))
     task = asyncio.create_task(say(scripted))
     await in_flight(scripted, 1)
     await asyncio.sleep(0)
@@ -172,7 +178,7 @@ async def test_abort_of_an_unknown_request_tells_nobody():
 
 async def test_cancelling_the_caller_ends_the_generation():
     """Nothing stays in flight behind a caller who left."""
-    scripted = engine(Step(text="hello", fault=ScriptedFault.HANG))
+    scripted = engine(ScriptStep(text="hello", fault=ScriptedFault.HANG))
     task = asyncio.create_task(say(scripted))
     await in_flight(scripted, 1)
 
@@ -185,7 +191,7 @@ async def test_cancelling_the_caller_ends_the_generation():
 
 async def test_pause_abort_ends_what_runs_and_holds_what_comes():
     """A request that arrives while paused waits for resume and then plays its own step."""
-    scripted = engine(Step(text="hello", delay_s=30), Step(text="later"))
+    scripted = engine(ScriptStep(text="hello", delay_s=30), ScriptStep(text="later"))
     running = asyncio.create_task(say(scripted))
     await in_flight(scripted, 1)
     await scripted.pause(PauseMode.ABORT)
@@ -200,7 +206,7 @@ async def test_pause_abort_ends_what_runs_and_holds_what_comes():
 
 async def test_pause_keep_freezes_and_goes_on_with_the_new_version():
     """A weight update between two tokens: each token carries the version that sampled it (I6)."""
-    scripted = engine(Step(text="hello", token_delay_s=0.001))
+    scripted = engine(ScriptStep(text="hello", token_delay_s=0.001))
     pieces: list = []
     async for piece in scripted.stream(PROMPT, A_LOT, request_id="0" * 32):
         pieces.append(piece)
@@ -239,7 +245,7 @@ async def test_a_label_that_is_no_version_is_refused():
 )
 async def test_what_no_engine_could_serve_is_refused(input_ids, params, how):
     """By name, before anything starts, and without playing a step."""
-    scripted = engine(Step(text="first"), Step(text="second"), context_length=50)
+    scripted = engine(ScriptStep(text="first"), ScriptStep(text="second"), context_length=50)
 
     with pytest.raises(EngineRejected):
         await scripted.generate(as_ids(input_ids), params, request_id="0" * 32, session_id="s", **how)
@@ -249,7 +255,7 @@ async def test_what_no_engine_could_serve_is_refused(input_ids, params, how):
 
 async def test_a_request_id_is_used_once_at_a_time():
     """An abort by id must mean one request."""
-    scripted = engine(Step(text="x", fault=ScriptedFault.HANG))
+    scripted = engine(ScriptStep(text="x", fault=ScriptedFault.HANG))
     task = asyncio.create_task(say(scripted))
     await in_flight(scripted, 1)
 
@@ -262,7 +268,7 @@ async def test_a_request_id_is_used_once_at_a_time():
 
 async def test_leaving_the_engine_ends_what_still_runs():
     """Whoever waits gets a partial, not an endless wait."""
-    async with engine(Step(text="x", fault=ScriptedFault.HANG)) as scripted:
+    async with engine(ScriptStep(text="x", fault=ScriptedFault.HANG)) as scripted:
         task = asyncio.create_task(say(scripted))
         await in_flight(scripted, 1)
 
@@ -289,7 +295,10 @@ def test_a_script_is_read_from_a_file(tmp_path):
     path = tmp_path / "script.toml"
     path.write_text('[[steps]]\ntext = "a"\n[[steps]]\ntokens = [1, 2]\nfault = "abort"\nfault_after = 1\n')
 
-    assert Script.load(path).steps == (Step(text="a"), Step(tokens=(1, 2), fault=ScriptedFault.ABORT, fault_after=1))
+    assert Script.load(path).steps == (
+        ScriptStep(text="a"),
+        ScriptStep(tokens=(1, 2), fault=ScriptedFault.ABORT, fault_after=1),
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from harness.engines.base import LogprobScale, TokenProvider
 from harness.engines.examine.doctor import Answer, diagnose
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.remote.sglang import SGLangTokenProvider
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.engines.sglang_server import NativeServer, serve_in_process
 from harness.errors import EngineError, HarnessError, ScenarioError
 from harness.tokens.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ async def busy(engine: ScriptedEngine) -> None:
 
 async def test_a_plain_client_gets_what_it_asks_for_and_no_more():
     """No logprobs unless they are wanted; ids and the reason of the end in any case."""
-    async with client_of(scripted_engine(Step(text="Yes."))) as client:
+    async with client_of(scripted_engine(ScriptStep(text="Yes."))) as client:
         body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 3}, "something_unknown": 1}
         answer = (await client.post("/generate", json=body)).raise_for_status().json()
 
@@ -132,7 +132,7 @@ async def test_a_refusal_within_a_stream_is_an_event():
 
 async def test_a_failure_of_the_engine_is_no_fault_of_the_request():
     """It is answered 500, and the provider of a client calls it an engine error."""
-    engine = ScriptedEngine(toy_tokenizer(), Script((Step(text="Oh.", fault=ScriptedFault.DISCONNECT),)))
+    engine = ScriptedEngine(toy_tokenizer(), Script((ScriptStep(text="Oh.", fault=ScriptedFault.DISCONNECT),)))
     async with client_of(engine) as client:
         answer = await client.post("/generate", json={"input_ids": PROMPT})
 
@@ -205,7 +205,7 @@ async def test_an_update_changes_where_the_weights_are_said_to_be():
 
 async def test_the_guard_of_the_engine_is_proven_and_marks_every_reply():
     """A provider that wants it finds it, one that wants another does not; an output that repeats itself ends."""
-    looping = Script((Step(text="n" * 200),))
+    looping = Script((ScriptStep(text="n" * 200),))
     engine = ScriptedEngine(toy_tokenizer(), looping, context_length=4096, repeat_guard=GUARD)
     async with client_of(engine) as client:
         async with provider_of(client, GUARD) as provider:

@@ -10,7 +10,7 @@ from harness.engines.base import LogprobScale, PauseMode
 from harness.engines.logprob_scale import measure_scale, require_raw_logprobs
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.served_model import served_model
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
 from tests.engines.fake_server import UNFIT_WEIGHTS, serving
@@ -24,7 +24,7 @@ UNSCALED = {"logprob_scale": LogprobScale.AFTER_TEMPERATURE}
 @pytest.mark.parametrize("kind", FAKE_KINDS)
 async def test_defaults_of_the_server_change_nothing(kind: str):
     """Every parameter that shapes the distribution is stated, penalties at their neutral values, no priority."""
-    fake = make_fake(kind, scripted_engine(Step(text="Hello there.")))
+    fake = make_fake(kind, scripted_engine(ScriptStep(text="Hello there.")))
     async with serving(fake, notices_disconnects=True), fake_provider(fake, **UNSCALED) as provider:
         await provider.generate(PROMPT, SamplingParams(max_new_tokens=3, top_p=0.5), request_id=uuid4().hex)
     body = fake.bodies[-1]
@@ -95,7 +95,7 @@ async def test_an_abort_in_sglang_s_queue_repeats_no_token(kind: str):
 @pytest.mark.parametrize(("scale_out", "path"), [(True, "/inference/v1/generate"), (False, "/v1/completions")])
 async def test_vllm_s_endpoint_is_found_at_entry_and_stated(scale_out: bool, path: str):
     """The one that the server has is used for everything, and `health` says which it is."""
-    fake = FakeVLLM(scripted_engine(Step(text="Hello there.")), scale_out=scale_out)
+    fake = FakeVLLM(scripted_engine(ScriptStep(text="Hello there.")), scale_out=scale_out)
     async with serving(fake, notices_disconnects=True), fake_provider(fake) as provider:
         before = len(fake.paths)
         await provider.generate(PROMPT, SamplingParams(max_new_tokens=3), request_id=uuid4().hex)
@@ -107,7 +107,7 @@ async def test_vllm_s_endpoint_is_found_at_entry_and_stated(scale_out: bool, pat
 @pytest.mark.parametrize("scale_out", [True, False])
 async def test_vllm_without_dev_mode_says_what_is_missing(scale_out: bool):
     """Control verbs are refused with the way to get them, and the capabilities say so beforehand."""
-    fake = FakeVLLM(scripted_engine(Step(text="Hello there.")), scale_out=scale_out, dev_mode=False)
+    fake = FakeVLLM(scripted_engine(ScriptStep(text="Hello there.")), scale_out=scale_out, dev_mode=False)
     async with serving(fake, notices_disconnects=True), fake_provider(fake) as provider:
         assert (provider.capabilities.pause_modes, provider.capabilities.can_update_weights) == (frozenset(), False)
         for verb in (provider.pause(PauseMode.ABORT), provider.resume(), provider.update_weights(UNFIT_WEIGHTS, "1")):
@@ -134,7 +134,7 @@ async def test_vllm_without_any_abort_endpoint_says_so():
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 async def test_new_weights_find_no_kv_cache_of_the_old_ones(kind: str):
     """The flush that is missing: a resume whose prefill hits a stale prefix gets logprobs of neither version."""
-    fake = make_fake(kind, scripted_engine(Step(text="Hello there.")))
+    fake = make_fake(kind, scripted_engine(ScriptStep(text="Hello there.")))
     async with serving(fake, notices_disconnects=kind == "vllm"), fake_provider(fake) as provider:
         await provider.update_weights(Path("/weights/b"), "1")
 
@@ -143,7 +143,7 @@ async def test_new_weights_find_no_kv_cache_of_the_old_ones(kind: str):
 
 async def test_the_self_test_works_on_every_provider():
     """It needs nothing but the seam."""
-    async with scripted_engine(Step(text="Hello there, this is long enough.")) as engine:
+    async with scripted_engine(ScriptStep(text="Hello there, this is long enough.")) as engine:
         assert await require_raw_logprobs(engine, advice="") is LogprobScale.RAW
         measured = await measure_scale(engine)
 

@@ -12,7 +12,7 @@ import pytest
 from harness.engines.base import LogprobScale, PauseMode
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.errors import EngineError, WeightsUnsettled
 from harness.types import SamplingParams, as_ids
 from tests.engines.fake_server import UNFIT_WEIGHTS, FakeServer, Fault, serving
@@ -76,7 +76,7 @@ def unmeasured(fake: FakeServer) -> Provider:
 @asynccontextmanager
 async def served(kind: str) -> AsyncIterator[Server]:
     """A server that has taken a number of updates."""
-    fake = make_fake(kind, scripted_engine(Step(text="Hello there.")))
+    fake = make_fake(kind, scripted_engine(ScriptStep(text="Hello there.")))
     async with (
         serving(fake, notices_disconnects=kind == "vllm"),
         unmeasured(fake) as provider,
@@ -193,7 +193,7 @@ async def test_the_version_is_taken_from_every_reply(kind: str):
 async def test_an_answer_that_comes_late_does_not_take_the_version_back(kind: str):
     """A generation that began before an update ends after it, when the server has told of the new version."""
     async with served(kind) as server:
-        server.fake.engine._script = type(server.fake.engine._script)((Step(text="Hello.", delay_s=60),))
+        server.fake.engine._script = type(server.fake.engine._script)((ScriptStep(text="Hello.", delay_s=60),))
         asking = asyncio.create_task(server.ask())
         await eventually(lambda: len(server.fake.engine._live) == 1)
         server.fake.engine.relabel("9")

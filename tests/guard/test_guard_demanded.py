@@ -9,9 +9,9 @@ import pytest
 
 from harness.engines.connect import open_engine
 from harness.engines.repeat_guard import object_key_ids, prove_guard
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import EngineReplyInvalid, ScenarioError
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -26,14 +26,14 @@ SETTINGS = ServerSettings(repeat_guard=GUARD)
 @asynccontextmanager
 async def serving(engine: ScriptedEngine, settings: ServerSettings = SETTINGS) -> AsyncIterator[Client]:
     async with (
-        serve_in_process(engine, toy_template(), open_store("memory"), settings) as running,
+        serve(engine, toy_template(), open_store("memory"), settings) as running,
         httpx.AsyncClient(base_url=running.url, timeout=10) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)
 
 
 def scripted(*texts: str, guard: RepeatTerminateConfig | None = GUARD) -> ScriptedEngine:
-    return ScriptedEngine(toy_tokenizer(), Script(tuple(Step(text=text) for text in texts)), repeat_guard=guard)
+    return ScriptedEngine(toy_tokenizer(), Script(tuple(ScriptStep(text=text) for text in texts)), repeat_guard=guard)
 
 
 async def test_an_engine_without_the_guard_that_is_wanted_is_refused() -> None:

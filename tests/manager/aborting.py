@@ -14,11 +14,11 @@ from harness.client.sessions import Deadlines
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget, AbortReport
 from harness.control.engines import EngineInProcess, EngineWorker
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
-from harness.server.serving import RunningServer, serve_in_process
+from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
@@ -105,13 +105,13 @@ def as_agent(agent: Any) -> FunctionAgent | ProgramAgent:
 
 @asynccontextmanager
 async def stage(
-    directory: Path, *steps: Step, settings: ServerSettings | None = None, grace_s: float = 0.3
+    directory: Path, *steps: ScriptStep, settings: ServerSettings | None = None, grace_s: float = 0.3
 ) -> AsyncIterator[Stage]:
     """A stage; its pending rollouts are cancelled at the end."""
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "model"))
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps) if steps else None)
     async with (
-        serve_in_process(engine, chat_tokenizer, MemoryStore(), settings) as server,
+        serve(engine, chat_tokenizer, MemoryStore(), settings) as server,
         SessionManager(server.url, grace_s=grace_s, deadlines=FAST) as manager,
     ):
         staged = Stage(manager, server, engine, directory / "rollouts")

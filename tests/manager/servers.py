@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness.engines.scripted import Script, ScriptedEngine, Step
-from harness.server.serving import RunningServer, serve_in_process
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
@@ -17,12 +17,12 @@ from tests.toy_model import write_toy_model
 
 @asynccontextmanager
 async def scripted_server(
-    directory: Path, *steps: Step, settings: ServerSettings | None = None
+    directory: Path, *steps: ScriptStep, settings: ServerSettings | None = None
 ) -> AsyncIterator[RunningServer]:
     """A session server whose model says `steps`, with the toy tokenizer in `directory`."""
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory))
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps) if steps else None)
-    async with serve_in_process(engine, chat_tokenizer, MemoryStore(), settings) as server:
+    async with serve(engine, chat_tokenizer, MemoryStore(), settings) as server:
         yield server
 
 

@@ -11,7 +11,7 @@ from harness.control.abort import abort_rollout
 from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate, Keep
 from harness.control.abort_report import Step as AbortStep
 from harness.control.engines import EngineInProcess, EngineServer, WorkerKind
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
@@ -32,14 +32,14 @@ from tests.manager.aborting import (
 from tests.manager.processes import Family
 from tests.manager.servers import HANG_UP, SAY_NOTHING, UNREADABLE, canned_server, http_answer
 
-SLOW = Step(text="A slow answer.", token_delay_s=0.05)
-HANGING = Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)
+SLOW = ScriptStep(text="A slow answer.", token_delay_s=0.05)
+HANGING = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
 OPEN_GATE = {"state": "open", "epoch": 2, "held": 0, "sessions": 0, "turns_in_flight": 0}
 
 
 async def test_a_rollout_that_is_cut_short_leaves_partial_samples(tmp_path: Path):
     """The turn in flight is aborted and answered 404; the agent ends by itself; nothing is left."""
-    async with stage(tmp_path, Step(text="one"), HANGING) as staged:
+    async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
         staged.start(cooperate)
         await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 2)
         report = await staged.abort(rollout_id=7)
@@ -78,7 +78,7 @@ async def test_a_rollout_that_had_ended_is_no_partial(tmp_path: Path):
     async def once(base_url, **_):
         await cooperate(base_url)
 
-    async with stage(tmp_path, Step(text="one"), HANGING) as staged:
+    async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
         await staged.start(once, session={"limits": {"turns": 1}})
         staged.start(cooperate)
         await staged.generating()
@@ -101,7 +101,7 @@ async def test_nothing_is_kept_that_nobody_wants(tmp_path: Path):
 @pytest.mark.parametrize("agent", [ignore, think, IGNORING, "time.sleep(300)"])
 async def test_an_agent_that_does_not_stop_is_stopped(tmp_path: Path, agent):
     """Function or program, whether it keeps asking or thinks for ever: after its time it is ended, for good."""
-    async with stage(tmp_path, Step(text="one")) as staged:
+    async with stage(tmp_path, ScriptStep(text="one")) as staged:
         staged.start(agent)
         await staged.running()
         report = await staged.abort()

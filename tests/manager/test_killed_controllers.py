@@ -21,7 +21,7 @@ from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget
 from harness.errors import HarnessError
 from harness.server.app import SessionServer
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from tests.fakes import toy_template, user
 from tests.manager.mortals import Death, Life, MortalEngine, Mortality
@@ -98,12 +98,10 @@ async def play(kinds: tuple[str, str], lives: list[Life]) -> None:
     clock, engine = Clock(), Engine()
     for life in lives:
         life.ttl_s = TTL_S if life.is_mortal else LONG_TTL_S
-    serve = serve_in_process(
-        engine, toy_template(), MemoryStore(), around=lambda app: Mortality(app, lives, clock), clock=clock
-    )
+    serving = serve(engine, toy_template(), MemoryStore(), around=lambda app: Mortality(app, lives, clock), clock=clock)
     async with (
         asyncio.timeout(3 * PATIENCE_S),
-        serve as running,
+        serving as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
     ):
         client = Client(http, engine, running.server, running.url, running.restored)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.client.sessions import Deadlines
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import Cause
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.manager import SessionManager
@@ -47,7 +47,7 @@ FAST = Deadlines(create_s=1, read_s=2, settle_s=5, delete_s=1)
 
 @asynccontextmanager
 async def manager_of(
-    directory: Path, *steps: Step, settings: ServerSettings | None = None
+    directory: Path, *steps: ScriptStep, settings: ServerSettings | None = None
 ) -> AsyncIterator[tuple[SessionManager, RunningServer]]:
     """A manager of a server whose model says `steps`; no session is left at the end."""
     async with (
@@ -86,7 +86,7 @@ print(answer)
 leave(json.dumps({"heard": answer}))
 """
     task = program(tmp_path, source, metadata={"prompt": 7})
-    async with manager_of(tmp_path, Step(text="Hello.")) as (manager, _):
+    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(task)
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.FINISHED, None)
@@ -109,7 +109,7 @@ leave(json.dumps({"heard": answer}))
 )
 async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes: dict[str, Any]):
     """What no file and no request can hold is the task's own fault, and nobody else's."""
-    async with manager_of(tmp_path, Step(text="Hello.")) as (manager, _):
+    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hello?')", **changes))
         assert (await manager.run(program(tmp_path, "ask('Hello?')"))).outcome.kind is OutcomeKind.FINISHED
 
@@ -120,7 +120,7 @@ async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes
 async def test_a_path_that_is_none_is_an_outcome(tmp_path: Path):
     """A directory that no system call takes."""
     task = program(tmp_path / "a\0b", "ask('Hello?')")
-    async with manager_of(tmp_path, Step(text="Hello.")) as (manager, _):
+    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(task)
 
     assert rollout.outcome.kind is OutcomeKind.NOT_STARTED
@@ -136,8 +136,8 @@ async def test_a_model_call_that_outlives_its_agent_ends_with_it(tmp_path: Path)
         while not any(live.output for live in server.server._turns.engine._live.values()):
             await asyncio.sleep(0.002)
 
-    slow = Step(text="a long story", fault=ScriptedFault.HANG, fault_after=4, token_delay_s=0.01)
-    async with manager_of(tmp_path, Step(text="Hello."), slow) as (manager, server):
+    slow = ScriptStep(text="a long story", fault=ScriptedFault.HANG, fault_after=4, token_delay_s=0.01)
+    async with manager_of(tmp_path, ScriptStep(text="Hello."), slow) as (manager, server):
         rollout = await manager.run(function(tmp_path, run))
         late = await left_behind[0]
 
@@ -280,7 +280,7 @@ async def test_a_function_that_swallows_its_cancellation_does_not_hold_up_the_ru
 
 async def test_a_turn_in_flight_when_the_agent_is_stopped_is_recorded(tmp_path: Path):
     """The engine sampled its tokens, so they must be accounted for."""
-    slow = Step(text="A slow answer.", token_delay_s=0.1)
+    slow = ScriptStep(text="A slow answer.", token_delay_s=0.1)
     async with manager_of(tmp_path, slow) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')", deadline_s=1))
 
@@ -328,7 +328,7 @@ except urllib.error.HTTPError as error:
 
 async def test_an_agent_is_not_to_blame_for_a_failing_engine(tmp_path: Path):
     """It made its call and got no answer."""
-    async with manager_of(tmp_path, Step(fault=ScriptedFault.UNAVAILABLE)) as (manager, _):
+    async with manager_of(tmp_path, ScriptStep(fault=ScriptedFault.UNAVAILABLE)) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.ENGINE_FAILED, Cause.ENGINE)
@@ -336,7 +336,7 @@ async def test_an_agent_is_not_to_blame_for_a_failing_engine(tmp_path: Path):
 
 async def test_a_truncated_turn_is_a_truncated_sample(tmp_path: Path):
     """The status tells the trainer."""
-    async with manager_of(tmp_path, Step(text="cut", finish=FinishReason.LENGTH)) as (manager, _):
+    async with manager_of(tmp_path, ScriptStep(text="cut", finish=FinishReason.LENGTH)) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
     assert [sample.status for sample in rollout.samples] == [SampleStatus.TRUNCATED]

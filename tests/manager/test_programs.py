@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import AgentError
-from harness.rollouts.agents.programs import prepare
+from harness.rollouts.agents.programs import prepare_agent
 
 HEADER = """# /// script
 # requires-python = ">=3.11"
@@ -30,7 +30,7 @@ async def test_a_script_runs_in_an_environment_without_ours(tmp_path: Path):
     source = "import importlib.util as u, sys; print(u.find_spec('httpx'), sys.prefix)"
     script = write_script(tmp_path, source=source)
 
-    agents = await asyncio.gather(*(prepare(script) for _ in range(3)))
+    agents = await asyncio.gather(*(prepare_agent(script) for _ in range(3)))
 
     assert agents == [agents[0]] * 3
     assert agents[0].name == "my agent"
@@ -45,19 +45,19 @@ async def test_a_script_runs_in_an_environment_without_ours(tmp_path: Path):
 async def test_an_environment_that_cannot_be_built_is_explained(tmp_path: Path, dependency: str, words: str):
     """With the end of what uv said."""
     with pytest.raises(AgentError, match=words):
-        await prepare(write_script(tmp_path, dependency))
+        await prepare_agent(write_script(tmp_path, dependency))
 
 
 async def test_a_script_that_does_not_exist_is_named(tmp_path: Path):
     """Before uv is asked."""
     with pytest.raises(AgentError, match="no agent script at"):
-        await prepare(tmp_path / "agent.py")
+        await prepare_agent(tmp_path / "agent.py")
 
 
 async def test_preparing_takes_a_bounded_time(tmp_path: Path):
     """What uv has started by then is ended."""
     started = time.monotonic()
     with pytest.raises(AgentError, match=r"not ready within 0\.001 s"):
-        await prepare(write_script(tmp_path), deadline_s=0.001)
+        await prepare_agent(write_script(tmp_path), deadline_s=0.001)
 
     assert time.monotonic() - started < 10

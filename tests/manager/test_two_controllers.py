@@ -15,9 +15,9 @@ from harness.control.pause import paused_rollout
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.errors import EngineError, EngineUnavailable
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.fakes import toy_template, user
@@ -160,7 +160,7 @@ async def test_nothing_is_left_of_a_hold_that_was_never_placed():
 
 async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile():
     """What finding 10 cost: a turn past the gate, under weights that are gone."""
-    engine = Engine(Step(text="hello"))
+    engine = Engine(ScriptStep(text="hello"))
     async with serving(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
             await abort_rollout([], [client.url], budget=BRIEF)
@@ -189,7 +189,7 @@ async def test_an_update_whose_server_was_started_anew_continues_its_engine(mome
                     await update.apply(CHECKPOINT)
                 await stack.aclose()
                 anew = ServerSettings(port=int(url.rpartition(":")[2]))
-                await stack.enter_async_context(serve_in_process(engine, toy_template(), MemoryStore(), anew))
+                await stack.enter_async_context(serve(engine, toy_template(), MemoryStore(), anew))
                 if moment == "before the weights":
                     await update.apply(CHECKPOINT)
 

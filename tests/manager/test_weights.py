@@ -15,10 +15,10 @@ from harness.control.weights_report import UpdateBudget, UpdateStep
 from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import MISSED_UPDATE
-from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.codec import sample_from_json
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.types import as_ids
 from tests.fakes import toy_template, toy_tokenizer, user
@@ -31,8 +31,8 @@ QUICK = UpdateBudget(sweep_s=2, gate_s=2, pause_s=0.1, apply_s=0.3, verify_s=0.3
 class Engine(ScriptedEngine):
     """Notes what is asked of it, and fails on cue."""
 
-    def __init__(self, *steps: Step, events: list[str] | None = None) -> None:
-        super().__init__(toy_tokenizer(), Script(steps or (Step(text="Understood."),)))
+    def __init__(self, *steps: ScriptStep, events: list[str] | None = None) -> None:
+        super().__init__(toy_tokenizer(), Script(steps or (ScriptStep(text="Understood."),)))
         self.events = [] if events is None else events
         self.may_score = asyncio.Event()
         self.may_score.set()
@@ -76,7 +76,7 @@ async def _raise(error: Exception) -> None:
 async def serving(engine: TokenProvider) -> AsyncIterator[Client]:
     """A session server in front of `engine`."""
     async with (
-        serve_in_process(engine, toy_template(), MemoryStore()) as running,
+        serve(engine, toy_template(), MemoryStore()) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ async def test_an_update_sweeps_pauses_applies_and_opens_in_this_order():
 
 async def test_a_turn_in_flight_goes_on_after_the_update_and_is_scored_on_the_way():
     """Its agent notices nothing but time; the tokens before the update meet the new version in the resume's prefill."""
-    engine = Engine(Step(text="0123456789", token_delay_s=0.05))
+    engine = Engine(ScriptStep(text="0123456789", token_delay_s=0.05))
     async with serving(engine) as client:
         session = await client.create()
         asking = asyncio.create_task(client.chat(session, [user("a")]))
@@ -143,7 +143,7 @@ async def test_a_turn_in_flight_goes_on_after_the_update_and_is_scored_on_the_wa
 
 async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
     """One request samples under two versions; what it sampled before the update is left to the next sweep."""
-    engine = Engine(Step(text="0123456789", token_delay_s=0.05))
+    engine = Engine(ScriptStep(text="0123456789", token_delay_s=0.05))
     async with serving(engine) as client:
         session = await client.create()
         asking = asyncio.create_task(client.chat(session, [user("a")]))
@@ -181,7 +181,7 @@ async def test_a_scoring_that_spans_two_versions_is_discarded():
     It was asked to score from the first turn on, which waits for version 1; the second turn, which version 1 sampled,
     lies in the same window.
     """
-    engine = Mixing(Step(text="one"), Step(text="two"), Step(text="three", delay_s=0.3))
+    engine = Mixing(ScriptStep(text="one"), ScriptStep(text="two"), ScriptStep(text="three", delay_s=0.3))
     async with serving(engine) as client:
         session = await client.create()
         history = [user("a"), await client.say(session, [user("a")]), user("b")]

@@ -20,9 +20,9 @@ from harness.engines.base import PauseMode
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import UNSETTLED
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.errors import EngineError, EngineUnavailable, ScenarioError
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Hold, HoldKind
 from harness.store.connect import open_store
@@ -74,13 +74,15 @@ async def _cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
 async def _running(kind: str, *, workers: int = 2) -> AsyncIterator[Cluster]:
     """A pool of two engine servers, or one of them without a pool, whose turns wait half a second for its weights."""
     async with AsyncExitStack() as stack:
-        fakes = [make_fake(kind, scripted_engine(Step(text="one"), Step(text="two"))) for _ in range(workers)]
+        fakes = [
+            make_fake(kind, scripted_engine(ScriptStep(text="one"), ScriptStep(text="two"))) for _ in range(workers)
+        ]
         for fake in fakes:
             await stack.enter_async_context(serving(fake, notices_disconnects=kind == "vllm"))
         providers = [fake_provider(fake) for fake in fakes]
         engine = EnginePool(providers) if workers > 1 else providers[0]
         settings = ServerSettings(pause_timeout_s=0.5) if workers == 1 else None
-        running = await stack.enter_async_context(serve_in_process(engine, toy_template(), MemoryStore(), settings))
+        running = await stack.enter_async_context(serve(engine, toy_template(), MemoryStore(), settings))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
         client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
         yield Cluster(kind, fakes, engine, client)
@@ -278,7 +280,7 @@ async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_befo
             await store.keep_hold(Hold("dead", HoldKind.PAUSE, until=1.0, engines=True))
         store = open_store(tmp_path / "sessions.db")
         engine = found if is_found else fake_provider(fake)
-        running = await stack.enter_async_context(serve_in_process(engine, toy_template(), store))
+        running = await stack.enter_async_context(serve(engine, toy_template(), store))
         await eventually(lambda: running.server.left_engines.problem is None)
         assert not found.continues_at_entry
 

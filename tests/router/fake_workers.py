@@ -14,7 +14,7 @@ if __name__ == "__main__":
 from aiohttp import web
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import ScriptedEngine, Step
+from harness.engines.scripted import ScriptedEngine, ScriptStep
 from tests.engines.fake_server import FakeServer
 from tests.engines.fake_sglang import FakeSGLang
 from tests.engines.fake_vllm import FakeVLLM
@@ -84,7 +84,7 @@ def make_worker(kind: str, engine: ScriptedEngine) -> FakeServer:
 
 
 async def _serve(kind: str, port: int, token_delay_s: float) -> None:
-    fake = make_worker(kind, scripted_engine(*(Step(text=text, token_delay_s=token_delay_s) for text in TEXTS)))
+    fake = make_worker(kind, scripted_engine(*(ScriptStep(text=text, token_delay_s=token_delay_s) for text in TEXTS)))
     async with fake.engine:
         runner = web.AppRunner(fake.app(), handler_cancellation=kind == "vllm")
         await runner.setup()

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from tests.engines.fake_server import FakeServer, serving
 from tests.engines.providers import scripted_engine
 from tests.router.fake_workers import make_worker
@@ -41,10 +41,10 @@ async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def fake_workers(*kinds: str, step: Step | None = None) -> AsyncIterator[list[FakeServer]]:
+async def fake_workers(*kinds: str, step: ScriptStep | None = None) -> AsyncIterator[list[FakeServer]]:
     """Fake workers of these kinds, in this process."""
     async with AsyncExitStack() as stack:
-        fakes = [make_worker(kind, scripted_engine(step or Step(text="Hello there."))) for kind in kinds]
+        fakes = [make_worker(kind, scripted_engine(step or ScriptStep(text="Hello there."))) for kind in kinds]
         for kind, fake in zip(kinds, fakes, strict=True):
             await stack.enter_async_context(fake.engine)
             await stack.enter_async_context(serving(fake, notices_disconnects=kind == "vllm"))

@@ -11,7 +11,7 @@ import aiohttp
 import pytest_asyncio
 from starlette.types import Receive, Scope, Send
 
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.types import SamplingParams, as_ids
 from server_patch.router.app import open_http
 from server_patch.router.fan_out import Outcome, Updates, fan_out, report, status_of
@@ -22,7 +22,7 @@ from tests.router.serving import PATIENCE_S, fake_workers, serving_app
 
 PAUSE = Order("/pause_generation", "POST", "", b'{"mode": "abort"}')
 CONTINUE = Order("/continue_generation", "POST", "", b"{}")
-SLOWLY = Step(text="The quick brown fox jumps over the lazy dog. " * 40, token_delay_s=0.004)
+SLOWLY = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 40, token_delay_s=0.004)
 
 
 @pytest_asyncio.fixture(name="http")

@@ -11,13 +11,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from served import serving
 
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.telemetry.logging import configure_logging
 
 
 async def main() -> None:
     configure_logging("error")
-    steps = [Step(text=f"answer {number} " + "x" * (number % 7), token_delay_s=0.001) for number in range(50)]
+    steps = [ScriptStep(text=f"answer {number} " + "x" * (number % 7), token_delay_s=0.001) for number in range(50)]
     async with serving(*steps, store=Path(sys.argv[1])) as client:
         print(client.url, flush=True)
         await asyncio.Event().wait()

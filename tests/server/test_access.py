@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from harness.engines.base import LogprobScale
 from harness.engines.remote.sglang import SGLangTokenProvider
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.engines.fake_server import serving as serving_engine
@@ -122,7 +122,7 @@ async def test_an_agent_is_not_told_where_engines_are() -> None:
             fake.url, vocab_size=toy_tokenizer().vocab_size, logprob_scale=LogprobScale.AFTER_TEMPERATURE
         )
         async with (
-            serve_in_process(engine, toy_template(), MemoryStore(), settings) as running,
+            serve(engine, toy_template(), MemoryStore(), settings) as running,
             stranger(running.url) as http,
         ):
             created = (await http.post("/sessions", json={}, headers=bearer("sekret"))).json()

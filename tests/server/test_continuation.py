@@ -8,12 +8,12 @@ from fakes import EOS, toy_tokenizer, user
 from served import eventually, says, serving
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 
 HI = [user("hi")]
-SLOW = Step(text="a long and slow answer", token_delay_s=0.05)
-CUT = Step(text="a long answer", fault=ScriptedFault.ABORT, fault_after=4)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.05)
+CUT = ScriptStep(text="a long answer", fault=ScriptedFault.ABORT, fault_after=4)
 
 
 async def sampling(client) -> None:
@@ -71,8 +71,8 @@ OBJECT = {"type": "json_object"}
 
 async def test_a_turn_that_follows_a_schema_begins_again_after_a_pause():
     """An engine would follow the grammar from its beginning; the partial output is in the ledger, and in no sample."""
-    whole = Step(text='{"b": 2}')
-    async with serving(Step(text='{"a": 1}', token_delay_s=0.05), whole) as client:
+    whole = ScriptStep(text='{"b": 2}')
+    async with serving(ScriptStep(text='{"a": 1}', token_delay_s=0.05), whole) as client:
         session = await client.create(sampling={"seed": 1})
         request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
         await sampling(client)
@@ -96,7 +96,7 @@ async def test_a_turn_that_follows_a_schema_begins_again_after_a_pause():
 
 async def test_a_drained_turn_that_follows_a_schema_keeps_its_partial():
     """Nothing begins again: what was sampled is the aborted turn's."""
-    async with serving(Step(text='{"a": 1}', token_delay_s=0.05)) as client:
+    async with serving(ScriptStep(text='{"a": 1}', token_delay_s=0.05)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
         await sampling(client)
@@ -112,7 +112,7 @@ async def test_a_drained_turn_that_follows_a_schema_keeps_its_partial():
 
 async def test_a_schema_that_the_engine_cannot_follow_is_refused():
     """By name, before anything is sampled."""
-    async with serving(Step(text="{}")) as client:
+    async with serving(ScriptStep(text="{}")) as client:
         client.engine.capabilities = replace(client.engine.capabilities, follows_json_schema=False)
         answer = await client.chat(await client.create(), HI, response_format=OBJECT)
 
@@ -133,7 +133,7 @@ async def test_an_abort_that_nobody_asked_for_is_continued():
 
 async def test_a_turn_that_is_cut_short_again_and_again_is_aborted():
     """Bounded: an engine that drops everything does not keep a turn for ever."""
-    hang = Step(text="never", fault=ScriptedFault.HANG)
+    hang = ScriptStep(text="never", fault=ScriptedFault.HANG)
     async with serving(hang, settings=ServerSettings(max_unsolicited_aborts=2)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
@@ -208,7 +208,7 @@ async def test_a_turn_held_for_too_long_waits_for_a_retry():
 async def test_an_engine_that_fails_for_a_moment_is_asked_again(fault):
     """The agent notices nothing; a fresh request id, the same seed."""
     settings = ServerSettings(engine_retry_s=0.01)
-    async with serving(Step(text="x", fault=fault), *says("fine"), settings=settings) as client:
+    async with serving(ScriptStep(text="x", fault=fault), *says("fine"), settings=settings) as client:
         session = await client.create(sampling={"seed": 1})
         message = await client.say(session, HI)
         [turn] = (await client.record(session))["turns"]

@@ -14,7 +14,7 @@ from fakes import body, new_session, patient_client, toy_template, toy_tokenizer
 from served import RawClient, Served, says, serving, url_of
 from stored import ledger_of, read_file
 
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
 from harness.types import Turn, TurnStatus
 
@@ -151,7 +151,7 @@ class StuckDisk(MemoryStore):
 
 async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed():
     """Nobody knows whether the file has it: the same request goes on with the turn and makes it durable."""
-    engine = ScriptedEngine(toy_tokenizer(), Script(steps=(Step(text="first"), Step(text="second"))))
+    engine = ScriptedEngine(toy_tokenizer(), Script(steps=(ScriptStep(text="first"), ScriptStep(text="second"))))
     service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
     asking = asyncio.create_task(service.serve_chat(await service.read_chat(session, body(HI), patient_client())))
     while engine._played.total() == 0 or engine._live:
@@ -199,7 +199,7 @@ async def test_a_full_disk_refuses_turns_and_loses_none(small_disk):
     """503 by name, every acknowledged turn readable, the ledger balanced, and service again once there is space."""
     store, ballast = small_disk / "sessions.db", small_disk / "ballast"
     ballast.write_bytes(bytes(1_000_000))
-    async with serving(Step(tokens=tuple(range(3, 259)) * 40), store=store) as client:
+    async with serving(ScriptStep(tokens=tuple(range(3, 259)) * 40), store=store) as client:
         session = await client.create()
         answered = 0
         while (answer := await client.chat(session, [user(f"request {answered}")])).status_code == 200:

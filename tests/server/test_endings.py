@@ -10,15 +10,15 @@ from fakes import toy_template, toy_tokenizer, user
 from served import PATIENCE_S, eventually, says, serving, serving_with
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
-from harness.server.serving import serve_in_process
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 
 HI = [user("hi")]
-HANG = Step(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
-SLOW = Step(text="a long and slow answer", token_delay_s=0.01)
-CUT = Step(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
+HANG = ScriptStep(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.01)
+CUT = ScriptStep(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
 
 
 class DeafEngine(ScriptedEngine):
@@ -41,7 +41,7 @@ def grace(seconds: float) -> ServerSettings:
 
 async def test_a_drained_turn_of_an_engine_that_never_answers_ends():
     """404, ABORTED with what an earlier request had brought, and nothing is in flight."""
-    long = Step(text="a long and slow answer" * 50, token_delay_s=0.01)
+    long = ScriptStep(text="a long and slow answer" * 50, token_delay_s=0.01)
     engine = DeafEngine(toy_tokenizer(), Script((long,)))
     async with serving_with(engine, settings=grace(0.2)) as client:
         session = await client.create()
@@ -132,7 +132,7 @@ async def test_ending_a_session_that_was_drained_leaves_it_drained():
 @pytest.mark.parametrize("selection", ["last", "leaves", "turns"])
 async def test_a_turn_that_was_aborted_before_its_first_token_is_no_sample(selection):
     """Nobody divides by its length; the record counts it."""
-    async with serving(Step(text="late", delay_s=60)) as client:
+    async with serving(ScriptStep(text="late", delay_s=60)) as client:
         session = await client.create(selection=selection)
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
@@ -208,7 +208,7 @@ async def test_deleting_a_session_ends_its_requests_in_the_engine():
 @pytest.mark.parametrize("is_deleted", [False, True])
 async def test_a_turn_that_ends_with_its_session_before_its_first_token_answers_nobody(is_deleted):
     """404, and never an answer without words that no file holds."""
-    async with serving(Step(text="late", delay_s=60)) as client:
+    async with serving(ScriptStep(text="late", delay_s=60)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
@@ -235,7 +235,7 @@ async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
     engine, store = ScriptedEngine(toy_tokenizer(), Script((CUT,))), HandingOverStore()
     store.engine = engine
     async with (
-        serve_in_process(engine, toy_template(), store) as running,
+        serve(engine, toy_template(), store) as running,
         httpx.AsyncClient(base_url=running.url) as http,
     ):
         session = (await http.post("/sessions")).json()

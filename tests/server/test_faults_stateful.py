@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from stored import answer_key, ledger_of, read_file, said, stored_key
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.app import SessionServer
 from harness.store.sqlite import SQLiteStore
 from harness.store.writer import _Stop
@@ -44,16 +44,16 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 STEPS = st.lists(
     st.sampled_from(
         [
-            Step(text="yes"),
-            Step(text="slow and long", token_delay_s=SLOW_S),
-            Step(text="never", fault=ScriptedFault.HANG, fault_after=2, token_delay_s=SLOW_S),
-            Step(text=CALL, token_delay_s=SLOW_S),
-            Step(text="cut", finish=FinishReason.LENGTH),
-            Step(text="a partial", fault=ScriptedFault.ABORT, fault_after=3),
-            Step(text="nothing", fault=ScriptedFault.ABORT),
-            Step(text="x", fault=ScriptedFault.UNAVAILABLE),
-            Step(text="xyz", fault=ScriptedFault.DISCONNECT, fault_after=2),
-            Step(text="x", fault=ScriptedFault.REJECT),
+            ScriptStep(text="yes"),
+            ScriptStep(text="slow and long", token_delay_s=SLOW_S),
+            ScriptStep(text="never", fault=ScriptedFault.HANG, fault_after=2, token_delay_s=SLOW_S),
+            ScriptStep(text=CALL, token_delay_s=SLOW_S),
+            ScriptStep(text="cut", finish=FinishReason.LENGTH),
+            ScriptStep(text="a partial", fault=ScriptedFault.ABORT, fault_after=3),
+            ScriptStep(text="nothing", fault=ScriptedFault.ABORT),
+            ScriptStep(text="x", fault=ScriptedFault.UNAVAILABLE),
+            ScriptStep(text="xyz", fault=ScriptedFault.DISCONNECT, fault_after=2),
+            ScriptStep(text="x", fault=ScriptedFault.REJECT),
         ]
     ),
     min_size=1,
@@ -225,7 +225,7 @@ class FaultMachine(RuleBasedStateMachine):
     # Life of servers and sessions
 
     @initialize(steps=STEPS, drain_grace_s=st.sampled_from([0.0, A_MOMENT_S, 60.0]))
-    def begin(self, steps: list[Step], drain_grace_s: float) -> None:
+    def begin(self, steps: list[ScriptStep], drain_grace_s: float) -> None:
         self.script, self.drain_grace_s = Script(steps=tuple(steps)), drain_grace_s
         self.live = Live(self.path, self.script, self.version, drain_grace_s)
 

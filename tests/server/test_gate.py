@@ -10,12 +10,12 @@ from fakes import user
 from served import eventually, says, serving, url_of
 from stored import read_file
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 
 HI = [user("hi")]
 IMPATIENT = ServerSettings(pause_timeout_s=0.05)
-SLOW = Step(text="slow", delay_s=0.1)
+SLOW = ScriptStep(text="slow", delay_s=0.1)
 
 
 async def test_an_open_gate_serves():
@@ -148,7 +148,7 @@ async def test_a_drain_loses_no_turn_in_flight():
 
 async def test_a_drain_and_an_abort_end_a_turn_in_flight_as_aborted():
     """The engine is told to stop: stored ABORTED, answered 404."""
-    async with serving(Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
@@ -254,7 +254,7 @@ async def test_a_client_that_gives_up_while_held_does_not_wait_for_ever():
 async def test_the_server_stops_in_bounded_time_with_turns_in_flight():
     """A generation that never ends does not keep the server: its task ends, the engine is free."""
     async with asyncio.timeout(15):
-        async with serving(Step(text="x", fault=ScriptedFault.HANG)) as client:
+        async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG)) as client:
             session = await client.create()
             request = asyncio.create_task(client.chat(session, HI))
             await client.turns_in_flight(1)
@@ -320,7 +320,7 @@ async def test_drains_at_once_close_each_session_once():
 
 async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
     """Whoever pauses knows by that when the engines are idle."""
-    async with serving(Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
@@ -338,7 +338,7 @@ async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
 
 async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
     """Stored ABORTED with its partial, answered 404; the engine never hears of it again."""
-    async with serving(Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
@@ -357,7 +357,7 @@ async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
 
 async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
     """It waits to be sent again after a failure; the drain ends it, whatever the engine said."""
-    failing = Step(fault=ScriptedFault.UNAVAILABLE)
+    failing = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
     async with serving(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))

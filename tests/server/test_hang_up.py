@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from tests.manager.servers import scripted_server
 
 
@@ -15,7 +15,7 @@ from tests.manager.servers import scripted_server
 async def test_nobody_is_left_on_the_line(tmp_path: Path, rounds: int):
     """Whether a connection has begun, was accepted a moment ago, or still waits to be: it is reset."""
     loop = asyncio.get_running_loop()
-    async with scripted_server(tmp_path, Step(text="Hello.")) as server:
+    async with scripted_server(tmp_path, ScriptStep(text="Hello.")) as server:
         parts = urlsplit(server.url)
         clients = [socket.create_connection((parts.hostname, parts.port)) for _ in range(4)]
         for _ in range(rounds):

@@ -10,7 +10,7 @@ from served import eventually, says, serving, serving_with
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import EngineUnavailable
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.sessions.gate import Hold, HoldKind
 from harness.store.connect import open_store
 from harness.store.memory import MemoryStore
@@ -249,7 +249,7 @@ async def test_a_drain_that_was_released_while_it_was_made_durable_does_not_come
     """Its holder gave up waiting and released it; the next server is open, and not shut until the hold runs out."""
     store, engine = SlowStore(tmp_path / "sessions.db"), ScriptedEngine(toy_tokenizer())
     async with (
-        serve_in_process(engine, toy_template(), store) as running,
+        serve(engine, toy_template(), store) as running,
         httpx.AsyncClient(base_url=running.url) as http,
     ):
         await http.post("/sessions")
@@ -345,7 +345,7 @@ async def test_health_names_the_engine_that_was_left_paused_until_it_goes_on():
     """It is asked again and again."""
     engine = Stubborn(toy_tokenizer(), Script(says("hello")))
     async with (
-        serve_in_process(engine, toy_template(), MemoryStore()) as running,
+        serve(engine, toy_template(), MemoryStore()) as running,
         httpx.AsyncClient(base_url=running.url, timeout=10) as http,
     ):
         well = await http.get("/health")

@@ -11,7 +11,7 @@ from fakes import user
 from served import eventually, says, serving
 from stored import read_file
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.housekeeping import forget_closed_sessions
 from harness.server.settings import ServerSettings
 from harness.store.sqlite import SQLiteStore, read_sessions
@@ -38,7 +38,7 @@ def column(path: Path, sql: str) -> list[Any]:
 
 async def test_a_session_that_nobody_uses_is_closed_and_one_in_use_is_not(tmp_path: Path) -> None:
     """In use: with a turn in flight, with a call at the gate, or asked for; the store says why the other closed."""
-    clock, hanging = SetClock(), Step(text="slow", fault=ScriptedFault.HANG)
+    clock, hanging = SetClock(), ScriptStep(text="slow", fault=ScriptedFault.HANG)
     async with serving(hanging, store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as client:
         idle, in_flight, held, read = [await client.create() for _ in range(4)]
         calls = [asyncio.create_task(client.chat(in_flight, [user("a")]))]

@@ -11,10 +11,10 @@ import pytest
 
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import MISSED_UPDATE
-from harness.engines.scripted import Script, ScriptedEngine, Step, scripted_logprobs
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
 from harness.errors import UnknownWeightVersion
 from harness.samples.versions import LARGEST, LabelOrder, policy_version
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.store.connect import open_store
 from harness.types import Json, as_ids
 from tests.fakes import toy_template, toy_tokenizer, user
@@ -24,12 +24,12 @@ from tests.served import PATIENCE_S, Client, Served
 @asynccontextmanager
 async def serving(*labels: str, store: str = "memory") -> AsyncIterator[tuple[Client, list[ScriptedEngine]]]:
     """A session server on a pool of workers that carry `labels`, or on one worker without a pool."""
-    workers = [ScriptedEngine(toy_tokenizer(), Script((Step(text="Understood."),))) for _ in labels]
+    workers = [ScriptedEngine(toy_tokenizer(), Script((ScriptStep(text="Understood."),))) for _ in labels]
     for worker, label in zip(workers, labels, strict=True):
         worker.relabel(label)
     engine: Any = workers[0] if len(workers) == 1 else EnginePool(workers)
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(serve_in_process(engine, toy_template(), open_store(store)))
+        running = await stack.enter_async_context(serve(engine, toy_template(), open_store(store)))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
         yield Client(http, engine, running.server, running.url, running.restored), workers
 

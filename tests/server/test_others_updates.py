@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.engines.scripted import Step, scripted_logprobs
-from harness.server.serving import serve_in_process
+from harness.engines.scripted import ScriptStep, scripted_logprobs
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.types import Json, as_ids
@@ -21,7 +21,7 @@ from tests.fakes import toy_template, user
 from tests.served import PATIENCE_S, Client, eventually
 
 KINDS = ("sglang", "vllm")
-TALK = Step(text="one two three four five six seven eight nine ten", token_delay_s=0.01)
+TALK = ScriptStep(text="one two three four five six seven eight nine ten", token_delay_s=0.01)
 VERBS: dict[str, dict[str, tuple[str, Json]]] = {
     "sglang": {
         "pause": ("/pause_generation", {"mode": "abort"}),
@@ -78,12 +78,12 @@ class Trainer:
 
 
 @asynccontextmanager
-async def trained(kind: str, *steps: Step, **settings: Any) -> AsyncIterator[Trainer]:
+async def trained(kind: str, *steps: ScriptStep, **settings: Any) -> AsyncIterator[Trainer]:
     """A session server in front of one engine server."""
-    fake = make_fake(kind, scripted_engine(*(steps or (Step(text="Understood."),))))
+    fake = make_fake(kind, scripted_engine(*(steps or (ScriptStep(text="Understood."),))))
     async with (
         serving_fake(fake, notices_disconnects=kind == "vllm"),
-        serve_in_process(fake_provider(fake), toy_template(), MemoryStore(), ServerSettings(**settings)) as running,
+        serve(fake_provider(fake), toy_template(), MemoryStore(), ServerSettings(**settings)) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as agents,
         httpx.AsyncClient(base_url=fake.url, timeout=PATIENCE_S) as http,
     ):

@@ -12,7 +12,7 @@ from served import eventually, says, serving_with, url_of
 from stored import ledger_of, read_file
 
 from harness.engines.base import Capabilities
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.errors import EngineUnavailable, StoreFull
 from harness.server.app import SessionServer
 from harness.server.settings import ServerSettings
@@ -22,7 +22,7 @@ from harness.types import GenerationResult, Json, Turn
 
 HI = [user("hi")]
 RETRY = {"x-stainless-retry-count": "1"}
-SLOW = Step(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
+SLOW = ScriptStep(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
 
 
 class FrailEngine(ScriptedEngine):
@@ -88,7 +88,7 @@ class Bare:
 
 
 @asynccontextmanager
-async def bare(path, *steps: Step) -> AsyncIterator[Bare]:
+async def bare(path, *steps: ScriptStep) -> AsyncIterator[Bare]:
     engine = FrailEngine(toy_tokenizer(), Script(steps))
     async with SlowStore(path) as store, engine:
         turns = turn_service(engine, toy_template(), store, engine_attempts=1)
@@ -97,7 +97,7 @@ async def bare(path, *steps: Step) -> AsyncIterator[Bare]:
 
 async def test_a_turn_taken_up_by_an_engine_that_vanished_meanwhile_ends():
     """The retry is told so, the next one is served, and nothing stays in flight."""
-    engine = FrailEngine(toy_tokenizer(), Script((Step(fault=ScriptedFault.UNAVAILABLE), *says("fine"))))
+    engine = FrailEngine(toy_tokenizer(), Script((ScriptStep(fault=ScriptedFault.UNAVAILABLE), *says("fine"))))
     async with serving_with(engine, settings=ServerSettings(engine_attempts=1)) as client:
         session = await client.create()
         failed = await client.http.post(url_of(session), content=body(HI))

@@ -4,7 +4,7 @@ import pytest
 from fakes import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
 from tokenizers import AddedToken
 
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ def reasoning_tokenizer() -> ChatTemplateTokenizer:
 async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning, parent):
     """With it the branch goes on; without it that is for the session's matching to say."""
     chat_tokenizer = reasoning_tokenizer()
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(Step(text="<think>\nhm\n</think>\n\nyes"),)))
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="<think>\nhm\n</think>\n\nyes"),)))
     service = turn_service(engine, chat_tokenizer, MemoryStore())
     session = new_session(matching=matching)
 

@@ -8,12 +8,12 @@ import pytest
 from fakes import EOS, toy_tokenizer, user
 from served import eventually, says, serving, url_of
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.versions import unsettled_label
 
 HI = [user("hi")]
-SLOW = Step(text="a long and slow answer", token_delay_s=0.01)
-LATE = Step(text="late", delay_s=0.1)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.01)
+LATE = ScriptStep(text="late", delay_s=0.1)
 
 
 async def leave(client, session, messages=HI, *, after_s: float = 0.06, **headers: str) -> None:
@@ -67,7 +67,7 @@ async def test_a_retry_goes_on_with_the_partial():
 
 async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():
     """No second request beside the first."""
-    async with serving(Step(text="x", fault=ScriptedFault.HANG), SLOW) as client:
+    async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG), SLOW) as client:
         session = await client.create()
         await asyncio.gather(leave(client, session), asyncio.sleep(0.06))
         answer = await ask(client, session)

@@ -8,12 +8,12 @@ from fakes import user
 from served import Client, Served, eventually, says, serving
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import Step, scripted_logprobs
+from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.server.settings import ServerSettings
 from harness.types import as_ids
 
 HI = [user("hi")]
-SLOW = Step(text="a long and slow answer", token_delay_s=0.03)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.03)
 
 
 async def update(client: Client, version: str) -> None:

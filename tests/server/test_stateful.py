@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 from stored import answer_key, ledger_of, read_file, said, stored_key
 
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.app import SessionServer
 from harness.store.sqlite import SQLiteStore
 from harness.types import FinishReason
@@ -36,18 +36,18 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 STEPS = st.lists(
     st.sampled_from(
         [
-            Step(text="yes"),
-            Step(text="yes"),
-            Step(text="no <|im_end|> ünï"),
-            Step(text=CALL),
-            Step(text="<tool_call>broken"),
-            Step(text=""),
-            Step(tokens=(5, 6, 7, 250, 251)),
-            Step(text="cut", finish=FinishReason.LENGTH),
-            Step(text="a partial", fault=ScriptedFault.ABORT, fault_after=3),
-            Step(text="x", fault=ScriptedFault.UNAVAILABLE),
-            Step(text="xyz", fault=ScriptedFault.DISCONNECT, fault_after=2),
-            Step(text="x", fault=ScriptedFault.REJECT),
+            ScriptStep(text="yes"),
+            ScriptStep(text="yes"),
+            ScriptStep(text="no <|im_end|> ünï"),
+            ScriptStep(text=CALL),
+            ScriptStep(text="<tool_call>broken"),
+            ScriptStep(text=""),
+            ScriptStep(tokens=(5, 6, 7, 250, 251)),
+            ScriptStep(text="cut", finish=FinishReason.LENGTH),
+            ScriptStep(text="a partial", fault=ScriptedFault.ABORT, fault_after=3),
+            ScriptStep(text="x", fault=ScriptedFault.UNAVAILABLE),
+            ScriptStep(text="xyz", fault=ScriptedFault.DISCONNECT, fault_after=2),
+            ScriptStep(text="x", fault=ScriptedFault.REJECT),
         ]
     ),
     min_size=1,
@@ -132,7 +132,7 @@ class ServerMachine(RuleBasedStateMachine):
         return self.sessions[number % len(self.sessions)]
 
     @initialize(steps=STEPS)
-    def begin(self, steps: list[Step]) -> None:
+    def begin(self, steps: list[ScriptStep]) -> None:
         self.script = Script(steps=tuple(steps))
         self.run(self.start())
 

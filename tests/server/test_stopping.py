@@ -9,14 +9,14 @@ from fakes import EOS, toy_tokenizer, user
 from served import PATIENCE_S, eventually, says, serving, serving_with, url_of
 from stored import ledger_of, read_file
 
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 
 HI = [user("hi")]
 AT_ONCE = ServerSettings(stop_grace_s=0.0, comment_every_s=0.01)
-SLOW = Step(text="a long and slow answer", token_delay_s=0.02)
-CUT = Step(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
-HANG = Step(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.02)
+CUT = ScriptStep(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
+HANG = ScriptStep(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
 
 
 async def sampling(client) -> None:

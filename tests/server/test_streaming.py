@@ -12,7 +12,7 @@ import pytest
 from fakes import tool, user
 from served import Client, Served, eventually, says, serving, url_of
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.connection import ClientConnection
 from harness.server.settings import ServerSettings
 from harness.server.streaming import StreamedAnswer, StreamedTurn
@@ -21,8 +21,8 @@ from harness.types import FinishReason, Message
 HI = [user("hi")]
 TALKATIVE = ServerSettings(comment_every_s=0.01)
 TACITURN = ServerSettings(comment_every_s=60)
-SLOW = Step(text="a long and slow answer", token_delay_s=0.02)
-HANGS = Step(text="abc", fault=ScriptedFault.HANG, fault_after=2)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.02)
+HANGS = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
 
@@ -134,7 +134,7 @@ async def test_a_held_turn_is_told_that_somebody_is_there():
 
 async def test_a_slow_engine_is_waited_for_with_comments():
     """No delta before the turn is recorded."""
-    async with serving(Step(text="hello", delay_s=0.1), settings=TALKATIVE) as client:
+    async with serving(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as client:
         session = await client.create()
         async with streaming(client, session) as stream:
             await stream.comment()
@@ -149,8 +149,8 @@ async def test_a_slow_engine_is_waited_for_with_comments():
     [
         ((), {"n": 2}, (400, "invalid_request")),
         ((), {"messages": []}, (400, "invalid_request")),
-        ((Step(text="abc", fault=ScriptedFault.ABORT),), {}, (404, "turn_aborted")),
-        ((Step(fault=ScriptedFault.REJECT),), {}, (400, "engine_rejected")),
+        ((ScriptStep(text="abc", fault=ScriptedFault.ABORT),), {}, (404, "turn_aborted")),
+        ((ScriptStep(fault=ScriptedFault.REJECT),), {}, (400, "engine_rejected")),
     ],
 )
 async def test_an_error_that_comes_soon_has_its_own_status(steps, fields, refused):
@@ -288,7 +288,7 @@ async def take_all(client: Client, session: Served) -> list[Any]:
 
 async def test_a_cut_off_answer_is_streamed_with_its_reason():
     """`length`, as without streaming."""
-    async with serving(Step(text="abc", finish=FinishReason.LENGTH)) as client:
+    async with serving(ScriptStep(text="abc", finish=FinishReason.LENGTH)) as client:
         session = await client.create()
         events = await take_all(client, session)
 
@@ -297,7 +297,7 @@ async def test_a_cut_off_answer_is_streamed_with_its_reason():
 
 async def test_many_streams_at_once_leave_nothing_behind():
     """Every one gets its own answer."""
-    async with serving(Step(text="hello", delay_s=0.05), settings=TALKATIVE) as client:
+    async with serving(ScriptStep(text="hello", delay_s=0.05), settings=TALKATIVE) as client:
         sessions = [await client.create() for _ in range(32)]
         answers = await asyncio.gather(*(take_all(client, session) for session in sessions))
         flags = [await delivered(client, session) for session in sessions]

@@ -14,10 +14,10 @@ from served import PATIENCE_S, Client, Served, eventually, says
 
 from harness.engines.base import LogprobScale, check_request
 from harness.engines.pool.pool import EnginePool
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Step, scripted_logprobs
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineRejected
 from harness.server.live_version import LiveVersion
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.sweep import Sweep
 from harness.sessions.weight_update import SweepRequest
 from harness.store.base import SessionStore
@@ -31,7 +31,7 @@ NOWHERE = Path("/nowhere")
 class Engine(ScriptedEngine):
     """Keeps what it was asked to score."""
 
-    def __init__(self, *steps: Step) -> None:
+    def __init__(self, *steps: ScriptStep) -> None:
         super().__init__(toy_tokenizer(), Script(steps or says("one", "two", "three")))
         self.scored: list[tuple[int, int]] = []
         """(start, end) of each request."""
@@ -65,7 +65,7 @@ async def serving(engine, store: Path | str = "memory") -> AsyncIterator[Client]
 async def serving_on(engine, store: SessionStore) -> AsyncIterator[Client]:
     """The same, on a store of the caller's."""
     async with (
-        serve_in_process(engine, toy_template(), store) as running,
+        serve(engine, toy_template(), store) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)
@@ -160,7 +160,7 @@ async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach():
 
 async def test_sessions_that_live_longest_go_first_a_bounded_number_at_a_time():
     """Concurrency 2: with the engine stuck, only the two oldest have been asked for."""
-    engine = Engine(Step(text="x"))
+    engine = Engine(ScriptStep(text="x"))
     async with serving(engine) as client:
         lengths = []
         for number in range(4):
@@ -208,7 +208,7 @@ async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_toke
             check_request(self.capabilities, input_ids, SamplingParams(max_new_tokens=1), start)
             return await super().score(input_ids, start=start)
 
-    engine = Strict(Step(text="a long answer " * 4))
+    engine = Strict(ScriptStep(text="a long answer " * 4))
     engine.capabilities = replace(engine.capabilities, context_length=40)
     async with serving(engine) as client:
         session = await client.create()
@@ -349,7 +349,7 @@ async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again()
 
 async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():
     """Its recorded ancestors are scored; the partial has no outcome yet."""
-    engine = Engine(Step(text="one"), Step(text="two", token_delay_s=60))
+    engine = Engine(ScriptStep(text="one"), ScriptStep(text="two", token_delay_s=60))
     async with serving(engine) as client:
         session = await client.create()
         first = await client.say(session, [user("a")])
@@ -368,7 +368,7 @@ async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():
 
 async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_on_with_it():
     """Its first part is recorded and waits, and another outcome of it is on its way to the store."""
-    engine = Engine(Step(text="a slow answer", token_delay_s=60))
+    engine = Engine(ScriptStep(text="a slow answer", token_delay_s=60))
     async with serving(engine) as client:
         session = await client.create()
         gone = asyncio.create_task(client.chat(session, [user("a")]))
@@ -430,7 +430,7 @@ class SlowStore(SQLiteStore):
 
 async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outcome(tmp_path):
     """The sweep has scored its first part, the disk already has the whole of it: the file can be read again."""
-    engine = Engine(Step(text="one"), Step(text="a slow answer", fault=ScriptedFault.HANG, fault_after=4))
+    engine = Engine(ScriptStep(text="one"), ScriptStep(text="a slow answer", fault=ScriptedFault.HANG, fault_after=4))
     store = SlowStore(tmp_path / "s.db")
     async with serving_on(engine, store) as client:
         session = await client.create()

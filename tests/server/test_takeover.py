@@ -9,10 +9,10 @@ import pytest
 from fakes import user
 from served import Client, Served, says, serving, url_of
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.types import Json
 
-HANGING = Step(text="third answer", fault=ScriptedFault.HANG, fault_after=5)
+HANGING = ScriptStep(text="third answer", fault=ScriptedFault.HANG, fault_after=5)
 
 
 async def converse(client: Client, session: Served, turns: int) -> list[Any]:
@@ -98,8 +98,8 @@ async def test_only_a_session_that_was_drained_can_be_taken_over():
 
 async def test_turns_behind_an_incomplete_one_are_not_taken_over():
     """Side branches that are complete are."""
-    cut = Step(text="cut", finish="length")
-    async with serving(Step(text="one"), cut, *says("after", "side")) as client:
+    cut = ScriptStep(text="cut", finish="length")
+    async with serving(ScriptStep(text="one"), cut, *says("after", "side")) as client:
         old = await client.create(after_incomplete="serve")
         messages = await converse(client, old, 3)
         await client.say(old, [user("something else")])

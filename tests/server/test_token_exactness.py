@@ -8,7 +8,7 @@ from fakes import body, new_session, patient_client, prompt_of, tokens_of, tool,
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.sessions.session import AfterIncomplete, Session
 from harness.store.memory import MemoryStore
 from harness.tokens.chat_template import ChatTemplateTokenizer
@@ -34,7 +34,9 @@ TURNS = st.lists(
 async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -> Session:
     """A client that sends back what it got, and new messages of any role after it."""
     steps = [
-        Step(tokens=tuple(said), finish=finish) if isinstance(said, list) else Step(text=said, finish=finish)
+        ScriptStep(tokens=tuple(said), finish=finish)
+        if isinstance(said, list)
+        else ScriptStep(text=said, finish=finish)
         for _, said, finish in turns
     ]
     engine = ScriptedEngine(template.tokenizer, Script(steps=tuple(steps)))

@@ -7,7 +7,7 @@ import pytest
 from fakes import EOS, body, tool, toy_tokenizer, user
 from served import RawClient, Served, eventually, says, serving, url_of
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.sessions.record import session_record
 
@@ -225,7 +225,7 @@ async def test_overrides_of_the_owner_reach_the_engine():
     assert first["sampling"]["used"]["seed"] != second["sampling"]["used"]["seed"]
 
 
-ABORTED = Step(text="partial answer", fault=ScriptedFault.ABORT, fault_after=7)
+ABORTED = ScriptStep(text="partial answer", fault=ScriptedFault.ABORT, fault_after=7)
 
 
 NO_PATIENCE = ServerSettings(max_unsolicited_aborts=0, engine_attempts=1)
@@ -257,7 +257,7 @@ async def test_serve_shows_an_aborted_turn_as_aborted():
 
 async def test_an_abort_from_outside_ends_a_turn_in_flight():
     """`abort_all` at the engine: the waiting agent gets its terminal answer."""
-    async with serving(Step(text="x", fault=ScriptedFault.HANG), settings=NO_PATIENCE) as client:
+    async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG), settings=NO_PATIENCE) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
@@ -276,7 +276,7 @@ async def test_an_abort_from_outside_ends_a_turn_in_flight():
 )
 async def test_an_engine_that_fails_is_a_typed_answer_and_a_failed_turn(fault, status, code, retry):
     """Cause and code are recorded; asked again, the same turn is tried again with the same seed."""
-    async with serving(Step(text="x", fault=fault), Step(text="fine"), settings=NO_PATIENCE) as client:
+    async with serving(ScriptStep(text="x", fault=fault), ScriptStep(text="fine"), settings=NO_PATIENCE) as client:
         session = await client.create(sampling={"seed": 3})
         failed = await client.chat(session, HI)
         [first] = (await client.record(session))["turns"]
@@ -294,7 +294,7 @@ async def test_an_engine_that_fails_is_a_typed_answer_and_a_failed_turn(fault, s
 
 async def test_concurrent_calls_of_one_session_become_siblings():
     """Both are answered, both are recorded, neither sees the other."""
-    steps = [Step(text="first", delay_s=0.05), Step(text="second")]
+    steps = [ScriptStep(text="first", delay_s=0.05), ScriptStep(text="second")]
     async with serving(*says("root"), *steps) as client:
         session = await client.create(selection="leaves")
         root = await client.say(session, HI)
@@ -358,7 +358,7 @@ async def test_an_answer_that_was_handed_over_is_delivered():
 
 async def test_a_session_deleted_under_a_turn_in_flight_ends_quietly():
     """The turn is answered or refused, never an internal error; the owner is done with it."""
-    async with serving(Step(text="late", delay_s=0.1)) as client:
+    async with serving(ScriptStep(text="late", delay_s=0.1)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         await client.turns_in_flight(1)
@@ -369,7 +369,7 @@ async def test_a_session_deleted_under_a_turn_in_flight_ends_quietly():
 
 async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
     """200 sessions of 10 turns, stored durably: every session has its turns and every ledger balances (I4)."""
-    steps = tuple(Step(text=f"answer {number}") for number in range(10))
+    steps = tuple(ScriptStep(text=f"answer {number}") for number in range(10))
     async with serving(*steps, store=tmp_path / "sessions.db") as client:
 
         async def converse() -> Served:
@@ -395,7 +395,7 @@ async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
 
 async def test_a_reader_never_sees_a_ledger_out_of_balance():
     """Records are read in another thread while turns are committed: each shows one moment (I4)."""
-    steps = tuple(Step(text="x" * 50) for _ in range(3))
+    steps = tuple(ScriptStep(text="x" * 50) for _ in range(3))
     async with serving(*steps) as client:
         session = await client.create(selection="leaves")
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from harness.engines.scripted import Step
+from harness.engines.scripted import ScriptStep
 from harness.server.unknown_routes import MAX_PATTERNS, OTHER, UnknownRoutes
 from tests.manager.servers import scripted_server
 
@@ -15,7 +15,7 @@ async def test_an_agent_with_another_dialect_is_seen(tmp_path: Path):
     """Each request is counted, each route told once, whichever session asks for it."""
     with capture_logs() as logs:
         async with (
-            scripted_server(tmp_path, Step(text="Hello.")) as server,
+            scripted_server(tmp_path, ScriptStep(text="Hello.")) as server,
             httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
         ):
             for session in ("a", "b", "c"):

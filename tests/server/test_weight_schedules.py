@@ -16,14 +16,14 @@ from served import Client, Served, serving
 
 from harness.control.weights import WeightUpdater
 from harness.engines.base import PauseMode
-from harness.engines.scripted import Step, scripted_logprobs
+from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.types import as_ids
 
 CHECKPOINT = Path("/checkpoint")
 STEPS = (
-    Step(text="a longer answer", token_delay_s=0.001),
-    Step(text="short"),
-    Step(text="another", token_delay_s=0.001),
+    ScriptStep(text="a longer answer", token_delay_s=0.001),
+    ScriptStep(text="short"),
+    ScriptStep(text="another", token_delay_s=0.001),
 )
 
 ACTIONS = st.lists(

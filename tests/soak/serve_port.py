@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from served import serving
 
-from harness.engines.scripted import ScriptedFault, Step
+from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.telemetry.logging import configure_logging
 
-SLOW = [Step(text=f"answer {number} " + "x" * (number % 7), token_delay_s=0.001) for number in range(50)]
-DROPPED = Step(text="in two parts", token_delay_s=0.001, fault=ScriptedFault.ABORT, fault_after=4)
+SLOW = [ScriptStep(text=f"answer {number} " + "x" * (number % 7), token_delay_s=0.001) for number in range(50)]
+DROPPED = ScriptStep(text="in two parts", token_delay_s=0.001, fault=ScriptedFault.ABORT, fault_after=4)
 
 
 async def main() -> None:

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from harness.control.weights import WeightUpdater
 from harness.samples.versions import known_version
-from harness.server.serving import RunningServer, serve_in_process
+from harness.server.serving import RunningServer, serve
 from harness.store.memory import MemoryStore
 from tests.engines.fake_server import serving
 from tests.engines.fake_sglang import FakeSGLang
@@ -68,13 +68,13 @@ async def running(lives: list[Life]) -> AsyncIterator[tuple[WatchedEngine, Runni
     engine = WatchedEngine(scripted_engine())
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(engine, notices_disconnects=False))
-        serve = serve_in_process(
+        session_server = serve(
             fake_provider(engine),
             toy_template(),
             MemoryStore(),
             around=lambda app: Mortality(app, lives, lambda: 0.0),
         )
-        server = await stack.enter_async_context(serve)
+        server = await stack.enter_async_context(session_server)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=30))
         yield engine, server, Client(http, engine.engine, server.server, server.url, server.restored)
 

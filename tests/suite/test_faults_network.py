@@ -10,7 +10,7 @@ from toy_model import write_toy_model
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
-from harness.engines.scripted import Script, ScriptedEngine, Step
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import (
     EngineConnectionLost,
     EngineError,
@@ -31,7 +31,7 @@ from tests.suite.test_faults import incomplete_inside, play
 
 SERVERS = {"sglang": FakeSGLang, "vllm": FakeVLLM}
 REQUEST = "0123456789abcdef" * 2
-WORDS = Step(text="Enough words for a moment in the middle of them.", token_delay_s=0.005)
+WORDS = ScriptStep(text="Enough words for a moment in the middle of them.", token_delay_s=0.005)
 PARAMS = SamplingParams(max_new_tokens=64, temperature=1.0)
 
 
@@ -135,7 +135,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 19, "b": 23}}\n</tool_ca
 @pytest.mark.parametrize("scenario", ["abort_network", "abort_weight_update_pause", "abort_engine_dies"])
 async def test_a_shipped_scenario_passes_on_engine_servers(tmp_path: Path, kind: str, scenario: str):
     """The same checks hold when the network is a real one, and the provider has to find out."""
-    fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((Step(text=CALL, token_delay_s=0.005),))))
+    fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((ScriptStep(text=CALL, token_delay_s=0.005),))))
     toy = write_toy_model(tmp_path / "toy")
     for name in ("config.json", "model.safetensors"):
         (toy / name).touch()  # a folder for servers has weights, which nobody reads here

@@ -29,7 +29,9 @@ def bundled_agent(name: str) -> Path:
     return scripts[name]
 
 
-async def prepare(script: Path, *, name: str | None = None, deadline_s: float = _PREPARE_DEADLINE_S) -> ProgramAgent:
+async def prepare_agent(
+    script: Path, *, name: str | None = None, deadline_s: float = _PREPARE_DEADLINE_S
+) -> ProgramAgent:
     """An agent that runs `script` in the environment of its header; its default name is that of its folder."""
     path = _existing(script)
     try:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from harness.client.gate import SessionServerAddress
 from harness.engines.base import TokenProvider
-from harness.server.serving import RunningServer, serve_in_process
+from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.suite.faults.agent_seam import AgentSeam
@@ -61,7 +61,7 @@ class KillableServer(Restartable):
 
     async def start(self) -> None:
         """Serve; see `Restartable.start`."""
-        serving = serve_in_process(
+        serving = serve(
             self._engine, self._chat_tokenizer, open_store(self._database), self._settings, around=self._seam.around
         )
         self._running = await self._holds.enter_async_context(serving)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
-from harness.samples.codec import write_jsonl
+from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
 from harness.suite.record.storage import disk_failures
 from harness.types import Json, Sample
@@ -143,7 +143,7 @@ class RunDirectory:
     def write_samples(self, samples: Iterable[Sample]) -> bool:
         """Export `samples`; the result says whether there is a Parquet file too."""
         with disk_failures(self.samples_jsonl), _replacing(self.samples_jsonl) as scratch:
-            write_jsonl(samples, scratch)
+            write_samples(samples, scratch)
         return self._write_parquet(samples)
 
     def _write_parquet(self, samples: Iterable[Sample]) -> bool:

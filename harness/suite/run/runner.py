@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from harness.errors import HarnessError
-from harness.rollouts.agents.programs import prepare
+from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_from_json
 from harness.suite.faults.company import Company
@@ -91,7 +91,7 @@ class SuiteRun:
         self, folder: ScenarioFolder, rollouts: list[PlannedRollout], services: Services, log: RolloutLog
     ) -> None:
         self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
-        agent = with_environment(await prepare(folder.agent_script), folder)
+        agent = with_environment(await prepare_agent(folder.agent_script), folder)
         async with SessionManager(services.address.url, admin_token=services.address.admin_token) as manager:
             stage = self._fault_stage(folder, services, manager)
             batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, stage)

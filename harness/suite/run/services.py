@@ -16,7 +16,7 @@ from harness.engines.connect import EngineName, open_engine
 from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
 from harness.server.access import new_admin_token
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.suite.faults.engine_lane import KillableLane
@@ -124,7 +124,7 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
         async with AsyncExitStack() as stack:
             seams = None
             if choice.faults_of is None:
-                serving = serve_in_process(engine, chat_tokenizer, open_store(database), settings)
+                serving = serve(engine, chat_tokenizer, open_store(database), settings)
                 url = (await stack.enter_async_context(serving)).url
             else:
                 opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers)

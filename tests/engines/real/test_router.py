@@ -17,7 +17,7 @@ from harness.engines.pool.pool import EnginePool
 from harness.lanes import LaneEngine, LaneSpec, open_lane
 from harness.router.gateway_program import gateway_program
 from harness.router.routed import RouterSettings, open_routed
-from harness.server.serving import serve_in_process
+from harness.server.serving import serve
 from harness.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json, Message
@@ -64,7 +64,7 @@ async def routing(
     vocab_size = chat_tokenizer.tokenizer.vocab_size
     async with (
         open_routed(settings, gateway_program("smg", print), vocab_size=vocab_size) as routed,
-        serve_in_process(routed.pool, chat_tokenizer, open_store(str(store)), around=routed.around) as running,
+        serve(routed.pool, chat_tokenizer, open_store(str(store)), around=routed.around) as running,
         httpx.AsyncClient(base_url=running.url, timeout=DEADLINE_S) as http,
     ):
         async with asyncio.timeout(DEADLINE_S):

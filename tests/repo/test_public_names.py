@@ -1,0 +1,115 @@
+"""The front door: the names that `import harness` offers, where they are defined, and what the import costs."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import harness
+
+PUBLIC = [
+    "SessionManager",
+    "AgentTask",
+    "ProgramAgent",
+    "FunctionAgent",
+    "bundled_agent",
+    "prepare_agent",
+    "Rollout",
+    "Outcome",
+    "OutcomeKind",
+    "Deadlines",
+    "abort_rollout",
+    "AbortBudget",
+    "AbortReport",
+    "AgentHooks",
+    "Keep",
+    "paused_rollout",
+    "PauseReport",
+    "WeightUpdater",
+    "UpdateBudget",
+    "UpdateReport",
+    "PauseMode",
+    "serve",
+    "RunningServer",
+    "ServerSettings",
+    "open_store",
+    "MemoryStore",
+    "SQLiteStore",
+    "open_engine",
+    "TokenProvider",
+    "EnginePool",
+    "ScriptedEngine",
+    "Script",
+    "ScriptStep",
+    "ScriptedFault",
+    "Sample",
+    "SampleStatus",
+    "Selection",
+    "Turn",
+    "TurnStatus",
+    "SamplingParams",
+    "GenerationResult",
+    "open_chat_tokenizer",
+    "resolve_model",
+    "read_samples",
+    "write_samples",
+    "errors",
+    "HarnessError",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    """Nobody's import breaks, and nothing is promised, by accident: this list is changed by hand."""
+    assert sorted(harness.__all__) == sorted(PUBLIC)
+    assert set(PUBLIC) <= set(dir(harness))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_real_and_documented(name: str) -> None:
+    """It resolves to the thing of that name in the module that the table says, and that thing has a docstring."""
+    found = getattr(harness, name)
+    assert inspect.getdoc(found)
+    if name == "errors":
+        assert found is import_module("harness.errors")
+    else:
+        assert (found.__module__, found.__name__) == (harness._HOMES[name], name)
+
+
+def test_type_checkers_see_what_programs_get() -> None:
+    """The imports that only type checkers follow are the table."""
+    tree = ast.parse(Path(harness.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == {**harness._HOMES, "errors": "harness"}
+
+
+def test_importing_harness_loads_nothing_else() -> None:
+    """Neither a module of ours nor a package of others comes with it; names are loaded when they are used."""
+    code = "import sys; before = set(sys.modules); import harness; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    roots = {name.partition(".")[0] for name in done.stdout.split()} - {"harness"}
+    assert "harness" in done.stdout.split()
+    assert not [name for name in done.stdout.split() if name.startswith("harness.")]
+    assert roots <= sys.stdlib_module_names
+    assert not roots & {"asyncio", "http", "ssl", "socket"}
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [("SesionManager", "SessionManager"), ("Abortbudget", "AbortBudget"), ("open_engin", "open_engine")],
+)
+def test_a_slip_is_told_the_near_miss(slip: str, meant: str) -> None:
+    """The ordinary error of an attribute that is not there says which one is."""
+    with pytest.raises(AttributeError, match=f"module 'harness' has no attribute '{slip}'; did you mean .*{meant}"):
+        getattr(harness, slip)
+
+
+def test_a_name_like_no_other_gets_the_plain_error() -> None:
+    """No guess where nothing is near; what Python itself probes for is not guessed at."""
+    for name in ("zzz", "__path_", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'$"):
+            getattr(harness, name)

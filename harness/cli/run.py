@@ -9,9 +9,9 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.suite.record.report import RunReport
     from harness.suite.record.rundir import RunDirectory
     from harness.suite.run.open_run import OpenedRun
+    from harness.suite.run.report import RunReport
 
 _Suite = Annotated[
     str,

@@ -11,8 +11,8 @@ from rich.text import Text
 from harness.cli import output
 from harness.sessions.ledger import Ledger
 from harness.suite.record.excerpt import Excerpt, Line, excerpt
-from harness.suite.record.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.telemetry.printable import printable
 
 _MAX_LINE = 100
@@ -99,7 +99,7 @@ def _faults(scenario: ScenarioReport) -> RenderableType:
         )
         for firing in each.firings:
             lines.append(Padding(Text(firing.words), (0, 0, 0, 5)))
-            told = [*(witness.words for witness in firing.sessions), f"ledger: {_ledger_words(firing.ledger)}"]
+            told = [*(bystander.words for bystander in firing.sessions), f"ledger: {_ledger_words(firing.ledger)}"]
             lines += [Padding(Text(words, style="dim"), (0, 0, 0, 7)) for words in told]
     return Group(*lines)
 

@@ -10,11 +10,11 @@ from stored import read_file
 from harness.samples.codec import sample_from_json
 from harness.suite.faults.firing import Firing
 from harness.suite.record.config import Overrides
-from harness.suite.record.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run, resume_run
 from harness.suite.run.progress import Silence
+from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.run.runner import SuiteRun
 from harness.types import Sample, TurnStatus
 from tests.suite.builders import write_scenario
@@ -78,7 +78,7 @@ async def test_a_drain_ends_the_sessions_that_are_open(tmp_path: Path):
     scenario = await play_faults(tmp_path, fault, prompts=[{"metadata": {"calls": 30}}])
 
     assert outcomes(scenario) == ["drained", "drained"]
-    assert [set(witness.told) for witness in only(scenario).sessions] == [{"404 session_closed"}] * 2
+    assert [set(bystander.told) for bystander in only(scenario).sessions] == [{"404 session_closed"}] * 2
 
 
 async def test_a_pause_is_invisible(tmp_path: Path):
@@ -86,8 +86,8 @@ async def test_a_pause_is_invisible(tmp_path: Path):
     scenario = await play_faults(tmp_path, {"action": "pause", "at_turn": 2, "at_token": 4, "seconds": 0.3})
 
     assert outcomes(scenario) == ["finished", "finished"]
-    assert {str(witness.turns) for witness in only(scenario).sessions} == {"{'completed': 3}"}
-    assert not any(witness.told for witness in only(scenario).sessions)
+    assert {str(bystander.turns) for bystander in only(scenario).sessions} == {"{'completed': 3}"}
+    assert not any(bystander.told for bystander in only(scenario).sessions)
 
 
 async def test_an_unasked_abort_is_continued(tmp_path: Path):
@@ -202,7 +202,7 @@ async def test_a_dead_engine_fails_the_sessions(tmp_path: Path):
     scenario = await play_faults(tmp_path, {"action": "kill_engine", "at_turn": 2}, prompts=prompts)
 
     assert not set(outcomes(scenario)) & {"drained", "harness_failed"}
-    told = {words for witness in only(scenario).sessions for words in witness.told}
+    told = {words for bystander in only(scenario).sessions for words in bystander.told}
     assert "503 engine_unavailable" in told
 
 
@@ -223,7 +223,7 @@ async def test_a_broken_network_costs_one_request(tmp_path: Path, action: str, k
     scenario = await play_faults(tmp_path, {"action": action, "at_turn": 2, "sessions": [0], **keys})
 
     assert outcomes(scenario) == ["finished", "finished"]
-    assert {words for witness in only(scenario).sessions for words in witness.told} == told
+    assert {words for bystander in only(scenario).sessions for words in bystander.told} == told
 
 
 async def test_a_killed_server_comes_back_with_its_sessions(tmp_path: Path):

@@ -19,9 +19,9 @@ from harness.errors import (
 )
 from harness.samples.codec import sample_from_json
 from harness.suite.faults.engine_seam import NetworkFault
-from harness.suite.faults.network import FaultyNetwork, between
-from harness.suite.faults.spec import Action
+from harness.suite.faults.network import FaultyNetwork, open_network
 from harness.suite.record.config import Overrides
+from harness.suite.scenarios.fault import Action
 from harness.types import GenerationDelta, GenerationResult, SamplingParams, as_ids
 from tests.engines.fake_server import serving
 from tests.engines.fake_sglang import FakeSGLang
@@ -41,7 +41,7 @@ async def hurt(kind: str) -> AsyncIterator[tuple[TokenProvider, FaultyNetwork]]:
     fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((WORDS,))))
     async with (
         serving(fake, notices_disconnects=kind == "vllm") as url,
-        between(f"{kind}={url}") as (name, network),
+        open_network(f"{kind}={url}") as (name, network),
         open_engine(name, tokenizer=toy_tokenizer()) as provider,
     ):
         yield provider, network

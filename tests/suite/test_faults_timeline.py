@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from harness.errors import ScenarioError
 from harness.suite.faults.engine_seam import TurnCount
-from harness.suite.faults.spec import ON_EVERYTHING, Fault
 from harness.suite.faults.timeline import Due, Event, Timeline, TimePassed, TokensSampled, TurnBegan
+from harness.suite.scenarios.fault import ON_EVERYTHING, Fault
 from harness.suite.scenarios.folder import load_scenario
 from tests.suite.builders import write_scenario
 

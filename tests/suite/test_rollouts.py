@@ -14,8 +14,8 @@ from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.store.sqlite import SQLiteStore
 from harness.suite.judge.accounting import account_run
-from harness.suite.record.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.record.rollout_table import RolloutLog, RolloutRecord, SessionFacts, read_rollouts
+from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.types import Json
 
 

@@ -1,12 +1,12 @@
-"""What each action does: a blow at once and, for some, an aftermath and an undoing.
+"""The actions of faults: each has an immediate effect and, for some, a rest that takes time and an undoing.
 
-Whoever triggered a fault waits for its blow, so that a turn does not outrun what shall befall it. The aftermath (a gate
-that stays shut, an engine that is gone, the rest of an abort) takes its time beside the sessions; what must not stay is
-undone after it, also when it is cut short.
+The turn that triggered a fault waits for the immediate effect, so that it does not outrun its fault. The rest (a gate
+that stays shut, an engine that is gone, the end of an abort) runs beside the sessions. The undoing comes after it, also
+when it is cut short.
 
-An undoing acts on what the blow hit, not on who is there by then: a server that is gone in between takes nobody off the
-list. A blow that finds nothing left to hit, and an undoing that no longer reaches what was hit, raise: the run reports
-both as problems of the fault.
+An undoing acts on what the effect changed, not on the state of the moment: a server that is gone in between takes
+nobody off the list. An action that finds nothing left to act on, and an undoing that no longer reaches what was
+changed, raise: the run reports both as problems of the fault.
 """
 
 import asyncio
@@ -23,33 +23,33 @@ from harness.control.pause import paused_rollout
 from harness.errors import HarnessError
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
-from harness.suite.faults.company import Company
 from harness.suite.faults.engine_seam import EngineCall, NetworkFault
+from harness.suite.faults.killable import KillableServer
 from harness.suite.faults.seams import Seams
-from harness.suite.faults.spec import ON_THE_NETWORK, Action, Fault
+from harness.suite.scenarios.fault import ON_THE_NETWORK, Action, Fault
 
 _GATE_S = 10.0
 _AGENTS_S = 2.0
-"""What agents get to end by themselves when a rollout is ended."""
+"""Time that agents get to end by themselves when a rollout is ended."""
 _UNDO_S = 30.0
 
 Later = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
-    """What an action did at once, and what it has still to do."""
+class Effect:
+    """The immediate effect of an action, in words, and the parts of the action that are left to do."""
 
     did: str
-    aftermath: Later | None = None
+    rest: Later | None = None
     undo: Later | None = None
-    """What must not stay, however the aftermath ends."""
+    """Runs after `rest`, however that ends."""
 
-    async def follow(self) -> None:
-        """The aftermath and the undoing."""
+    async def finish(self) -> None:
+        """Do the rest and the undoing."""
         try:
-            if self.aftermath is not None:
-                await self.aftermath()
+            if self.rest is not None:
+                await self.rest()
         finally:
             if self.undo is not None:
                 async with asyncio.timeout(_UNDO_S):
@@ -57,21 +57,52 @@ class Blow:
 
 
 class Moment(NamedTuple):
-    """A fault and what triggered it."""
+    """A fault that is due, and its trigger."""
 
     fault: Fault
     session: int | None
-    """Whose turn; None when it was the clock."""
+    """The session whose turn triggered it; None when the clock did."""
     call: EngineCall | None
-    """Its request."""
+    """The request of that turn."""
 
-    async def passes(self) -> None:
-        """As long as the fault lasts."""
+    async def last(self) -> None:
+        """Wait as long as the fault lasts."""
         await asyncio.sleep(self.fault.seconds or 0)
 
 
+class Roster:
+    """The sessions of `scenario`, by id and by position.
+
+    Their rollouts are numbered from `first` on; `seeds` are theirs, by position.
+    """
+
+    def __init__(self, scenario: str, server: KillableServer, first: int, seeds: Mapping[int, int]) -> None:
+        self.scenario = scenario
+        self._server = server
+        self._first = first
+        self.seeds = seeds
+        self._seen: dict[str, int] = {}
+
+    def present(self) -> dict[str, int]:
+        """The sessions that are open now; none while the server is gone."""
+        there = {each: self.position_of(number) for each, number in self._server.open_sessions.items()}
+        mine = {session_id: position for session_id, position in there.items() if position in self.seeds}
+        self._seen |= mine
+        return mine
+
+    def position_of(self, number: int) -> int:
+        """The position of rollout `number` of the run."""
+        return number - self._first
+
+    def position(self, session_id: str) -> int | None:
+        """The position of a session, also when it has ended; None when it belongs to no rollout of the scenario."""
+        if session_id not in self._seen:
+            self.present()
+        return self._seen.get(session_id)
+
+
 class Rollouts:
-    """The rollouts that run, for whoever ends them all; nothing begins while that goes on."""
+    """The rollouts that run, so that an action can end them all; none begins while that goes on."""
 
     def __init__(self) -> None:
         self.running: dict[asyncio.Task[Rollout], int] = {}
@@ -83,13 +114,13 @@ class Rollouts:
 class Actions:
     """The actions on one scenario."""
 
-    def __init__(self, seams: Seams, manager: SessionManager, company: Company, rollouts: Rollouts) -> None:
+    def __init__(self, seams: Seams, manager: SessionManager, roster: Roster, rollouts: Rollouts) -> None:
         self._seams = seams
         self._manager = manager
-        self._company = company
+        self._roster = roster
         self._rollouts = rollouts
         self._armed: dict[int, list[NetworkFault]] = {}
-        self._table: Mapping[Action, Callable[[Moment], Awaitable[Blow]]] = {
+        self._table: Mapping[Action, Callable[[Moment], Awaitable[Effect]]] = {
             "abort_engine": self._abort_engine,
             "drain": self._drain,
             "pause": self._pause,
@@ -99,41 +130,41 @@ class Actions:
             "kill_server": self._kill_server,
             "duplicate_request": self._duplicate_request,
             "end_rollout": self._end_rollout,
-            **dict.fromkeys(ON_THE_NETWORK, self._hurt),
+            **dict.fromkeys(ON_THE_NETWORK, self._arm),
         }
 
-    async def strike(self, moment: Moment) -> Blow:
-        """Do what the fault does at once. Raises `HarnessError` when it cannot be done."""
+    async def apply(self, moment: Moment) -> Effect:
+        """Do the immediate part of the fault's action. Raises `HarnessError` when it cannot be done."""
         return await self._table[moment.fault.action](moment)
 
-    def armed(self, session: int) -> Sequence[NetworkFault]:
-        """What waits for the next request of `session`, once."""
+    def take_armed(self, session: int) -> Sequence[NetworkFault]:
+        """Remove and return the faults that wait for the next request of `session`."""
         return self._armed.pop(session, ())
 
     # On everything
 
-    async def _drain(self, moment: Moment) -> Blow:
+    async def _drain(self, moment: Moment) -> Effect:
         async with GateClient(self._seams.server.address) as gate:
             report = await gate.drain(deadline_s=_GATE_S)
-        closed, in_flight = _counted(report.sessions_closed, "session"), _counted(report.turns_in_flight, "turn")
-        return Blow(f"{closed} closed, {in_flight} in flight", moment.passes, self._open_gate)
+        closed, in_flight = _count(report.sessions_closed, "session"), _count(report.turns_in_flight, "turn")
+        return Effect(f"{closed} closed, {in_flight} in flight", moment.last, self._open_gate)
 
-    async def _pause(self, moment: Moment) -> Blow:
+    async def _pause(self, moment: Moment) -> Effect:
         async with GateClient(self._seams.server.address) as gate:
             report = await gate.pause(deadline_s=_GATE_S)
 
         async def stand_still() -> None:
             async with paused_rollout([self._seams.server.address], [EngineInProcess(self._seams.engine)]):
-                await moment.passes()
+                await moment.last()
 
-        did = f"{_counted(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
-        return Blow(did, stand_still, self._open_gate)
+        did = f"{_count(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
+        return Effect(did, stand_still, self._open_gate)
 
     async def _open_gate(self) -> None:
         async with GateClient(self._seams.server.address) as gate:
             await gate.resume(deadline_s=_GATE_S)
 
-    async def _end_rollout(self, moment: Moment) -> Blow:
+    async def _end_rollout(self, moment: Moment) -> Effect:
         pending = list(self._rollouts.running)
         self._rollouts.may_begin.clear()
 
@@ -148,77 +179,75 @@ class Actions:
         async def go_on() -> None:
             self._rollouts.may_begin.set()
 
-        return Blow(f"{_counted(len(pending), 'rollout')} ended", end, go_on)
+        return Effect(f"{_count(len(pending), 'rollout')} ended", end, go_on)
 
-    async def _kill_server(self, moment: Moment) -> Blow:
+    async def _kill_server(self, moment: Moment) -> Effect:
         if not self._seams.server.is_up:
             raise HarnessError("the server had been killed before, and was not back yet")
-        sessions = len(self._seams.server.open_sessions)
+        did = f"the server was killed with {_count(len(self._seams.server.open_sessions), 'session')}"
         await self._seams.server.kill()
-        return Blow(
-            f"the server was killed with {_counted(sessions, 'session')}", moment.passes, self._seams.server.start
-        )
+        return Effect(did, moment.last, self._seams.server.start)
 
-    async def _kill_engine(self, moment: Moment) -> Blow:
+    async def _kill_engine(self, moment: Moment) -> Effect:
         if not self._seams.engine_is_up:
             raise HarnessError("the engine had been killed before, and was not back yet")
-        did = f"the engine was killed with {_counted(len(self._seams.engine.live), 'request')}"
+        did = f"the engine was killed with {_count(len(self._seams.engine.live), 'request')}"
         await self._seams.kill_engine()
         if moment.fault.seconds is None:
-            return Blow(did)
-        return Blow(did, moment.passes, self._seams.start_engine)
+            return Effect(did)
+        return Effect(did, moment.last, self._seams.start_engine)
 
     # On one session, or on each of those that the fault names
 
-    async def _abort_engine(self, moment: Moment) -> Blow:
+    async def _abort_engine(self, moment: Moment) -> Effect:
         targets = self._targets(moment)
         calls = [each for each in self._seams.engine.live.values() if each.session_id in targets]
         for each in calls:
             await self._seams.engine.abort_early(each)
-        return Blow(f"{_counted(len(calls), 'request')} ended")
+        return Effect(f"{_count(len(calls), 'request')} ended")
 
-    async def _kill_agent(self, moment: Moment) -> Blow:
+    async def _kill_agent(self, moment: Moment) -> Effect:
         killed = self._signal(self._targets(moment), signal.SIGKILL)
-        return Blow(f"{_counted(len(killed), 'agent')} killed")
+        return Effect(f"{_count(len(killed), 'agent')} killed")
 
-    async def _stop_agent(self, moment: Moment) -> Blow:
+    async def _stop_agent(self, moment: Moment) -> Effect:
         stopped = self._signal(self._targets(moment), signal.SIGSTOP)
-        did = f"{_counted(len(stopped), 'agent')} stopped"
+        did = f"{_count(len(stopped), 'agent')} stopped"
         if moment.fault.seconds is None:
-            return Blow(did)
+            return Effect(did)
 
         async def go_on() -> None:
             gone = len(stopped) - len(self._signal(stopped, signal.SIGCONT))
             if gone:
                 raise HarnessError(f"{did}, {gone} of them ended before the SIGCONT")
 
-        return Blow(did, moment.passes, go_on)
+        return Effect(did, moment.last, go_on)
 
-    async def _duplicate_request(self, moment: Moment) -> Blow:
+    async def _duplicate_request(self, moment: Moment) -> Effect:
         repeated = sum(map(self._seams.agents.repeat, self._targets(moment)))
-        return Blow(f"{_counted(repeated, 'request')} arrived again")
+        return Effect(f"{_count(repeated, 'request')} arrived again")
 
-    async def _hurt(self, moment: Moment) -> Blow:
-        hurt = NetworkFault(moment.fault.action, moment.fault.seconds)
+    async def _arm(self, moment: Moment) -> Effect:
+        fault = NetworkFault(moment.fault.action, moment.fault.seconds)
         if moment.call is not None:
-            moment.call.faults.append(hurt)
-            return Blow("1 request")
+            moment.call.faults.append(fault)
+            return Effect("1 request")
         sessions = self._targets(moment).values()
         for session in sessions:
-            self._armed.setdefault(session, []).append(hurt)
-        return Blow(f"the next request of {_counted(len(sessions), 'session')}")
+            self._armed.setdefault(session, []).append(fault)
+        return Effect(f"the next request of {_count(len(sessions), 'session')}")
 
     def _signal(self, session_ids: Iterable[str], number: signal.Signals) -> list[str]:
-        """The sessions whose agents the signal reached."""
+        """Send a signal to the agents of `session_ids`; returns the sessions whose agents it reached."""
         return [session_id for session_id in session_ids if self._manager.signal_agent(session_id, number)]
 
     def _targets(self, moment: Moment) -> dict[str, int]:
-        """Who triggered the fault or, when it was the clock, everybody that it names; ids and positions."""
+        """The session that triggered the fault or, when the clock did, all that it names; ids and positions."""
         if moment.call is not None and moment.session is not None:
             return {moment.call.session_id: moment.session}
-        present = self._company.present().items()
+        present = self._roster.present().items()
         return {session_id: session for session_id, session in present if moment.fault.names(session)}
 
 
-def _counted(number: int, noun: str) -> str:
+def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""The side of a session server that agents see: what they are told, and requests that arrive more than once.
+"""The side of a session server that agents see: the errors they are told, and requests that arrive more than once.
 
 An ASGI application around that of the server. It keeps every answer that is no success, so that a report can say what
 an agent was told, repeats a request byte for byte, and can give up everything that is being answered, as a process does
@@ -8,8 +8,6 @@ that is killed. Requests and answers pass through unchanged.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple
@@ -20,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _CALL_PATH = "/v1/chat/completions"
 
 
-class Told(NamedTuple):
+class ErrorAnswer(NamedTuple):
     """An answer to a model call that is no success."""
 
     at: float
@@ -46,6 +44,7 @@ class _Connection:
     body: bytes
     send: Send
     has_left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client closes the connection."""
     has_answered: bool = False
     _was_read: bool = False
 
@@ -63,49 +62,42 @@ class _Connection:
             self.has_answered = True
             await self.send(message)
 
-    def leave(self) -> None:
-        """The client closes the connection."""
-        self.has_left.set()
-
-    async def through(self, app: ASGIApp) -> None:
-        """Have `app` answer it."""
-        await app(self.scope, self.receive, self.answer)
-
-    def again(self) -> "_Connection":
-        """The same bytes once more, answered to whoever waited for the answer to this one."""
-        return _Connection(self.scope, self.body, self.send)
-
-
-@dataclass(eq=False, slots=True)
-class _ModelCall:
-    """A model call under way."""
-
-    is_repeated: asyncio.Event = field(default_factory=asyncio.Event)
-
 
 class AgentSeam:
-    """What stands between agents and the session server of a scenario with faults."""
+    """Stands between agents and the session server of a scenario with faults."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
-        self._calls: defaultdict[str, list[_ModelCall]] = defaultdict(list)
+        self.error_answers: list[ErrorAnswer] = []
+        self._repetitions: defaultdict[str, list[asyncio.Event]] = defaultdict(list)
+        """For each model call of a session that is under way, the event that makes it arrive again."""
         self._answering: set[asyncio.Task[None]] = set()
         self._dropped: set[asyncio.Task[None]] = set()
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """`app`, seen through this seam."""
+        """`app` with this seam in front of it."""
 
-        async def seen(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._answered(lambda: self._handle(app, scope, receive, send))
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._answering.add(task)
+            try:
+                await self._handle(app, scope, receive, send)
+            except asyncio.CancelledError:
+                if task not in self._dropped:
+                    raise
+                task.uncancel()  # the process would be gone: there is nobody to be told of a cancellation
+            finally:
+                self._answering.discard(task)
+                self._dropped.discard(task)
 
-        return seen
+        return handle
 
     def repeat(self, session_id: str) -> int:
-        """The model calls of the session that are under way arrive again; returns how many there are."""
-        calls = self._calls[session_id]
-        for call in calls:
-            call.is_repeated.set()
-        return len(calls)
+        """Make the model calls of the session that are under way arrive again; returns how many there are."""
+        repetitions = self._repetitions[session_id]
+        for repetition in repetitions:
+            repetition.set()
+        return len(repetitions)
 
     def drop(self) -> None:
         """Give up every request that is being answered; nobody is told."""
@@ -113,85 +105,72 @@ class AgentSeam:
             self._dropped.add(task)
             task.cancel()
 
-    async def _answered(self, handle: Callable[[], Awaitable[None]]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._answering.add(task)
-        try:
-            await handle()
-        except asyncio.CancelledError:
-            if task not in self._dropped:
-                raise
-            task.uncancel()  # the process would be gone: there is nobody to be told of a cancellation
-        finally:
-            self._answering.discard(task)
-            self._dropped.discard(task)
-
     async def _handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
         if not (path.startswith("/sessions/") and path.endswith(_CALL_PATH)):
             await app(scope, receive, send)
             return
         session_id = path.split("/")[2]
-        body = await _whole_body(receive)
+        body = await _read_body(receive)
         if body is None:
             return
-        first = _Connection(scope, body, self._witnessed(session_id, send))
-        async with self._under_way(session_id) as call:
-            await _played(app, first, call, receive)
-
-    @asynccontextmanager
-    async def _under_way(self, session_id: str) -> AsyncIterator[_ModelCall]:
-        call = _ModelCall()
-        self._calls[session_id].append(call)
+        first = _Connection(scope, body, self._keep_errors(session_id, send))
+        repetition = asyncio.Event()
+        self._repetitions[session_id].append(repetition)
         try:
-            yield call
+            await _answer(app, first, repetition, receive)
         finally:
-            self._calls[session_id].remove(call)
+            self._repetitions[session_id].remove(repetition)
 
-    def _witnessed(self, session_id: str, send: Send) -> Send:
-        """`send`, which remembers what an agent is told when it is no success."""
+    def _keep_errors(self, session_id: str, send: Send) -> Send:
+        """`send`, which also keeps the answers that are no success."""
         status = HTTPStatus.OK.value
 
-        async def witnessed(message: Message) -> None:
+        async def keep_and_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif status >= HTTPStatus.BAD_REQUEST and not message.get("more_body"):
-                self.told.append(
-                    Told(time.monotonic(), session_id, f"{status} {_code_of(message.get('body', b''))}".strip())
-                )
+                try:
+                    code = msgspec.json.decode(message.get("body", b""), type=_ErrorBody).error.code
+                except msgspec.DecodeError:
+                    code = None
+                words = f"{status} {code or ''}".strip()
+                self.error_answers.append(ErrorAnswer(time.monotonic(), session_id, words))
             await send(message)
 
-        return witnessed
+        return keep_and_send
 
 
-async def _played(app: ASGIApp, first: _Connection, call: _ModelCall, receive: Receive) -> None:
-    """Answer `first`; when its call is repeated before that, the agent reads the answer to the repetition."""
+async def _answer(app: ASGIApp, first: _Connection, repetition: asyncio.Event, receive: Receive) -> None:
+    """Have `app` answer `first`; when the call is repeated before that, the agent gets the repetition's answer."""
     connections = [first]
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        connections[-1].leave()
+        connections[-1].has_left.set()
+
+    async def answer(connection: _Connection) -> None:
+        await app(connection.scope, connection.receive, connection.answer)
 
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch())
-        repeated = tasks.create_task(call.is_repeated.wait())
-        answered = tasks.create_task(first.through(app))
+        repeated = tasks.create_task(repetition.wait())
+        answered = tasks.create_task(answer(first))
         try:
             await asyncio.wait({answered, repeated}, return_when=asyncio.FIRST_COMPLETED)
             if not answered.done() and not first.has_answered:
-                connections.append(first.again())
-                first.leave()  # as a client does that timed out; its retry may be quicker than its end
-                await connections[-1].through(app)
+                connections.append(_Connection(first.scope, first.body, first.send))
+                first.has_left.set()  # as a client does that timed out; its retry may be quicker than its end
+                await answer(connections[-1])
             await asyncio.wait({answered})
         finally:
             watching.cancel()
             repeated.cancel()
 
 
-async def _whole_body(receive: Receive) -> bytes | None:
+async def _read_body(receive: Receive) -> bytes | None:
     """The body of a request; None when its client left before its end."""
     body = bytearray()
     while True:
@@ -201,10 +180,3 @@ async def _whole_body(receive: Receive) -> bytes | None:
         body += message.get("body", b"")
         if not message.get("more_body"):
             return bytes(body)
-
-
-def _code_of(body: bytes) -> str:
-    try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.code or ""
-    except msgspec.DecodeError:
-        return ""

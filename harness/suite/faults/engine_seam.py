@@ -1,11 +1,12 @@
-"""A `TokenProvider` that sees every request of a scenario with faults, and lets the faults of the network befall it.
+"""A `TokenProvider` that sees every request of a scenario with faults, and applies the faults of the network.
 
-What it lets happen is what a provider makes of a broken server: the same errors, at the same places. Where a real proxy
-stands between the provider and its server (`network.py`), the proxy does it and the provider draws its own conclusions.
-It decides nothing: a `Watcher` is told of every request and every token, and strikes.
+A request meets the errors that a provider makes of a broken server, at the same places. Where a real proxy stands
+between the provider and its server (`network.py`), the proxy breaks the request and the provider draws its own
+conclusions. This module decides nothing: a `Watcher` is told of every request and every token, and adds faults to the
+request.
 
-Which request belongs to which turn is read off the ids: a request whose prompt is that of a turn which has no whole
-answer yet goes on with that turn, whatever its request id.
+The ids tell which turn a request belongs to: a request whose prompt is that of a turn which has no whole answer yet
+goes on with that turn, whatever its request id.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from typing import NamedTuple, Protocol, Self
 
 from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
-from harness.suite.faults.spec import Action
+from harness.suite.scenarios.fault import Action
 from harness.types import (
     FinishReason,
     GenerationDelta,
@@ -31,21 +32,22 @@ from harness.types import (
 
 DEADLINE_S = 600.0
 """How long a provider waits for a server that says nothing."""
+_IN_THE_ANSWER: frozenset[Action] = frozenset({"cut_connection", "malformed_reply"})
 _KILLED = "the engine was killed, a fault of the scenario"
 
 
 class NetworkFault(NamedTuple):
-    """What befalls one request on its way to the engine or back."""
+    """A fault of one request on its way to the engine or back."""
 
     action: Action
     seconds: float | None = None
 
 
 class Network(Protocol):
-    """What stands between a provider and its server, and can hurt a request by its id."""
+    """Stands between a provider and its server, and can break a request by its id."""
 
     def arm(self, request_id: str, fault: NetworkFault) -> None:
-        """Let `fault` befall the request: at once when it is on its way, else as soon as it comes."""
+        """Apply `fault` to the request: at once when it is on its way, else as soon as it comes."""
 
     def disarm(self, request_id: str) -> None:
         """The request is over."""
@@ -84,7 +86,7 @@ class EngineCall:
     tokens: int
     """Sampled so far for the turn's output."""
     faults: list[NetworkFault] = field(default_factory=list)
-    """What is yet to befall it."""
+    """Faults that are yet to be applied to it, in order."""
     ends_early: bool = False
     """The engine ends it as soon as it has begun."""
     error: EngineError | None = None
@@ -109,16 +111,16 @@ class EngineCall:
 
 
 class Watcher(Protocol):
-    """Whoever decides what befalls the requests of a scenario."""
+    """Decides which faults the requests of a scenario get."""
 
-    async def began(self, call: EngineCall) -> None:
-        """A request is about to go to the engine; returns when what is due has struck."""
+    async def on_request(self, call: EngineCall) -> None:
+        """A request is about to go to the engine; returns after the immediate effects of the faults that are due."""
 
-    async def sampled(self, call: EngineCall) -> None:
-        """A request has come to `call.tokens`; returns when what is due has struck."""
+    async def on_tokens(self, call: EngineCall) -> None:
+        """A request has come to `call.tokens`; returns like `on_request`."""
 
     def counts_tokens(self, call: EngineCall) -> bool:
-        """Whether `sampled` has to be called."""
+        """Whether `on_tokens` has to be called."""
 
 
 class FaultyProvider:
@@ -126,7 +128,7 @@ class FaultyProvider:
 
     Args:
         inner: The engine, entered by somebody else.
-        network: Where there is a real one to be hurt; None raises what a provider would.
+        network: A real network that applies the faults; without one, the errors of a provider are raised here.
     """
 
     def __init__(self, inner: TokenProvider, network: Network | None = None) -> None:
@@ -183,7 +185,7 @@ class FaultyProvider:
         session_id: str | None = None,
         prompt_logprobs_from: int | None = None,
     ) -> GenerationResult:
-        """See `TokenProvider`; what befalls the request is raised."""
+        """See `TokenProvider`; faults of the request are raised."""
         if self.watcher is None or session_id is None:
             self._require_alive()
             return await self._inner.generate(
@@ -197,11 +199,15 @@ class FaultyProvider:
         turns = self._turns.setdefault(session_id, TurnCount())
         call = EngineCall(request_id, session_id, *turns.begin(prompt), tokens=params.continues)
         async with self._under_way(call):
-            await self.watcher.began(call)
+            await self.watcher.on_request(call)
             self._require_alive()
-            await self._suffer_on_the_way(call)
-            result = await self._sampled(call, self.watcher, input_ids, params, prompt_logprobs_from)
-            await self._suffer(call)
+            # Without a network, a connection breaks, and an answer is malformed, once the tokens have been sampled.
+            later = [each for each in call.faults if self._network is None and each.action in _IN_THE_ANSWER]
+            call.faults = [each for each in call.faults if each not in later]
+            await self._apply_faults(call)
+            call.faults += later
+            result = await self._sample(call, self.watcher, input_ids, params, prompt_logprobs_from)
+            await self._apply_faults(call)
         if result.finish_reason is not FinishReason.ABORT:
             turns.end(prompt)
         return result
@@ -267,7 +273,7 @@ class FaultyProvider:
             if self._network is not None:
                 self._network.disarm(call.request_id)
 
-    async def _sampled(
+    async def _sample(
         self, call: EngineCall, watcher: Watcher, input_ids: TokenIds, params: SamplingParams, scored_from: int | None
     ) -> GenerationResult:
         """The engine's answer; token by token where a fault waits for one."""
@@ -291,36 +297,27 @@ class FaultyProvider:
                 if isinstance(piece, GenerationResult):
                     return piece
                 call.tokens += piece.output_ids.size
-                await watcher.sampled(call)
-                await self._suffer(call)
+                await watcher.on_tokens(call)
+                await self._apply_faults(call)
                 if call.ends_early:
                     await self.abort_early(call)
         raise EngineConnectionLost("the engine ended a stream without a result")
 
-    async def _suffer_on_the_way(self, call: EngineCall) -> None:
-        """What befalls a request before the engine has it; a broken answer has to be sampled first."""
-        later = [fault for fault in call.faults if fault.action in ("cut_connection", "malformed_reply")]
-        if self._network is None:
-            call.faults = [fault for fault in call.faults if fault not in later]
-        await self._suffer(call)
-        if self._network is None:
-            call.faults = later
-
-    async def _suffer(self, call: EngineCall) -> None:
+    async def _apply_faults(self, call: EngineCall) -> None:
         while call.faults:
             fault = call.faults.pop(0)
             if self._network is not None:
                 self._network.arm(call.request_id, fault)
             else:
-                await _befall(fault)
+                await _raise_as_provider(fault)
 
     def _require_alive(self) -> None:
         if self._is_dead:
             raise EngineUnavailable(_KILLED)
 
 
-async def _befall(fault: NetworkFault) -> None:
-    """What a provider makes of `fault`."""
+async def _raise_as_provider(fault: NetworkFault) -> None:
+    """Wait for and raise what a provider makes of `fault`."""
     match fault.action:
         case "engine_500":
             raise EngineError("the engine answered with 500, a fault of the scenario")

@@ -1,4 +1,4 @@
-"""What faults did, as data: a line of `faults.jsonl` for each time that one came, and the report of a scenario's.
+"""The effects of faults, as data: a line of `faults.jsonl` for each time that one came, and the report of a scenario's.
 
 A line holds every session that was there: how it stood at that moment, what its agent was told from then on, how it
 ended, and where its tokens went. Lines outlive the run that wrote them; a run that is resumed adds its own.
@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from harness.sessions.ledger import Ledger
-from harness.suite.faults.spec import Fault
 from harness.suite.judge.verdicts import Verdict
 from harness.suite.record.storage import disk_failures
+from harness.suite.scenarios.fault import Fault
 from harness.types import Json
 
 
-class Witness(msgspec.Struct, frozen=True, kw_only=True):
+class Bystander(msgspec.Struct, frozen=True, kw_only=True):
     """A session that was there when a fault came."""
 
     session: int
@@ -53,15 +53,15 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     """Since the scenario began."""
     session: int | None = None
-    """Whose turn triggered it; None when the clock did."""
+    """The session whose turn triggered it; None when the clock did."""
     turn: int = 0
     tokens: int = 0
     """Of that turn."""
     did: str = ""
-    """What it did, in words."""
+    """Its immediate effect, in words."""
     problem: str = ""
     """Why it could not do it."""
-    sessions: tuple[Witness, ...] = ()
+    sessions: tuple[Bystander, ...] = ()
     ledger: Ledger = Ledger()
     """Of the sessions that were there."""
 
@@ -109,11 +109,13 @@ class FaultLog:
         if not self._path.is_file():
             return []
         with disk_failures(self._path):
-            return [msgspec.json.decode(line, type=Firing) for line in _whole_lines(self._path.read_bytes())]
+            content = self._path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]  # a run that was killed may have left half a line
+        return [msgspec.json.decode(line, type=Firing) for line in whole.splitlines()]
 
 
 def report_faults(scenario: str, faults: Sequence[Fault], firings: Sequence[Firing]) -> list[FaultReport]:
-    """What became of each of `faults`, in their order."""
+    """The report on each of `faults`, in their order."""
     mine = [firing for firing in firings if firing.scenario == scenario]
     return [
         FaultReport(fault, [firing for firing in mine if firing.fault == position])
@@ -136,8 +138,3 @@ def judge_faults(reports: Sequence[FaultReport], *, expects_all: bool) -> Iterat
 
 def _line(firing: Firing) -> bytes:
     return msgspec.json.encode(firing) + b"\n"
-
-
-def _whole_lines(content: bytes) -> list[bytes]:
-    """What a killed run left half-written is not one."""
-    return content[: content.rfind(b"\n") + 1].splitlines()

@@ -1,8 +1,8 @@
-"""A network between a provider and its engine servers that can be hurt: one proxy on the loopback for each server.
+"""A network between a provider and its engine servers that can be broken: one proxy on the loopback for each server.
 
 Requests and answers pass unchanged until a fault is armed for the id of a request, which the proxy finds in its body.
-Then the answer is a 500, never comes, breaks off in the middle, is no JSON, or is late; what comes of that is the
-provider's own doing. A network can also die, as a server does: nothing listens, and what was under way is reset.
+Then the answer is a 500, never comes, breaks off in the middle, is no JSON, or is late; the provider makes of
+that what it can. A network can also die, as a server does: nothing listens, and what was under way is reset.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ class _Passage:
     _is_malformed: bool = False
     _is_cut: bool = False
 
-    def garbles(self) -> bool:
-        """What follows of the answer is no JSON."""
+    def is_malformed(self) -> bool:
+        """The rest of the answer is no JSON."""
         return self._is_malformed
 
-    def cuts(self) -> bool:
-        """The answer breaks off in the middle of what comes next."""
+    def is_cut(self) -> bool:
+        """The answer breaks off in the middle of the next chunk."""
         return self._is_cut
 
     def reset(self) -> None:
@@ -55,8 +55,8 @@ class _Passage:
         if self.request.transport is not None:
             self.request.transport.abort()
 
-    async def suffer(self, *, has_begun: bool) -> web.Response | None:
-        """Let what is armed befall it; the answer when that is one. Raises `_Broken`."""
+    async def apply_faults(self, *, has_begun: bool) -> web.Response | None:
+        """Apply the faults of the request, in order; returns the answer when a fault is one. Raises `_Broken`."""
         while self.faults:
             fault = self.faults.pop(0)
             match fault.action:
@@ -141,8 +141,8 @@ class FaultProxy:
         body = await request.read()
         with self._under_way(request, body) as passage:
             try:
-                answer = await passage.suffer(has_begun=False)
-                return answer or await self._passed_on(request, body, passage)
+                answer = await passage.apply_faults(has_begun=False)
+                return answer or await self._pass_on(request, body, passage)
             except (_Broken, aiohttp.ClientError):
                 passage.reset()
                 return web.Response(status=502)  # which nobody gets
@@ -160,38 +160,28 @@ class FaultProxy:
             if self._passages.get(request_id) is passage:
                 del self._passages[request_id]
 
-    async def _passed_on(self, request: web.Request, body: bytes, passage: _Passage) -> web.StreamResponse:
+    async def _pass_on(self, request: web.Request, body: bytes, passage: _Passage) -> web.StreamResponse:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         url = self._upstream + request.path_qs
         async with self._http.request(request.method, url, data=body, headers=headers) as upstream:
-            if passage.garbles():
-                return await _malformed(upstream)
+            if passage.is_malformed():
+                await upstream.read()
+                is_stream = upstream.content_type == "text/event-stream"
+                return web.Response(body=_EVENT if is_stream else _NO_JSON, content_type=upstream.content_type)
             kept = {name: value for name, value in upstream.headers.items() if name.lower() not in _HOP_BY_HOP}
             response = web.StreamResponse(status=upstream.status, headers=kept)
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
-                await _relay(chunk, response, passage)
-                if passage.garbles():
+                await passage.apply_faults(has_begun=True)
+                if passage.is_cut():
+                    await response.write(chunk[: len(chunk) // 2])
+                    raise _Broken
+                await response.write(chunk)
+                if passage.is_malformed():
                     await response.write(_EVENT)
                     break
             await response.write_eof()
             return response
-
-
-async def _relay(chunk: bytes, response: web.StreamResponse, passage: _Passage) -> None:
-    """Hand `chunk` on, or the beginning of it. Raises `_Broken`."""
-    await passage.suffer(has_begun=True)
-    if passage.cuts():
-        await response.write(chunk[: len(chunk) // 2])
-        raise _Broken
-    await response.write(chunk)
-
-
-async def _malformed(upstream: aiohttp.ClientResponse) -> web.Response:
-    """No JSON, in the form in which the server answers."""
-    await upstream.read()
-    is_stream = upstream.content_type == "text/event-stream"
-    return web.Response(body=_EVENT if is_stream else _NO_JSON, content_type=upstream.content_type)
 
 
 class FaultyNetwork:
@@ -220,7 +210,7 @@ class FaultyNetwork:
 
 
 @asynccontextmanager
-async def between(name: str) -> AsyncIterator[tuple[str, FaultyNetwork]]:
+async def open_network(name: str) -> AsyncIterator[tuple[str, FaultyNetwork]]:
     """The engine `name` (`sglang=URL[,URL]`, `vllm=...`) behind proxies: its name then, and the network."""
     engine = EngineName.parse(name)
     async with AsyncExitStack() as stack:

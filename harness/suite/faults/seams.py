@@ -12,29 +12,28 @@ from pathlib import Path
 from harness.engines.base import TokenProvider
 from harness.server.settings import ServerSettings
 from harness.suite.faults.agent_seam import AgentSeam
-from harness.suite.faults.engine_lane import KillableLane
 from harness.suite.faults.engine_seam import FaultyProvider
+from harness.suite.faults.killable import KillableLane, KillableServer
 from harness.suite.faults.network import FaultyNetwork
-from harness.suite.faults.session_server import KillableServer
 from harness.tokens.chat_tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class EngineServers:
-    """What an engine that is no part of this process consists of."""
+    """The parts of an engine outside this process."""
 
     network: FaultyNetwork
     lane: KillableLane | None = None
     """None when the run did not start the servers: then only the way to them can die."""
 
     async def kill(self) -> None:
-        """Nobody answers any more."""
+        """Let nobody answer any more."""
         await self.network.kill()
         if self.lane is not None:
             await self.lane.kill()
 
     async def start(self) -> None:
-        """They answer again."""
+        """Let them answer again."""
         if self.lane is not None:
             await self.lane.start()
         await self.network.revive()
@@ -42,7 +41,7 @@ class EngineServers:
 
 @dataclass(slots=True)
 class Seams:
-    """Where the faults of a scenario strike."""
+    """The places where the faults of a scenario are applied."""
 
     engine: FaultyProvider
     server: KillableServer
@@ -52,7 +51,7 @@ class Seams:
     engine_is_up: bool = True
 
     async def kill_engine(self) -> None:
-        """The engine is gone, with everything it was doing."""
+        """Let the engine be gone, with everything it was doing."""
         self.engine_is_up = False
         if self.engine_servers is None:
             self.engine.kill()
@@ -60,7 +59,7 @@ class Seams:
             await self.engine_servers.kill()
 
     async def start_engine(self) -> None:
-        """The engine is back."""
+        """Bring the engine back."""
         if self.engine_servers is None:
             self.engine.revive()
         else:

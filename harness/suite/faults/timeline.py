@@ -1,15 +1,19 @@
-"""Which fault is due when: events in, due faults out. Pure.
+"""The timeline of a scenario's faults: events in, due faults out. Pure.
 
-A session is its position in the scenario, a turn is counted from 1. What has been due is not due again: a fault on one
-session once for every session, a fault on everything once. Draws are a function of the session's seed, the fault's
-position and the turn, so they depend neither on the order of events nor on what else runs (I10).
+A session is its position in the scenario; turns are counted from 1. A fault that has been due is not due again: one on
+a single session is due once for each session, one on everything once. `_key` says what "the same fault" is: with it a
+retried request, the later requests of a continued turn, and a clock that looks twice make nothing due a second time, so
+callers may report an event as often as they see it.
+
+Draws are a function of the session's seed, the fault's position and the turn: they depend neither on the order of
+events nor on what else runs, and a resumed run draws the same faults (I10).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from harness.suite.faults.spec import Fault
+from harness.suite.scenarios.fault import Fault
 
 
 class TurnBegan(NamedTuple):
@@ -42,7 +46,7 @@ class Due(NamedTuple):
     position: int
     """Of the fault among those of the scenario."""
     session: int | None = None
-    """Whose turn triggered it; None when the clock did."""
+    """The session whose turn triggered it; None when the clock did."""
     turn: int = 0
     tokens: int = 0
 
@@ -56,15 +60,15 @@ class Timeline:
         self._past: set[tuple[int | None, ...]] = set()
 
     def after(self, event: Event) -> list[Due]:
-        """What `event` makes due, in the order of the file."""
+        """The faults that `event` makes due, in the order of the file."""
         due = [each for position in range(len(self._faults)) for each in self._due(position, event)]
         self._past |= {self._key(each) for each in due}
         return due
 
     def next_second(self) -> float | None:
         """When the clock makes the next fault due; None when it makes none any more."""
-        coming = (at_s for position, at_s in self._of_the_clock() if (position, None) not in self._past)
-        return min(coming, default=None)
+        timed = ((n, fault.at_second) for n, fault in enumerate(self._faults) if fault.at_second is not None)
+        return min((at_s for position, at_s in timed if (position, None) not in self._past), default=None)
 
     def counts_tokens(self, session: int, turn: int) -> bool:
         """Whether a fault waits for a token of that turn."""
@@ -90,21 +94,14 @@ class Timeline:
         fault = self._faults[position]
         if not fault.names(session):
             return False
-        if fault.probability is not None:
-            return self._draw(position, session, turn) < fault.probability
-        return fault.at_turn == turn and fault.at_token is None
-
-    def _draw(self, position: int, session: int, turn: int) -> float:
-        """Uniform in [0, 1)."""
+        if fault.probability is None:
+            return fault.at_turn == turn and fault.at_token is None
         digest = blake2b(f"{self._seeds[session]}:{position}:{turn}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) / 2**64
+        return int.from_bytes(digest) / 2**64 < fault.probability
 
     def _key(self, due: Due) -> tuple[int | None, ...]:
-        """What must not be due twice."""
+        """The identity under which `due` comes only once: a fault with a probability is drawn for every turn."""
         fault = self._faults[due.position]
         if fault.probability is not None:
             return due.position, due.session, due.turn
         return due.position, None if fault.is_on_everything else due.session
-
-    def _of_the_clock(self) -> Iterator[tuple[int, float]]:
-        return ((n, fault.at_second) for n, fault in enumerate(self._faults) if fault.at_second is not None)

@@ -15,7 +15,7 @@ from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
 from harness.samples.rollout import Rollout
-from harness.suite.faults.stage import FaultStage
+from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.record.rollout_table import RolloutLog, RolloutRecord, SessionFacts
 from harness.suite.record.rundir import RunDirectory
@@ -38,8 +38,8 @@ class RolloutBatch:
     log: RolloutLog
     progress: Progress
     interrupts: Interrupts
-    faults: FaultStage | None = None
-    """Plays the scenario's faults; None when it has none."""
+    faults: FaultInjector | None = None
+    """Injects the scenario's faults; None when it has none."""
 
     async def run(self, rollouts: Sequence[PlannedRollout], *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.

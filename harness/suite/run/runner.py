@@ -17,18 +17,18 @@ from harness.errors import HarnessError
 from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_from_json
-from harness.suite.faults.company import Company
+from harness.suite.faults.actions import Roster
 from harness.suite.faults.firing import FaultLog, report_faults
-from harness.suite.faults.stage import FaultStage
+from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.accounting import account_run
 from harness.suite.record.config import SuiteSelection
 from harness.suite.record.lock import check_same_engine, read_lock, versions
-from harness.suite.record.report import RunReport, ScenarioReport, status_of
 from harness.suite.record.rollout_table import RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.batch import RolloutBatch, with_environment
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.progress import Progress
+from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, Services, serve_engine
 from harness.suite.run.weight_schedule import weights_changing
 from harness.suite.scenarios.folder import ScenarioFolder
@@ -93,24 +93,24 @@ class SuiteRun:
         self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
         agent = with_environment(await prepare_agent(folder.agent_script), folder)
         async with SessionManager(services.address.url, admin_token=services.address.admin_token) as manager:
-            stage = self._fault_stage(folder, services, manager)
-            batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, stage)
+            faults = self._faults_of(folder, services, manager)
+            batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, faults)
             width = self.concurrency or folder.scenario.concurrency
             async with (
                 weights_changing(folder.scenario.weights, services, self.directory, self.progress.say),
-                nullcontext() if stage is None else stage.playing(),
+                nullcontext() if faults is None else faults.active(),
             ):
                 await self.interrupts.guard(batch.run(rollouts, width=width), drain=self._draining(services))
 
-    def _fault_stage(self, folder: ScenarioFolder, services: Services, manager: SessionManager) -> FaultStage | None:
+    def _faults_of(self, folder: ScenarioFolder, services: Services, manager: SessionManager) -> FaultInjector | None:
         if services.seams is None:
             return None
         planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
         first = planned[0].number
         seeds = {each.number - first: each.seed for each in planned}
-        company = Company(folder.name, services.seams.server, first, seeds)
+        roster = Roster(folder.name, services.seams.server, first, seeds)
         log = FaultLog(self.directory.faults)
-        return FaultStage(folder.scenario.faults, company, services.seams, manager, log)
+        return FaultInjector(folder.scenario.faults, roster, services.seams, manager, log)
 
     def _draining(self, services: Services) -> Callable[[], Awaitable[None]]:
         async def drain() -> None:

@@ -19,8 +19,8 @@ from harness.server.access import new_admin_token
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
-from harness.suite.faults.engine_lane import KillableLane
-from harness.suite.faults.network import between
+from harness.suite.faults.killable import KillableLane
+from harness.suite.faults.network import open_network
 from harness.suite.faults.seams import EngineServers, Seams, open_seams
 from harness.suite.record.lock import engine_identity
 from harness.suite.scenarios.folder import ScenarioFolder
@@ -39,7 +39,7 @@ class EngineChoice(NamedTuple):
     weights_of: str | None = None
     """The scenario that changes its weights; no other one runs on it afterwards."""
     faults_of: str | None = None
-    """The scenario whose faults befall it; nobody else shall meet them."""
+    """The scenario whose faults it meets; no other one runs on it."""
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
@@ -73,7 +73,7 @@ class Services:
     engine: TokenProvider
     model_dir: Path
     seams: Seams | None = None
-    """Where faults strike; None without any."""
+    """The places where faults are applied; None without faults."""
 
     async def drain(self) -> None:
         """Close every open session for good; new ones are refused."""
@@ -141,7 +141,7 @@ async def _reachable(
 ) -> AsyncIterator[tuple[str, EngineServers | None]]:
     """The name by which the engine can be opened; a server that has to be started runs for the time of the block.
 
-    Between servers and a scenario with faults stands a network that can be hurt.
+    Between servers and a scenario with faults stands a network that can be broken.
     """
     engine = EngineName.parse(choice.name)
     async with AsyncExitStack() as stack:
@@ -154,7 +154,7 @@ async def _reachable(
         if choice.faults_of is None or not (engine.urls or engine.needs_server):
             yield name, None
             return
-        name, network = await stack.enter_async_context(between(name))
+        name, network = await stack.enter_async_context(open_network(name))
         yield name, EngineServers(network, lane)
 
 

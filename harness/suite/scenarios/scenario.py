@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
-from harness.suite.faults.spec import Fault
+from harness.suite.scenarios.fault import Fault
 from harness.suite.scenarios.validation import WHOLE_SENTENCE
 from server_patch.repeat_terminate import RepeatTerminateConfig
 

@@ -1,8 +1,8 @@
 """`[[faults]]` of a `scenario.toml`: what goes wrong, and when.
 
 A fault has one trigger and one action. Actions on one session happen once to every session that they name, actions on
-everything once per run of the scenario; a `probability` is drawn anew for every turn. What is due when is decided in
-`timeline.py`, what an action does is in `stage.py`.
+everything once per run of the scenario; a `probability` is drawn anew for every turn.
+`timeline.py` decides which fault is due when, the actions are in `actions.py`, both in `suite/faults`.
 """
 
 from typing import Annotated, Literal, Self
@@ -61,7 +61,7 @@ class Fault(BaseModel):
     probability: float | None = Field(default=None, gt=0, le=1)
     """Of every turn, drawn from the seed of its session: the same seed, the same faults."""
     sessions: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
-    """The sessions that trigger it and that it befalls, by their position in the scenario; without it all of them."""
+    """The sessions that trigger it and that it acts on, by their position in the scenario; without it all of them."""
     seconds: float | None = Field(default=None, gt=0)
     """How long it lasts; without it as long as the action says (docs/scenarios.md)."""
 

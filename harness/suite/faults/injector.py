@@ -1,0 +1,211 @@
+"""Injects the faults of one scenario: reports events to the timeline, and applies the faults that are due.
+
+Three sources report events: model calls (`on_request`, `on_tokens`), the clock, and the rollouts themselves. Each event
+may make faults due. A fault is applied in a task of its own, in two parts: the event's source waits for the immediate
+effect, so a turn never runs ahead of the fault it has triggered, and the rest of the fault takes its time beside the
+sessions. Faults that one event makes due are applied one after the other, in the order of the file.
+
+When the scenario ends, the injector cuts short the rest of every fault and leaves the gate open, the server up and the
+engine as the faults left it; every time that a fault came is then a line of the log.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from harness.errors import HarnessError
+from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import Rollout
+from harness.sessions.ledger import Ledger, total
+from harness.suite.faults.actions import Actions, Moment, Rollouts, Roster
+from harness.suite.faults.engine_seam import EngineCall
+from harness.suite.faults.firing import Bystander, FaultLog, Firing
+from harness.suite.faults.seams import Seams
+from harness.suite.faults.timeline import Event, Timeline, TimePassed, TokensSampled, TurnBegan
+from harness.suite.scenarios.fault import Fault
+
+
+class FaultInjector:
+    """The faults of one scenario while it runs; the `Watcher` of its engine requests."""
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        roster: Roster,
+        seams: Seams,
+        manager: SessionManager,
+        log: FaultLog,
+    ) -> None:
+        self._faults = faults
+        self._roster = roster
+        self._seams = seams
+        self._manager = manager
+        self._log = log
+        self._rollouts = Rollouts()
+        self._actions = Actions(seams, manager, roster, self._rollouts)
+        self._timeline = Timeline(faults, roster.seeds)
+        self._began = time.monotonic()
+        self._firings: list[Firing] = []
+        self._ended: dict[int, Rollout] = {}
+        self._met: set[int] = set()
+        self._applying: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def active(self) -> AsyncIterator[None]:
+        """Faults come inside the block; nothing of them is left behind it but their lines in the log."""
+        self._began = time.monotonic()
+        before = self._log.read()
+        self._seams.engine.watcher = self
+        clock = asyncio.create_task(self._watch_clock(), name="fault timeline")
+        try:
+            yield
+        finally:
+            self._seams.engine.watcher = None
+            clock.cancel()
+            await asyncio.gather(clock, return_exceptions=True)
+            try:
+                await self._cut_short()
+            finally:
+                self._log.replace([*before, *map(self._complete, self._firings)])
+
+    # Rollouts
+
+    async def run(self, task: AgentTask, number: int) -> Rollout | None:
+        """The rollout of `task`, within reach of `end_rollout`; None when that had to cancel it."""
+        await self._rollouts.may_begin.wait()
+        session = self._roster.position_of(number)
+        running = asyncio.create_task(self._manager.run(task), name=f"rollout {number}")
+        self._rollouts.running[running] = session
+        try:
+            await asyncio.wait([running])
+        finally:
+            del self._rollouts.running[running]
+            if running.cancel():
+                await asyncio.wait([running])
+        if running.cancelled():
+            return None
+        self._ended[session] = running.result()
+        return running.result()
+
+    def has_met(self, number: int) -> bool:
+        """Whether a fault came while the rollout ran."""
+        return self._roster.position_of(number) in self._met
+
+    # Events
+
+    async def on_request(self, call: EngineCall) -> None:
+        """See `Watcher`."""
+        session = self._roster.position(call.session_id)
+        if session is not None:
+            call.faults += self._actions.take_armed(session)
+            if call.is_first:
+                await self._fire(TurnBegan(session, call.turn), call)
+
+    async def on_tokens(self, call: EngineCall) -> None:
+        """See `Watcher`."""
+        session = self._roster.position(call.session_id)
+        if session is not None:
+            await self._fire(TokensSampled(session, call.turn, call.tokens), call)
+
+    def counts_tokens(self, call: EngineCall) -> bool:
+        """See `Watcher`."""
+        session = self._roster.position(call.session_id)
+        return session is not None and self._timeline.counts_tokens(session, call.turn)
+
+    async def _watch_clock(self) -> None:
+        while (moment := self._timeline.next_second()) is not None:
+            await asyncio.sleep(self._began + moment - time.monotonic())
+            await self._fire(TimePassed(max(moment, time.monotonic() - self._began)), None)
+
+    # Faults that are due
+
+    async def _fire(self, event: Event, call: EngineCall | None) -> None:
+        """Apply every fault that `event` makes due, one after the other; returns with their immediate effects."""
+        for due in self._timeline.after(event):
+            fault = self._faults[due.position]
+            firing = Firing(
+                scenario=self._roster.scenario,
+                fault=due.position,
+                action=fault.action,
+                trigger=fault.trigger,
+                at_s=round(time.monotonic() - self._began, 3),
+                session=due.session,
+                turn=due.turn,
+                tokens=due.tokens,
+                sessions=tuple(self._bystanders()),
+            )
+            self._firings.append(firing)
+            self._log.append(firing)
+            self._met |= {bystander.session for bystander in firing.sessions}
+            has_applied = asyncio.Event()
+            applying = self._apply(len(self._firings) - 1, call, has_applied)
+            self._applying.append(asyncio.create_task(applying, name=f"fault {due.position}"))
+            await has_applied.wait()
+
+    async def _apply(self, position: int, call: EngineCall | None, has_applied: asyncio.Event) -> None:
+        """Carry out the firing at `position`: its immediate effect, then the rest.
+
+        A session may have come while the effect took place: it, and every rollout without a session when the fault is
+        on everything, has met the fault too.
+        """
+        firing = self._firings[position]
+        fault = self._faults[firing.fault]
+        try:
+            try:
+                effect = await self._actions.apply(Moment(fault, firing.session, call))
+            finally:
+                has_applied.set()
+            seen = {bystander.session for bystander in firing.sessions}
+            sessions = (*firing.sessions, *(each for each in self._bystanders() if each.session not in seen))
+            self._met |= {bystander.session for bystander in sessions}
+            if fault.is_on_everything:
+                self._met |= set(self._rollouts.running.values())
+            firing = msgspec.structs.replace(firing, did=effect.did, sessions=sessions)
+            self._firings[position] = firing
+            await effect.finish()
+        except (HarnessError, TimeoutError) as error:
+            self._firings[position] = msgspec.structs.replace(firing, problem=str(error) or repr(error))
+
+    async def _cut_short(self) -> None:
+        """Cancel the rest of every fault, which undoes it. Raises an exception that no fault should raise."""
+        for task in self._applying:
+            task.cancel()
+        ended = await asyncio.gather(*self._applying, return_exceptions=True)
+        bugs = [each for each in ended if isinstance(each, Exception)]
+        if bugs:
+            raise bugs[0]
+
+    # Reports
+
+    def _bystanders(self) -> list[Bystander]:
+        in_flight = {call.session_id for call in self._seams.engine.live.values()}
+        there = sorted(self._roster.present().items(), key=lambda item: item[1])
+        return [
+            Bystander(session=session, turn=self._seams.engine.turns_begun(each), in_flight=each in in_flight)
+            for each, session in there
+        ]
+
+    def _complete(self, firing: Firing) -> Firing:
+        """`firing` with the end of each of its sessions, and the ledger of all of them."""
+        rollouts = [self._ended[each.session] for each in firing.sessions if each.session in self._ended]
+        return msgspec.structs.replace(
+            firing,
+            sessions=tuple(self._complete_bystander(each, firing.at_s) for each in firing.sessions),
+            ledger=total(msgspec.convert(rollout.session["ledger"], Ledger) for rollout in rollouts),
+        )
+
+    def _complete_bystander(self, bystander: Bystander, since_s: float) -> Bystander:
+        """`bystander` with the error answers that its agent got from `since_s` on, and its end."""
+        later = (each for each in self._seams.agents.error_answers if each.at >= self._began + since_s)
+        told = Counter(each.words for each in later if self._roster.position(each.session_id) == bystander.session)
+        bystander = msgspec.structs.replace(bystander, told=dict(told))
+        rollout = self._ended.get(bystander.session)
+        if rollout is None:
+            return bystander
+        turns = Counter(turn["status"] for turn in rollout.session["turns"])
+        return msgspec.structs.replace(bystander, outcome=rollout.outcome.kind.value, turns=dict(turns))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness import errors as errors
-    from harness.client.sessions import Deadlines as Deadlines
+    from harness.client.session_server import Deadlines as Deadlines
     from harness.control.abort import abort_rollout as abort_rollout
     from harness.control.abort_report import AbortBudget as AbortBudget
     from harness.control.abort_report import AbortReport as AbortReport
@@ -70,7 +70,7 @@ _HOMES: Mapping[str, str] = {
     "Rollout": "harness.samples.rollout",
     "Outcome": "harness.samples.rollout",
     "OutcomeKind": "harness.samples.rollout",
-    "Deadlines": "harness.client.sessions",
+    "Deadlines": "harness.client.session_server",
     # Control: abort, pause, weight updates
     "abort_rollout": "harness.control.abort",
     "AbortBudget": "harness.control.abort_report",

@@ -1,4 +1,4 @@
-"""The gate of a session server, from the outside: drain, pause, resume, and what it says of itself.
+"""The gate of a session server, from the outside: drain, pause, renew, resume, and what it says of itself.
 
 All verbs are idempotent, so each may be repeated after any failure of transport or gateway; a few times only, because
 whoever turns a gate has a deadline of its own and a server that is gone must not use it up.
@@ -11,15 +11,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import TracebackType
-from typing import Self
 
-import msgspec
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from harness.client.sessions import SessionClient, decoded
+from harness.client.connections import GATE, Connections, decode
 from harness.errors import HoldExpired, HoldNotFound, SessionServerError
+from harness.sessions.gate import GateReport
 from harness.types import Json
 from server_patch.router.background import running
 
@@ -31,87 +28,28 @@ _log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 3
 _RENEWALS = 3  # in the time that a hold lasts
-_PAUSES = wait_exponential(multiplier=0.1, max=1.0)
-
-
-class HoldReport(msgspec.Struct, frozen=True):
-    """A hold on a gate, as its server lists it."""
-
-    holder: str
-    kind: str
-    engines: bool = False
-    """Its holder pauses the engines of the server."""
-
-
-class GateReport(msgspec.Struct, frozen=True):
-    """What a gate answers; the last three say what the verb touched."""
-
-    state: str
-    epoch: int
-    """How often the gate has changed."""
-    held: int
-    """Requests that wait at it."""
-    sessions: int
-    """Sessions that the server holds."""
-    turns_in_flight: int
-    holds: tuple[HoldReport, ...] = ()
-    turns_held: int = 0
-    """Those of the turns in flight that wait at the gate to be continued."""
-    sessions_open: int = 0
-    """Those of its sessions that still accept turns."""
-    changed: bool = False
-    sessions_closed: int = 0
-    """Sessions that this drain ended."""
-    released: int = 0
-    """Requests that this resume let go on."""
-
-    @property
-    def turns_generating(self) -> int:
-        """Turns in flight that an engine is busy with."""
-        return self.turns_in_flight - self.turns_held
-
-
-class SessionServerAddress(msgspec.Struct, frozen=True):
-    """Where a session server is, and what opens its admin verbs."""
-
-    url: str
-    admin_token: str | None = None
-
-    def __repr__(self) -> str:
-        return f"SessionServerAddress({self.url!r})"  # reports and errors show addresses, never tokens
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What an operator's requests carry."""
-        return {"authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
+_FIRST_PAUSE_S = 0.1
 
 
 class GateClient:
-    """The gate of the server at `address`; a context manager. Every verb raises `SessionServerError`.
+    """The gate of the server at `url`; `SessionServerClient.gate` makes one. Every verb raises `SessionServerError`.
 
     Args:
-        address: Of the session server.
+        url: Of the session server.
+        connections: To it.
         holder: Name of the hold that the verbs place, renew and release; empty for bare verbs.
         ttl_s: How long the hold lasts when it is not renewed.
     """
 
-    def __init__(self, address: SessionServerAddress | str, holder: str = "", ttl_s: float = HOLD_TTL_S) -> None:
-        self.address = SessionServerAddress(address) if isinstance(address, str) else address
+    def __init__(self, url: str, connections: Connections, holder: str, ttl_s: float) -> None:
+        self.url = url
         self.ttl_s = ttl_s
         self.is_held = False
         """The hold has been placed, and neither been released since nor been lost."""
         self.is_lost = False
         """The hold ended before it was released: what it kept shut has been open."""
         self._holder = {"holder": holder} if holder else {}
-        self._client = SessionClient(self.address.url, admin_token=self.address.admin_token)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._client.close()
+        self._connections = connections
 
     async def drain(self, *, deadline_s: float) -> GateReport:
         """End every open session for good; answered when each is marked, durably."""
@@ -156,13 +94,19 @@ class GateClient:
         return await self._ask("GET", "gate", deadline_s)
 
     async def _ask(self, method: str, verb: str, deadline_s: float, body: Json | None = None) -> GateReport:
-        attempts = AsyncRetrying(
-            stop=stop_after_attempt(_ATTEMPTS), wait=_PAUSES, retry=retry_if_exception(_may_repeat), reraise=True
-        )
-        # One attempt may not use up the time of the others: a server that hangs is asked again.
-        timeout_s = deadline_s / _ATTEMPTS
-        content: bytes = await attempts(self._client.attempt, method, f"/sessions/{verb}", body, timeout_s=timeout_s)
-        return decoded(content, GateReport)
+        pause_s = _FIRST_PAUSE_S
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            try:
+                # One attempt may not use up the time of the others: a server that hangs is asked again.
+                timeout_s = deadline_s / _ATTEMPTS
+                content = await self._connections.ask(GATE, method, f"/sessions/{verb}", body, timeout_s=timeout_s)
+                break
+            except SessionServerError as error:
+                if not attempts_left or not (error.retryable or error.status >= 500):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        return decode(content, GateReport)
 
 
 def new_holder(work: str) -> str:
@@ -193,8 +137,4 @@ async def _renew(gate: GateClient) -> None:
                 await gate.renew(deadline_s=gate.ttl_s / _RENEWALS)
         except (SessionServerError, TimeoutError) as error:
             said = error.message if isinstance(error, SessionServerError) else "no answer in time"
-            _log.warning(HOLD_NOT_RENEWED, url=gate.address.url, is_lost=gate.is_lost, error=said)
-
-
-def _may_repeat(error: BaseException) -> bool:
-    return isinstance(error, SessionServerError) and (error.retryable or error.status >= 500)
+            _log.warning(HOLD_NOT_RENEWED, url=gate.url, is_lost=gate.is_lost, error=said)

@@ -8,7 +8,7 @@ costs its own rollout and nothing else.
 
 from typing import NamedTuple
 
-from harness.client.sessions import SessionClient, SessionFacts
+from harness.client.session_server import SessionFacts, SessionServerClient
 from harness.errors import HarnessError
 from harness.types import Json, Sample
 
@@ -23,7 +23,7 @@ class SessionRecord(NamedTuple):
     """Why it could not be read."""
 
 
-async def read_record(client: SessionClient, session_id: str, *, settle_s: float) -> SessionRecord:
+async def read_record(client: SessionServerClient, session_id: str, *, settle_s: float) -> SessionRecord:
     """The record of a session whose agent has ended, read at most `settle_s` later than the client needs."""
     try:
         await client.end(session_id, within_s=settle_s)

@@ -20,7 +20,9 @@ from functools import partial
 
 import structlog
 
-from harness.client.gate import GateClient, SessionServerAddress, new_holder, renewed
+from harness.client.connections import SessionServerAddress
+from harness.client.gate import GateClient, new_holder, renewed
+from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import (
     AbortBudget,
     AbortReport,
@@ -76,8 +78,8 @@ async def abort_rollout(
     tasks = [asyncio.ensure_future(each) for each in pending]
     async with AsyncExitStack() as stack:
         budget, holder = budget or AbortBudget(), new_holder("abort")
-        clients = (GateClient(address, holder, budget.hold_ttl_s) for address in session_servers)
-        gates = [await stack.enter_async_context(client) for client in clients]
+        servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
+        gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
         abort = _Abort(tasks, gates, as_workers(engine_workers), agent_hooks, budget)
         try:
             async with renewed(gates):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.samples.rollout import OutcomeKind, Rollout
+from harness.sessions.gate import GateReport
 from harness.types import Sample, SampleStatus
 
 
@@ -95,19 +96,13 @@ class AgentHooks:
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What a session server said to a verb of its gate; the counts are 0 when it did not answer."""
+    """What a session server said to a verb of its gate."""
 
     url: str
     error: str | None = None
     """Why it could not be told; None when it was."""
-    epoch: int = 0
-    sessions_closed: int = 0
-    """Sessions that were open until then."""
-    turns_in_flight: int = 0
-    turns_generating: int = 0
-    """Those that did not wait at the gate to be continued."""
-    held: int = 0
-    """Requests that were waiting at the gate."""
+    gate: GateReport | None = None
+    """How its gate stands since, and what the verb touched; None when it did not answer."""
 
 
 @dataclass(frozen=True, slots=True)

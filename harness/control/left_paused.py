@@ -49,5 +49,5 @@ async def _are_covered(gates: Sequence[GateClient], seconds: float) -> bool:
         report = await gate.report(deadline_s=seconds)
         covered.append(any(hold.engines for hold in report.holds))
 
-    await asyncio.gather(*(attempt(partial(ask, gate), seconds, name=f"look at {gate.address.url}") for gate in gates))
+    await asyncio.gather(*(attempt(partial(ask, gate), seconds, name=f"look at {gate.url}") for gate in gates))
     return any(covered)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from harness.client.gate import GateClient, SessionServerAddress, new_holder, renewed
+from harness.client.connections import SessionServerAddress
+from harness.client.gate import GateClient, new_holder, renewed
+from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import AbortBudget, Answer, ServerAnswer
 from harness.control.engines import EngineWorker, as_workers
 from harness.control.quiesce import Quiet, at_every_gate, quieten
@@ -61,8 +63,8 @@ async def paused_rollout(
     """
     budget, holder = budget or AbortBudget(), new_holder("pause")
     async with AsyncExitStack() as stack:
-        clients = (GateClient(address, holder, budget.hold_ttl_s) for address in session_servers)
-        gates = [await stack.enter_async_context(client) for client in clients]
+        servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
+        gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
         try:
             async with renewed(gates):
                 paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
@@ -81,5 +83,5 @@ async def _resume(gates: Sequence[GateClient], seconds: float) -> None:
 
 def _report(paused: Sequence[ServerAnswer], quiet: Quiet) -> PauseReport:
     report = PauseReport(tuple(paused), tuple(quiet.engines), quiet.turns_left)
-    _log.info(ROLLOUT_PAUSED, held=sum(answer.held for answer in paused), problems=report.problems)
+    _log.info(ROLLOUT_PAUSED, held=sum(answer.gate.held for answer in paused if answer.gate), problems=report.problems)
     return report

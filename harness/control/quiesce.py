@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from harness.client.gate import GateClient, GateReport
+from harness.client.gate import GateClient
 from harness.control.abort_report import Answer, ServerAnswer
 from harness.control.engines import EngineWorker
 from harness.errors import SessionServerError
 from harness.machine.deadlines import attempt, not_in_time, within
+from harness.sessions.gate import GateReport
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 0.5
@@ -43,7 +44,17 @@ async def at_every_gate(
     gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport]], seconds: float
 ) -> list[ServerAnswer]:
     """What every server said to `verb`, a method of `GateClient`, or why it said nothing."""
-    return await asyncio.gather(*(_asked(gate, verb, seconds) for gate in gates))
+
+    async def ask(gate: GateClient) -> ServerAnswer:
+        try:
+            async with asyncio.timeout(seconds):
+                return ServerAnswer(gate.url, gate=await verb(gate, deadline_s=seconds))
+        except SessionServerError as error:
+            return ServerAnswer(gate.url, error.message)
+        except TimeoutError:
+            return ServerAnswer(gate.url, not_in_time(seconds))
+
+    return await asyncio.gather(*(ask(gate) for gate in gates))
 
 
 async def _tell(worker: EngineWorker, index: int, quiet: Quiet, is_quiet: asyncio.Event, seconds: float) -> None:
@@ -60,24 +71,10 @@ async def _watch(gates: Sequence[GateClient], quiet: Quiet, is_quiet: asyncio.Ev
     pause_s = _FIRST_LOOK_S
     while True:
         answers = await at_every_gate(gates, GateClient.report, seconds)
-        known = [answer.turns_generating for answer in answers if answer.error is None]
+        known = [answer.gate.turns_generating for answer in answers if answer.gate is not None]
         quiet.turns_left = sum(known) if known else None
         if not quiet.turns_left:
             is_quiet.set()
             return
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
-
-
-async def _asked(gate: GateClient, verb: Callable[..., Awaitable[GateReport]], seconds: float) -> ServerAnswer:
-    url = gate.address.url
-    try:
-        async with asyncio.timeout(seconds):
-            said = await verb(gate, deadline_s=seconds)
-    except SessionServerError as error:
-        return ServerAnswer(url, error.message)
-    except TimeoutError:
-        return ServerAnswer(url, not_in_time(seconds))
-    return ServerAnswer(
-        url, None, said.epoch, said.sessions_closed, said.turns_in_flight, said.turns_generating, said.held
-    )

@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 import structlog
 
-from harness.client.gate import GateClient, SessionServerAddress, new_holder, renewed
-from harness.client.weights import WeightClient
+from harness.client.connections import SessionServerAddress
+from harness.client.gate import GateClient, new_holder, renewed
+from harness.client.session_server import SessionServerClient
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weight_workers import Engines, reach
 from harness.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
@@ -106,9 +107,7 @@ class WeightUpdater:
         after everything has been opened again.
         """
         async with AsyncExitStack() as stack:
-            holder, ttl_s = new_holder("update"), self._budget.hold_ttl_s
-            servers = (WeightClient(address, holder, ttl_s) for address in self._addresses)
-            clients = [await stack.enter_async_context(server) for server in servers]
+            clients = [await stack.enter_async_context(SessionServerClient(each)) for each in self._addresses]
             engines = await reach(self._engines, stack, self._budget.connect_s)
             update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
             await update.sweep(self._unconsumed)
@@ -128,16 +127,17 @@ class WeightUpdate:
         self,
         report: UpdateReport,
         engines: Engines,
-        clients: Sequence[WeightClient],
+        clients: Sequence[SessionServerClient],
         budget: UpdateBudget,
     ) -> None:
         self.report = report
-        report.servers = tuple(ServerUpdate(client.url) for client in clients)
+        report.servers = tuple(ServerUpdate(client.address.url) for client in clients)
         self._engines = engines.reached
         for error in engines.errors:
             self._note(UpdateStep.SWEEP, error)
         self._servers = tuple(zip(report.servers, clients, strict=True))
-        self._gates = tuple(client.gate for client in clients)
+        holder = new_holder("update")
+        self._gates = tuple(client.gate(holder, budget.hold_ttl_s) for client in clients)
         self._budget = budget
         self._has_begun = False
         self._has_engines = False
@@ -157,12 +157,13 @@ class WeightUpdate:
                 return
             request = SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
 
-            async def ask(server: ServerUpdate, client: WeightClient) -> None:
+            async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
                 server.sweep = await client.sweep(request)
 
             longest_s = self._budget.sweep_s + self._budget.gate_s
             await asyncio.gather(
-                self._at_every_server(UpdateStep.SWEEP, ask, longest_s), self._sweep_samples(unconsumed, request)
+                self._at_every_server(UpdateStep.SWEEP, [partial(ask, *each) for each in self._servers], longest_s),
+                self._sweep_samples(unconsumed, request),
             )
 
     def renewed(self) -> AbstractAsyncContextManager[None]:
@@ -206,7 +207,7 @@ class WeightUpdate:
             except SessionServerError as error:
                 if error.code != EnginesHeld.code:
                     raise
-                taken.append(f"{gate.address.url}: {error.message}")
+                taken.append(f"{gate.url}: {error.message}")
 
         await self._at_every_gate(UpdateStep.PAUSE_GATES, pause)
         return taken[0] if taken else None
@@ -266,7 +267,7 @@ class WeightUpdate:
         await asyncio.gather(
             *(attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold") for gate in held)
         )
-        return [gate.address.url for gate in self._gates if gate.is_lost]
+        return [gate.url for gate in self._gates if gate.is_lost]
 
     async def _continue_engines(self) -> None:
         """Ask every engine until it goes on or the budget ends."""
@@ -322,11 +323,12 @@ class WeightUpdate:
     async def _tell_servers(self) -> None:
         """Servers with providers of their own see for themselves, and fence what was left behind."""
 
-        async def ask(server: ServerUpdate, client: WeightClient) -> None:
+        async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
             server.weights = await client.expect(self.report.version)
 
         with self._step(UpdateStep.VERIFY):
-            await self._at_every_server(UpdateStep.VERIFY, ask, self._budget.verify_s)
+            calls = [partial(ask, *each) for each in self._servers]
+            await self._at_every_server(UpdateStep.VERIFY, calls, self._budget.verify_s)
 
     def _judged(self, worker: _Worker, error: str | None) -> WorkerUpdate:
         label = worker.provider.weight_version
@@ -387,19 +389,17 @@ class WeightUpdate:
             self._note(step, error)
 
     async def _at_every_gate(self, step: UpdateStep, verb: Callable[[GateClient], Awaitable[object]]) -> None:
-        await self._at_every_server(step, lambda _, client: verb(client.gate), self._budget.gate_s)
+        await self._at_every_server(step, [partial(verb, gate) for gate in self._gates], self._budget.gate_s)
 
     async def _at_every_server(
-        self,
-        step: UpdateStep,
-        verb: Callable[[ServerUpdate, WeightClient], Awaitable[object]],
-        seconds: float,
+        self, step: UpdateStep, calls: Sequence[Callable[[], Awaitable[object]]], seconds: float
     ) -> None:
-        calls = (
-            attempt(partial(verb, server, client), seconds, name=f"{step} {server.url}")
-            for server, client in self._servers
+        """Make one of `calls` at each server, in their order."""
+        attempts = (
+            attempt(call, seconds, name=f"{step} {server.url}")
+            for (server, _), call in zip(self._servers, calls, strict=True)
         )
-        for (server, _), error in zip(self._servers, await asyncio.gather(*calls), strict=True):
+        for (server, _), error in zip(self._servers, await asyncio.gather(*attempts), strict=True):
             if error is not None:
                 server.errors[step] = error
 

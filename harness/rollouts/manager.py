@@ -18,8 +18,9 @@ from typing import Self
 
 import structlog
 
+from harness.client.connections import SessionServerAddress
 from harness.client.record import SessionRecord, empty_session, read_record
-from harness.client.sessions import Deadlines, SessionClient, SessionHandle
+from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
 from harness.control.abort_report import AgentHooks, Keep, was_cut_short
 from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.machine.deadlines import to_the_end
@@ -53,7 +54,7 @@ class SessionManager:
     ) -> None:
         self._server_url = server_url
         self._deadlines = deadlines or Deadlines()
-        self._client = SessionClient(server_url, admin_token=admin_token, deadlines=self._deadlines)
+        self._client = SessionServerClient(SessionServerAddress(server_url, admin_token), deadlines=self._deadlines)
         self._grace_s = grace_s
         self._runner: AgentRunner | None = None
         self._signal: AbortSignal | None = None

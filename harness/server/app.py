@@ -43,12 +43,11 @@ from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.server.wire import parse_end, parse_hold, parse_release, parse_renewal, parse_session_config
-from harness.sessions.gate import GateState, Hold, HoldKind, Work
+from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, Work
 from harness.sessions.record import session_summary
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport
 from harness.telemetry.metrics import CONTENT_TYPE
-from harness.types import Json
 
 log = structlog.get_logger()
 
@@ -239,7 +238,7 @@ class SessionServer:
         closed = await self.sessions.drain()
         await self.gatekeeper.keep(hold)
         log.info("gate_draining", changed=changed, sessions_closed=closed)
-        return json_response(self._gate_report() | {"changed": changed, "sessions_closed": closed})
+        return json_response(self._report_gate(changed=changed, sessions_closed=closed))
 
     async def _pause(self, request: Request) -> Response:
         wanted = parse_hold(await self._body(request))
@@ -247,12 +246,12 @@ class SessionServer:
         hold = self.gatekeeper.place(wanted, HoldKind.PAUSE)
         changed = self.gatekeeper.gate.epoch != epoch
         await self.gatekeeper.keep(hold)
-        return json_response(self._gate_report() | {"changed": changed})
+        return json_response(self._report_gate(changed=changed))
 
     async def _renew(self, request: Request) -> Response:
         hold = self.gatekeeper.renew(parse_renewal(await self._body(request)))
         await self.gatekeeper.keep(hold)
-        return json_response(self._gate_report())
+        return json_response(self._report_gate())
 
     async def _resume(self, request: Request) -> Response:
         wanted = parse_release(await self._body(request))
@@ -260,25 +259,29 @@ class SessionServer:
         await self.gatekeeper.release(wanted)
         changed = self.gatekeeper.gate.epoch != epoch
         is_open = self.gatekeeper.gate.state is GateState.OPEN
-        report = {"changed": changed, "released": released if changed and is_open else 0}
-        return json_response(self._gate_report() | report)
+        return json_response(self._report_gate(changed=changed, released=released if changed and is_open else 0))
 
     async def _gate(self, request: Request) -> Response:
         del request
-        return json_response(self._gate_report())
+        return json_response(self._report_gate())
 
-    def _gate_report(self) -> Json:
+    def _report_gate(self, *, changed: bool = False, sessions_closed: int = 0, released: int = 0) -> GateReport:
         gate, now = self.gatekeeper.gate, self.gatekeeper.clock()
-        return {
-            "state": str(gate.state),
-            "epoch": gate.epoch,
-            "holds": [_hold_report(hold, now) for hold in gate.holds],
-            "held": self.gatekeeper.held,
-            "sessions": len(self.sessions),
-            "sessions_open": sum(session.is_open for session in self.sessions),
-            "turns_in_flight": sum(len(session.turns_in_flight) for session in self.sessions),
-            "turns_held": self.gatekeeper.held_by_work[Work.CONTINUATION],
-        }
+        return GateReport(
+            state=gate.state,
+            epoch=gate.epoch,
+            holds=tuple(
+                HoldReport(hold.holder, hold.kind, hold.engines, round(hold.until - now, 3)) for hold in gate.holds
+            ),
+            held=self.gatekeeper.held,
+            sessions=len(self.sessions),
+            sessions_open=sum(session.is_open for session in self.sessions),
+            turns_in_flight=sum(len(session.turns_in_flight) for session in self.sessions),
+            turns_held=self.gatekeeper.held_by_work[Work.CONTINUATION],
+            changed=changed,
+            sessions_closed=sessions_closed,
+            released=released,
+        )
 
     # Weight updates
 
@@ -377,8 +380,3 @@ class SessionServer:
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self.settings.limits)
-
-
-def _hold_report(hold: Hold, now: float) -> Json:
-    ends_in_s = round(hold.until - now, 3)
-    return {"holder": hold.holder, "kind": str(hold.kind), "engines": hold.engines, "ends_in_s": ends_in_s}

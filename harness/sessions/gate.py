@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import msgspec
+
 from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
 
 ANONYMOUS = "anonymous"
@@ -87,6 +89,45 @@ class Hold:
     """Unix time in seconds; renewed by the same verb."""
     engines: bool = False
     """Its holder pauses the engines of this server."""
+
+
+class HoldReport(msgspec.Struct, frozen=True):
+    """A hold as it is told to whoever asks."""
+
+    holder: str
+    kind: HoldKind
+    engines: bool = False
+    """Its holder pauses the engines of the server."""
+    ends_in_s: float = 0.0
+    """Unless it is renewed."""
+
+
+class GateReport(msgspec.Struct, frozen=True):
+    """What every verb of the gate answers; the last three say what this verb touched."""
+
+    state: GateState
+    epoch: int
+    """How often the gate has changed."""
+    held: int
+    """Requests that wait at it."""
+    sessions: int
+    """Sessions that the server holds."""
+    turns_in_flight: int
+    holds: tuple[HoldReport, ...] = ()
+    turns_held: int = 0
+    """Those of the turns in flight that wait at the gate to be continued."""
+    sessions_open: int = 0
+    """Those of its sessions that still accept turns."""
+    changed: bool = False
+    sessions_closed: int = 0
+    """Sessions that this drain ended."""
+    released: int = 0
+    """Requests that this resume let go on."""
+
+    @property
+    def turns_generating(self) -> int:
+        """Turns in flight that an engine is busy with."""
+        return self.turns_in_flight - self.turns_held
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.client.sessions import SessionHandle
+from harness.client.session_server import SessionHandle
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.agents.programs import prepare_agent
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
-from harness.client.sessions import SessionHandle
+from harness.client.session_server import SessionHandle
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings

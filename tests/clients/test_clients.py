@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness.client.sessions import SessionClient
+from harness.client.session_server import SessionServerClient
 from tests.clients.players import ANSWERS, SCRIPT
 from tests.clients.scenes import Findings, play_all, scene
 from tests.clients.table import PAGE, further_requests, table_in, table_of, without_seconds
@@ -69,7 +69,7 @@ async def test_an_owner_that_creates_a_session_while_draining_gets_it_after_resu
     """503 with Retry-After is waited for."""
     async with scene(tmp_path, {}) as stage:
         await stage.turn_gate("drain")
-        client = SessionClient(str(stage.server.base_url))
+        client = SessionServerClient(str(stage.server.base_url))
         creation = asyncio.create_task(client.create({}))
         while "gate_closed" not in (await stage.server.get("/metrics")).text:
             await asyncio.sleep(0.02)

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from harness.client.sessions import Deadlines
+from harness.client.session_server import Deadlines
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget, AbortReport
 from harness.control.engines import EngineInProcess, EngineWorker

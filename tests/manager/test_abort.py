@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.gate import GateClient, SessionServerAddress
+from harness.client.connections import SessionServerAddress
+from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate, Keep
 from harness.control.abort_report import Step as AbortStep
@@ -65,8 +66,8 @@ async def test_the_report_says_what_was_touched(tmp_path: Path):
         report = await staged.abort()
 
     [drained] = report.drained
-    assert (drained.url, drained.error, drained.sessions_closed) == (staged.server.url, None, 3)
-    assert drained.turns_in_flight == 2
+    assert (drained.url, drained.error, drained.gate.sessions_closed) == (staged.server.url, None, 3)
+    assert drained.gate.turns_in_flight == 2
     assert [(answer.name, answer.error) for answer in report.engines] == [("in process", None)]
     assert [answer.error for answer in report.hooks] == [None]
     assert (report.turns_left, len(report.results), report.failures) == (0, 3, ())
@@ -138,7 +139,8 @@ async def test_an_agent_that_cannot_be_ended_is_reported(tmp_path: Path):
 
 async def test_a_rollout_without_a_session_ends_at_once(tmp_path: Path):
     """It waits for a gate that is shut; the abort ends the waiting, and the open gate does not let it in."""
-    async with stage(tmp_path) as staged, GateClient(staged.server.url) as somebody:
+    async with stage(tmp_path) as staged, SessionServerClient(staged.server.url) as client:
+        somebody = client.gate()
         await somebody.drain(deadline_s=5)
         staged.start(cooperate)
         await asyncio.sleep(0.1)

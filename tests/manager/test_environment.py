@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.sessions import SessionHandle
+from harness.client.session_server import SessionHandle
 from harness.rollouts.agents.environment import MAX_INSTRUCTION_BYTES, agent_environment, prepare_workdir
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 

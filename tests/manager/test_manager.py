@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from harness.client.sessions import Deadlines
+from harness.client.session_server import Deadlines
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import Cause
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.gate import GateClient
-from harness.client.sessions import Deadlines, SessionClient, SessionHandle
+from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
 from harness.errors import SessionServerError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.manager import SessionManager
@@ -30,14 +29,15 @@ CREATED = http_answer(200, {"session_id": "a1", "base_url": "http://h/sessions/a
 GATE_CLOSED = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 0")
 LATER = http_answer(503, {"error": {"message": "draining", "code": "gate_closed"}}, "retry-after: 3600")
 HTML = http_answer(502, b"<html>Bad Gateway</html>")
+OPEN_GATE = {"state": "open", "epoch": 2, "held": 0, "sessions": 0, "turns_in_flight": 0}
 FACTS = http_answer(200, {"session_id": "a1", "phase": "open", "turns": {"completed": 2}})
 
 
 @asynccontextmanager
-async def client_of(*answers: bytes) -> AsyncIterator[tuple[SessionClient, CannedServer]]:
+async def client_of(*answers: bytes) -> AsyncIterator[tuple[SessionServerClient, CannedServer]]:
     """A client of a server that gives `answers`."""
     async with canned_server(*answers) as server:
-        client = SessionClient(server.url, deadlines=Deadlines(create_s=2, read_s=2, delete_s=0.5))
+        client = SessionServerClient(server.url, deadlines=Deadlines(create_s=2, read_s=2, delete_s=0.5))
         try:
             yield client, server
         finally:
@@ -109,7 +109,7 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_of_the_server(answer
 
 async def test_a_server_that_is_not_there_is_tried_until_the_deadline():
     """It may be starting."""
-    client = SessionClient("http://127.0.0.1:9", deadlines=Deadlines(create_s=0.5))
+    client = SessionServerClient("http://127.0.0.1:9", deadlines=Deadlines(create_s=0.5))
     started = time.monotonic()
     with pytest.raises(SessionServerError) as caught:
         await client.create({})
@@ -134,9 +134,10 @@ async def test_everybody_who_waits_at_a_gate_runs_when_it_opens(tmp_path: Path):
     deadlines = Deadlines(attempt_s=0.2)
     async with (
         scripted_server(tmp_path / "model") as server,
-        GateClient(server.url, "update") as gate,
+        SessionServerClient(server.url) as client,
         SessionManager(server.url, deadlines=deadlines) as manager,
     ):
+        gate = client.gate("update")
         await gate.pause(deadline_s=5)
         agent = FunctionAgent("function", do_nothing)
         tasks = [AgentTask(agent, "go", tmp_path / str(number), "scripted") for number in range(130)]
@@ -157,3 +158,20 @@ async def test_a_client_that_was_closed_asks_nobody():
             await client.facts("a1")
 
     assert server.requests == []
+
+
+@pytest.mark.parametrize("verb", ["delete", "resume"])
+async def test_control_does_not_wait_behind_collections(verb: str):
+    """The end of 512 rollouts takes every connection that collecting may have, for as long as a server hangs."""
+    async with client_of(*[SAY_NOTHING] * 64, http_answer(200, OPEN_GATE)) as (client, server):
+        collecting = [asyncio.create_task(client.collect(str(number))) for number in range(512)]
+        await eventually(lambda: len(server.requests) == 64)
+        if verb == "delete":
+            await client.delete("a1")
+        else:
+            assert (await client.gate("update").resume(deadline_s=5)).state == "open"
+        for task in collecting:
+            task.cancel()
+        await asyncio.gather(*collecting, return_exceptions=True)
+
+    assert server.requests[64] in ("DELETE /sessions/a1", "POST /sessions/resume")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.gate import GateClient, renewed
+from harness.client.gate import renewed
+from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget
 from harness.control.engines import EngineInProcess
@@ -152,8 +153,10 @@ async def test_an_engine_that_does_not_go_on_in_time_is_named_by_health_until_it
 
 async def test_nothing_is_left_of_a_hold_that_was_never_placed():
     """A controller whose first verb did not arrive ends all the same."""
-    async with serving(Engine()) as client, GateClient(client.url, "nobody") as gate, renewed([gate]):
-        report = await gate.resume(deadline_s=5)
+    async with serving(Engine()) as client, SessionServerClient(client.url) as server:
+        gate = server.gate("nobody")
+        async with renewed([gate]):
+            report = await gate.resume(deadline_s=5)
 
     assert report.state == "open"
 
@@ -193,8 +196,8 @@ async def test_an_update_whose_server_was_started_anew_continues_its_engine(mome
                 if moment == "before the weights":
                     await update.apply(CHECKPOINT)
 
-        async with GateClient(url) as gate:
-            assert (await gate.report(deadline_s=5)).state == "open"
+        async with SessionServerClient(url) as server:
+            assert (await server.gate().report(deadline_s=5)).state == "open"
         assert engine._running.is_set()
 
 
@@ -202,8 +205,8 @@ async def test_an_update_that_gives_up_continues_no_engine_of_the_one_that_has_i
     """The other one has not reached the first server; giving its gate back must not wake what was never touched."""
     engine = Elsewhere()
     impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
-    async with serving(engine) as first, serving(engine) as second, GateClient(second.url, "other") as other:
-        await other.pause(deadline_s=5, engines=True)
+    async with serving(engine) as first, serving(engine) as second, SessionServerClient(second.url) as other:
+        await other.gate("other").pause(deadline_s=5, engines=True)
         await engine.pause(PauseMode.ABORT)
         with pytest.raises(EngineUnavailable, match="'other'"):
             async with WeightUpdater([engine], [first.url, second.url], budget=impatient).update(1):

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.client.gate import GateClient
+from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.weight_workers import reach
 from harness.control.weights import WeightUpdater
@@ -212,8 +212,8 @@ async def test_an_engine_that_never_goes_on_is_named_until_it_does(cluster: Clus
 async def test_an_engine_that_a_killed_update_left_paused_goes_on_within_the_ttl(cluster: Cluster):
     """The update is dropped where it stands, as by `kill -9`; a new one does not have to come."""
     async with AsyncExitStack() as stack:
-        gate = await stack.enter_async_context(GateClient(cluster.client.url, "killed", 0.3))
-        await gate.pause(deadline_s=5, engines=True)
+        server = await stack.enter_async_context(SessionServerClient(cluster.client.url))
+        await server.gate("killed", 0.3).pause(deadline_s=5, engines=True)
         engines = await reach(cluster.addresses, stack, 5)
         for engine in engines.reached.values():
             await engine.pause(PauseMode.ABORT)

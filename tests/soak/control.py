@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from harness.client.gate import GateClient
+from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget, AgentHooks
 from harness.control.pause import paused_rollout
@@ -14,9 +14,9 @@ from harness.control.weights_report import UpdateBudget
 
 async def stay(server: str) -> None:
     """Be at work for a while, under a gate that must be shut."""
-    async with GateClient(server) as gate:
+    async with SessionServerClient(server) as client:
         for _ in range(3):
-            report = await gate.report(deadline_s=20)
+            report = await client.gate().report(deadline_s=20)
             assert report.state != "open", report
             await asyncio.sleep(0.02)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from harness.client.sessions import SessionHandle
+from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 

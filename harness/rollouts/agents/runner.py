@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from harness.client.sessions import SessionHandle
+from harness.client.session_server import SessionHandle
 from harness.errors import AgentError
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before

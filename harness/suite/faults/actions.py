@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.client.gate import GateClient
+from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget
 from harness.control.engines import EngineInProcess
@@ -144,14 +144,14 @@ class Actions:
     # On everything
 
     async def _drain(self, moment: Moment) -> Effect:
-        async with GateClient(self._seams.server.address) as gate:
-            report = await gate.drain(deadline_s=_GATE_S)
+        async with SessionServerClient(self._seams.server.address) as server:
+            report = await server.gate().drain(deadline_s=_GATE_S)
         closed, in_flight = _count(report.sessions_closed, "session"), _count(report.turns_in_flight, "turn")
         return Effect(f"{closed} closed, {in_flight} in flight", moment.last, self._open_gate)
 
     async def _pause(self, moment: Moment) -> Effect:
-        async with GateClient(self._seams.server.address) as gate:
-            report = await gate.pause(deadline_s=_GATE_S)
+        async with SessionServerClient(self._seams.server.address) as server:
+            report = await server.gate().pause(deadline_s=_GATE_S)
 
         async def stand_still() -> None:
             async with paused_rollout([self._seams.server.address], [EngineInProcess(self._seams.engine)]):
@@ -161,8 +161,8 @@ class Actions:
         return Effect(did, stand_still, self._open_gate)
 
     async def _open_gate(self) -> None:
-        async with GateClient(self._seams.server.address) as gate:
-            await gate.resume(deadline_s=_GATE_S)
+        async with SessionServerClient(self._seams.server.address) as server:
+            await server.gate().resume(deadline_s=_GATE_S)
 
     async def _end_rollout(self, moment: Moment) -> Effect:
         pending = list(self._rollouts.running)

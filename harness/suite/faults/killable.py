@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from harness.client.gate import SessionServerAddress
+from harness.client.connections import SessionServerAddress
 from harness.engines.base import TokenProvider
 from harness.lanes import LaneSpec, open_lane
 from harness.lanes.environment import Say

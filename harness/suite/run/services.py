@@ -4,15 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
-
-from harness.client.gate import SessionServerAddress
+from harness.client.connections import SessionServerAddress
+from harness.client.session_server import SessionServerClient
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
+from harness.errors import HoldExpired, SessionServerError
 from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
 from harness.server.access import new_admin_token
@@ -27,6 +26,8 @@ from harness.suite.scenarios.folder import ScenarioFolder
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
+
+_GATE_S = 10.0
 
 
 class EngineChoice(NamedTuple):
@@ -77,29 +78,25 @@ class Services:
 
     async def drain(self) -> None:
         """Close every open session for good; new ones are refused."""
-        async with operating(self.address) as http:
-            (await http.post("/sessions/drain")).raise_for_status()
+        async with SessionServerClient(self.address) as server:
+            await server.gate().drain(deadline_s=_GATE_S)
 
     async def close_abandoned(self) -> int:
         """Close the sessions that a run before this one left open, and open the gate that it left shut.
 
         The server is this run's own: whoever has a hold on its gate is gone. Returns how many sessions there were.
         """
-        async with operating(self.address) as http:
-            sessions = (await http.get("/sessions")).raise_for_status().json()["sessions"]
+        async with SessionServerClient(self.address) as server:
+            sessions = await server.sessions()
             for session in sessions:
-                (await http.delete(f"/sessions/{session['session_id']}")).raise_for_status()
-            holds = (await http.get("/sessions/gate")).raise_for_status().json()["holds"]
-            for hold in holds:
-                released = await http.post("/sessions/resume", json={"holder": hold["holder"]})
-                if released.status_code != HTTPStatus.NOT_FOUND:  # it has run out just now
-                    released.raise_for_status()
+                await server.delete(session.session_id)
+            for hold in (await server.gate().report(deadline_s=_GATE_S)).holds:
+                try:
+                    await server.gate(hold.holder).resume(deadline_s=_GATE_S)
+                except SessionServerError as error:
+                    if error.code != HoldExpired.code:  # it has run out just now
+                        raise
         return len(sessions)
-
-
-def operating(address: SessionServerAddress) -> httpx.AsyncClient:
-    """A client for the operator's routes of the server at `address`; its owner closes it."""
-    return httpx.AsyncClient(base_url=address.url, headers=address.headers, trust_env=False)
 
 
 @asynccontextmanager

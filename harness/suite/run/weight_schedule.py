@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
-import httpx
 import msgspec
 
+from harness.client.session_server import SessionServerClient, SessionSummary
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget, UpdateReport
 from harness.engines.base import PauseMode
 from harness.models.perturb import perturbed_checkpoint
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.services import Services, operating
+from harness.suite.run.services import Services
 from harness.suite.scenarios.scenario import Weights, WeightUpdate
 from harness.types import Json
 
@@ -54,29 +54,17 @@ def _make_checkpoints(weights: Weights, services: Services, directory: RunDirect
         perturbed_checkpoint(services.model_dir, target.resolve(), number=number, noise=weights.noise)
 
 
-class _Summary(msgspec.Struct):
-    """A session, as the list of sessions has it."""
-
-    session_id: str
-    turns: int
-    turns_in_flight: int
-
-
-class _Sessions(msgspec.Struct):
-    sessions: list[_Summary]
-
-
 @dataclass(slots=True)
 class _Watch:
     """What has been seen of the sessions."""
 
     turns_of: dict[str, int] = field(default_factory=dict)
-    live: list[_Summary] = field(default_factory=list)
+    live: list[SessionSummary] = field(default_factory=list)
     was_in_flight: set[str] = field(default_factory=set)
     """Sessions that had a turn in flight in the look before this one, too."""
     ended: int = 0
 
-    def look(self, sessions: list[_Summary]) -> None:
+    def look(self, sessions: list[SessionSummary]) -> None:
         """Take in the sessions of now."""
         now = {each.session_id for each in sessions}
         self.ended += sum(each.session_id not in now for each in self.live)
@@ -120,16 +108,15 @@ class _Schedule:
     async def run(self) -> None:
         """Carry out every update at its moment."""
         watch = _Watch()
-        async with operating(self._services.address) as http:
+        async with SessionServerClient(self._services.address) as server:
             for version, update in enumerate(self._weights.updates, start=1):
-                await self._moment(update, watch, http)
+                await self._moment(update, watch, server)
                 await self._carry_out(version, update)
 
-    async def _moment(self, update: WeightUpdate, watch: _Watch, http: httpx.AsyncClient) -> None:
+    async def _moment(self, update: WeightUpdate, watch: _Watch, server: SessionServerClient) -> None:
         since = _Watch(dict(watch.turns_of), ended=watch.ended)
         while True:
-            answer = (await http.get("/sessions")).raise_for_status()
-            watch.look(msgspec.json.decode(answer.content, type=_Sessions).sessions)
+            watch.look(await server.sessions())
             if watch.is_time(update, since):
                 return
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,218 @@
+"""One session server from the outside: its sessions, its gate, and its part in a weight update.
+
+    async with SessionServerClient(SessionServerAddress(url, admin_token)) as server:
+        session = await server.create({})
+        gate = await server.gate().report(deadline_s=10)
+
+Every verb has a deadline and raises `SessionServerError`. Creating is not idempotent, so it is repeated only when the
+server said no (503) or was never reached; the other verbs of a session are repeated after any failure of transport or
+gateway. A sweep is not repeated: asking twice costs the time that it is meant to save, and what it did not reach is
+counted anyway. The gate and holds on it: `gate.py`.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from harness.client.connections import (
+    BRIEF,
+    HELD,
+    LARGE,
+    NOT_DECODABLE,
+    Connections,
+    Room,
+    SessionServerAddress,
+    decode,
+)
+from harness.client.gate import HOLD_TTL_S, GateClient
+from harness.errors import RunError, SessionServerError
+from harness.samples.codec import sample_from_binary
+from harness.sessions.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
+from harness.types import Json, Sample, TurnStatus
+
+Futures = Collection[asyncio.Future[None]]
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+
+class SessionHandle(msgspec.Struct, frozen=True):
+    """What `POST /sessions` gives out."""
+
+    session_id: str
+    base_url: str
+    """Ends in `/sessions/<id>`; OpenAI clients append `/v1`."""
+    api_key: str
+
+
+class SessionFacts(msgspec.Struct, frozen=True):
+    """What tells how a rollout ended, and whether turns of it are still in flight."""
+
+    phase: str
+    turns: dict[TurnStatus, int] = msgspec.field(default_factory=dict)
+    """Recorded turns by their status."""
+    refusals: dict[str, int] = msgspec.field(default_factory=dict)
+    turns_in_flight: int = 0
+
+
+class SessionSummary(msgspec.Struct, frozen=True):
+    """A session in the list of all."""
+
+    session_id: str
+    turns: int
+    """How many are recorded."""
+    turns_in_flight: int
+
+
+class Collected(NamedTuple):
+    """Everything a rollout is made of, as the server had it at one moment."""
+
+    facts: SessionFacts
+    session: Json
+    """The record, without token columns."""
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each step around a session may take, repetitions included."""
+
+    create_s: float = 120.0
+    """Long enough for a paused or draining gate to open again; one request may use up all of it."""
+    attempt_s: float = 30.0
+    """What one request of the other steps may take before it is made again."""
+    read_s: float = 60.0
+    settle_s: float = 10.0
+    """How long turns in flight, which are told to end with their agent, are waited for before the session is read."""
+    delete_s: float = 5.0
+    """Short: it runs while a rollout is being cancelled. A session that could not be deleted stays on the server."""
+
+
+class SessionServerClient:
+    """The server at `address`; safe for concurrent use, a context manager that closes its connections."""
+
+    def __init__(self, address: SessionServerAddress | str, *, deadlines: Deadlines | None = None) -> None:
+        self.address = SessionServerAddress(address) if isinstance(address, str) else address
+        self._deadlines = deadlines or Deadlines()
+        self._connections = Connections(self.address, silence_s=self._deadlines.attempt_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; what is asked afterwards fails."""
+        await self._connections.close()
+
+    # Sessions
+
+    async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
+        """A session made from `body`, waiting for the gate when it is shut, until one of `give_up` is done.
+
+        The server holds the request while its gate is paused, and a creation that got no answer cannot be made again:
+        so it waits for its answer as long as it has time.
+        """
+        deadline_s = self._deadlines.create_s
+        content = await self._call(HELD, "POST", "/sessions", body, deadline_s=deadline_s, give_up=give_up)
+        return decode(content, SessionHandle)
+
+    async def sessions(self) -> list[SessionSummary]:
+        """Every session that the server holds."""
+        content = await self._call(BRIEF, "GET", "/sessions", deadline_s=self._deadlines.read_s)
+        return decode(content, _SessionList).sessions
+
+    async def facts(self, session_id: str) -> SessionFacts:
+        """How the session stands; phase `unknown` when the server does not know it."""
+        path = f"/sessions/{session_id}/facts"
+        return decode(await self._call(BRIEF, "GET", path, deadline_s=self._deadlines.read_s), SessionFacts)
+
+    async def collect(self, session_id: str) -> Collected:
+        """Facts, record and samples of one moment; empty ones when the server does not know the session."""
+        path = f"/sessions/{session_id}/samples?format=msgpack"
+        content = await self._call(LARGE, "GET", path, deadline_s=self._deadlines.read_s)
+        try:
+            answer = msgspec.msgpack.decode(content, type=_CollectedAnswer)
+            samples = tuple(sample_from_binary(sample) for sample in answer.samples)
+        except (*NOT_DECODABLE, RunError) as error:
+            raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
+        return Collected(answer.facts, decode(answer.session, dict[str, Any]), samples)
+
+    async def end(self, session_id: str, *, within_s: float) -> SessionFacts:
+        """The session accepts no further turn, and its turns in flight end; how it stands then, or after `within_s`."""
+        path, deadline_s = f"/sessions/{session_id}/end", self._deadlines.read_s + within_s
+        content = await self._call(HELD, "POST", path, {"within_s": within_s}, deadline_s=deadline_s)
+        return decode(content, SessionFacts)
+
+    async def delete(self, session_id: str) -> None:
+        """The session is gone from the server; idempotent."""
+        await self._call(BRIEF, "DELETE", f"/sessions/{session_id}", deadline_s=self._deadlines.delete_s)
+
+    # The gate and the weights
+
+    def gate(self, holder: str = "", ttl_s: float = HOLD_TTL_S) -> GateClient:
+        """The gate, turned under the name `holder`; see `GateClient`."""
+        return GateClient(self.address.url, self._connections, holder, ttl_s)
+
+    async def sweep(self, request: SweepRequest) -> SweepReport:
+        """Score what waits for the live version; answers when that is done or its budget used up.
+
+        The caller bounds it.
+        """
+        return decode(await self._post_once("/sessions/sweep", request), SweepReport)
+
+    async def expect(self, version: int) -> LiveWeights:
+        """Have the server ask its workers what they serve, and fence those that do not serve `version`.
+
+        The caller bounds it.
+        """
+        return decode(await self._post_once("/sessions/weights", ExpectedWeights(version)), LiveWeights)
+
+    async def _post_once(self, path: str, body: msgspec.Struct) -> bytes:
+        return await self._connections.ask(HELD, "POST", path, msgspec.to_builtins(body), timeout_s=None)
+
+    async def _call(
+        self,
+        room: Room,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        deadline_s: float,
+        give_up: Futures = (),
+    ) -> bytes:
+        """The content of a successful answer; raises the last `SessionServerError` when `deadline_s` is over."""
+        is_creation = (method, path) == ("POST", "/sessions")
+        deadline, pause_s = time.monotonic() + deadline_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._connections.ask(room, method, path, body, timeout_s=deadline - time.monotonic())
+            except SessionServerError as error:
+                wait_s = max(pause_s, error.retry_after_s)
+                may_repeat = error.was_refused if is_creation else error.retryable
+                if not may_repeat or time.monotonic() + wait_s >= deadline:
+                    raise
+                never = asyncio.get_running_loop().create_future()
+                await asyncio.wait({*give_up, never}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                if any(future.done() for future in give_up):
+                    raise
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _SessionList(msgspec.Struct):
+    sessions: list[SessionSummary]
+
+
+class _CollectedAnswer(msgspec.Struct):
+    facts: SessionFacts
+    session: bytes
+    """JSON."""
+    samples: list[Json]

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from harness.store.connect import open_store as open_store
     from harness.store.memory import MemoryStore as MemoryStore
     from harness.store.sqlite import SQLiteStore as SQLiteStore
+    from harness.suite.run.read_run import read_run as read_run
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
     from harness.types import GenerationResult as GenerationResult
     from harness.types import Sample as Sample
@@ -111,6 +112,7 @@ _HOMES: Mapping[str, str] = {
     "resolve_model": "harness.models.resolve",
     "read_samples": "harness.samples.codec",
     "write_samples": "harness.samples.codec",
+    "read_run": "harness.suite.run.read_run",
     # Errors
     "HarnessError": "harness.errors",
 }

@@ -146,11 +146,15 @@ def read_sessions(path: Path) -> list[Session]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the store at `path` for whoever only looks; what fails in the block is a `StoreError`."""
+    """A connection to the store at `path` that cannot write; what fails in the block is a `StoreError`.
+
+    Opened so that the file of a killed server stays as it was left: the last connection that may write folds the
+    write-ahead log into the file when it closes.
+    """
     if not path.is_file():
         raise StoreError(f"expected a session store, found no file {path}")
     try:
-        with closing(_connect(path)) as connection:
+        with closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as connection:
             readable_version(path, connection)
             yield connection
     except (sqlite3.Error, MemoryError) as error:
@@ -220,7 +224,7 @@ def _open(path: Path) -> sqlite3.Connection:
     """A connection for the writer thread, to tables of today: they are made when missing, changed when older."""
     connection = None
     try:
-        connection = _connect(path)
+        connection = _connect(path.absolute().as_uri())
         bring_up_to_date(path, connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -231,7 +235,7 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+def _connect(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=True)
     connection.row_factory = sqlite3.Row
     return connection

@@ -57,6 +57,7 @@ PUBLIC = [
     "resolve_model",
     "read_samples",
     "write_samples",
+    "read_run",
     "errors",
     "HarnessError",
 ]

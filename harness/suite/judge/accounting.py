@@ -5,32 +5,39 @@ trainer will see. Sessions that no settled rollout stands for (earlier attempts,
 `interrupted`. A difference is a bug and raises `LedgerImbalance`.
 """
 
-import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from harness.errors import LedgerImbalance
 from harness.sessions.ledger import DropReason, Ledger, total
 from harness.store.sqlite import count_generated
-from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table
-from harness.suite.record.storage import disk_failures
+from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table, only_reading
 from harness.types import Sample
 
 
 def account_run(database: Path, settled: Sequence[RolloutRecord], samples: Iterable[Sample]) -> Ledger:
     """The ledger of all sessions in `database`. Raises `LedgerImbalance` naming what does not add up."""
+    ledger = ledger_of(database, settled)
+    _check_delivery(ledger, samples)
+    return ledger
+
+
+def ledger_of(database: Path, settled: Sequence[RolloutRecord]) -> Ledger:
+    """Where the tokens in `database` went when `settled` are its rollouts, whatever samples were made of them.
+
+    `settled` must be read before: while a run goes on, the sessions of rollouts that end later count as `interrupted`.
+    Raises `LedgerImbalance`.
+    """
     generated = generated_tokens(database)
     late = [_check_session(record, generated) for record in settled]
     ledger = total([*(record.ledger for record in settled), *late, _abandoned(generated, settled)])
     ledger.check("run")
-    _check_delivery(ledger, samples)
     return ledger
 
 
 def generated_tokens(database: Path) -> dict[str, int]:
     """Sampled tokens of every session that the store holds; none when the run ended before there was a store."""
-    with disk_failures(database), closing(sqlite3.connect(database)) as connection:
+    with only_reading(database) as connection:
         if not has_table(connection, "sessions"):
             return {}
     return count_generated(database)

@@ -8,19 +8,21 @@ records gets samples that are read when they are looked at, one rollout at a tim
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
 
 import msgspec
 
-from harness.errors import Cause
+from harness.errors import Cause, StoreError
+from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.record.storage import disk_failures
-from harness.types import REPEAT_TERMINATED, Json, TurnStatus
+from harness.types import REPEAT_TERMINATED, Json, Sample, TurnStatus
 
 _BUSY_TIMEOUT_S = 10.0
 
@@ -104,6 +106,27 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
         ledger = self.session.ledger
         return ledger if self.is_settled else Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated})
 
+    def exported_samples(self) -> list[Sample]:
+        """Its samples, with what only the run knows: reward, index and group."""
+        return [
+            replace(sample_from_json(sample), reward=self.reward, index=self.number, group_index=self.group)
+            for sample in self.samples
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSamples(Iterable[Sample]):
+    """The samples that a run exports, in order, those of one rollout in memory at a time."""
+
+    records: Sequence[RolloutRecord]
+
+    def __iter__(self) -> Iterator[Sample]:
+        for record in self.records:
+            yield from record.exported_samples()
+
+    def __len__(self) -> int:
+        return sum(len(record.samples) for record in self.records)
+
 
 class StoredSamples(Sequence[Json]):
     """The samples of one row, read anew whenever they are looked at. Raises `StoreError` then."""
@@ -117,7 +140,7 @@ class StoredSamples(Sequence[Json]):
         return self._count
 
     def __iter__(self) -> Iterator[Json]:
-        with _only_reading(self._path) as connection:
+        with only_reading(self._path) as connection:
             [record] = connection.execute("SELECT record FROM rollouts WHERE rowid = ?", (self._rowid,)).fetchone()
         yield from msgspec.json.decode(record, type=_OnlySamples).samples
 
@@ -174,7 +197,7 @@ class RolloutLog:
 
 def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
     """The rollouts in the database `path`, for tools that look at a run; nothing is written."""
-    with _only_reading(path) as connection:
+    with only_reading(path) as connection:
         return _last_attempts(path, connection)
 
 
@@ -184,7 +207,8 @@ def has_table(connection: sqlite3.Connection, name: str) -> bool:
 
 
 @contextmanager
-def _only_reading(path: Path) -> Iterator[sqlite3.Connection]:
+def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to the database `path` that cannot write. Raises `StoreError`."""
     with disk_failures(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         yield connection
 
@@ -193,7 +217,10 @@ def _last_attempts(path: Path, connection: sqlite3.Connection) -> dict[int, Roll
     if not has_table(connection, "rollouts"):
         return {}
     rows = connection.execute("SELECT rowid, number, record FROM rollouts ORDER BY number, attempt")
-    return {number: _without_samples(path, rowid, record) for rowid, number, record in rows}
+    try:
+        return {number: _without_samples(path, rowid, record) for rowid, number, record in rows}
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: a row of rollouts is damaged: {error}") from error
 
 
 def _without_samples(path: Path, rowid: int, record: str) -> RolloutRecord:

@@ -8,22 +8,21 @@ to then are durable and the next run takes up from them; `result.json` is writte
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from harness.errors import HarnessError
 from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.manager import SessionManager
-from harness.samples.codec import sample_from_json
 from harness.suite.faults.actions import Roster
 from harness.suite.faults.firing import FaultLog, report_faults
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.accounting import account_run
 from harness.suite.record.config import SuiteSelection
 from harness.suite.record.lock import check_same_engine, read_lock, versions
-from harness.suite.record.rollout_table import RolloutLog, RolloutRecord
+from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.batch import RolloutBatch, with_environment
 from harness.suite.run.interrupts import Interrupts
@@ -33,7 +32,6 @@ from harness.suite.run.services import EngineChoice, Services, serve_engine
 from harness.suite.run.weight_schedule import weights_changing
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
-from harness.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +147,6 @@ class SuiteRun:
             )
             for folder in self.selection.folders
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedSamples(Iterable[Sample]):
-    """The samples that a run exports, in order, those of one rollout in memory at a time."""
-
-    records: Sequence[RolloutRecord]
-
-    def __iter__(self) -> Iterator[Sample]:
-        for record in self.records:
-            yield from exported_samples(record)
-
-    def __len__(self) -> int:
-        return sum(len(record.samples) for record in self.records)
-
-
-def exported_samples(record: RolloutRecord) -> list[Sample]:
-    """The samples of a rollout, with what only the run knows: reward, index and group."""
-    return [
-        replace(sample_from_json(sample), reward=record.reward, index=record.number, group_index=record.group)
-        for sample in record.samples
-    ]
 
 
 @contextmanager

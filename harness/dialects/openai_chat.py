@@ -1,400 +1,139 @@
-"""OpenAI Chat Completions: wire JSON to messages and wishes, and back.
+"""OpenAI Chat Completions, as they are answered: whole, as the chunks of a stream, or with an error.
 
-Pure functions. `parse_request` accepts what clients really send: unknown fields are ignored, text parts are joined,
-empty values are dropped, so that a history which a client sends back normalises to what was served. What cannot be
-served is refused by name, never ignored: several choices, images, a schema beside tools.
-
-A body is decoded in pieces, message by message and tool by tool: a decoder holds the interpreter until it is done, and
-a body that holds more than the limits allow is refused before its pieces are looked at.
+Pure. A client that adds the deltas of a stream up gets the message of the whole answer, character for character. The
+chunks are made from a turn that is recorded, not while the engine samples: what has left the server cannot be taken
+back, and an answer that a drain cuts short must not be read as one.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Literal, get_args
+from collections.abc import Iterator
 
-import msgspec
-
-from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
-from harness.errors import HarnessError, MalformedRequest, RequestError
-from harness.tokens.parsing import ParsedOutput
-from harness.types import FinishReason, Json, Message, SamplingWishes, TopLogprobs, Turn
+from harness.dialects.model_request import ModelAnswer, ModelRequest
+from harness.dialects.openai_chat_request import NAME, parse_request
+from harness.dialects.request_limits import RequestLimits
+from harness.dialects.sse import encoded_event, event
+from harness.errors import HarnessError, RequestError
+from harness.types import FinishReason, Json
 from server_patch.repeat_terminate.envelope import signal
 
-
-class ToolMode(StrEnum):
-    """What `tool_choice` demands."""
-
-    AUTO = "auto"
-    """The model decides."""
-    NONE = "none"
-    """Calls are not parsed; the output is content."""
-    REQUIRED = "required"
-    """The answer begins as a call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Streaming:
-    """How an answer is streamed."""
-
-    wants_usage: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A chat completion request, normalised."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Json, ...]
-    tool_mode: ToolMode
-    tool_name: str | None
-    """The function that REQUIRED names, None for any."""
-    sampling: SamplingWishes
-    wants_logprobs: bool
-    model: str
-    streaming: Streaming | None = None
-    """None when the answer is wanted whole."""
-
-
-class _TextPart(msgspec.Struct):
-    type: Literal["text"]
-    text: str
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str = "{}"
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-    id: str = ""
-    type: Literal["function"] = "function"
-
-
-_Role = Literal["system", "developer", "user", "assistant", "tool"]
-
-
-class _WireMessage(msgspec.Struct):
-    role: _Role
-    content: str | list[_TextPart] | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    name: str | None = None
-
-
-class _ToolFunction(msgspec.Struct, omit_defaults=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class _Tool(msgspec.Struct):
-    function: _ToolFunction
-    type: Literal["function"] = "function"
-
-
-class _NamedFunction(msgspec.Struct):
-    name: str
-
-
-class _NamedTool(msgspec.Struct):
-    function: _NamedFunction
-    type: Literal["function"] = "function"
-
-
-class _JsonSchema(msgspec.Struct):
-    schema: msgspec.Raw
-
-
-class _ResponseFormat(msgspec.Struct):
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: _JsonSchema | None = None
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = False
-
-
-class _WireRequest(msgspec.Struct):
-    messages: list[msgspec.Raw]
-    model: str = ""
-    tools: list[msgspec.Raw] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
-    n: int | None = 1
-    stream: bool | None = False
-    stream_options: _StreamOptions | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
-    response_format: _ResponseFormat | None = None
-
-
-_NAMES_SHOWN = 8
-_NAME_SHOWN = 64  # characters
-
-_decoder = msgspec.json.Decoder(_WireRequest)
-_message_decoder = msgspec.json.Decoder(_WireMessage)
-_tool_decoder = msgspec.json.Decoder(_Tool)
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
-
-
-def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatRequest:
-    """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit."""
-    wire = decode_json(_decoder, body)
-    messages = _messages(wire, limits)
-    tools = _tools(wire, limits)
-    _refuse_unsupported(wire)
-    choice = wire.tool_choice
-    request = ChatRequest(
-        messages=messages,
-        tools=tuple(msgspec.to_builtins(tool) for tool in tools),
-        tool_mode=ToolMode.REQUIRED if isinstance(choice, _NamedTool) else ToolMode(choice or "auto"),
-        tool_name=_required_tool(wire, tools),
-        sampling=_wishes(wire, limits),
-        wants_logprobs=bool(wire.logprobs),
-        model=wire.model,
-        streaming=_streaming(wire),
-    )
-    limits.check(request.messages, request.tools, request.sampling)
-    return request
-
-
-def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
-    """The assistant message for a parsed output; tool call ids are `call_id_prefix` and a number."""
-    message: Json = {"role": "assistant", "content": parsed.content or (None if parsed.tool_calls else "")}
-    if parsed.reasoning:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": f"{call_id_prefix}{i}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for i, call in enumerate(parsed.tool_calls)
-        ]
-    return message
-
-
-def completion(
-    turn: Turn,
-    model: str,
-    token_text: Callable[[int], str] | None,
-    top_logprobs: TopLogprobs | None = None,
-    *,
-    is_guarded: bool = False,
-) -> Json:
-    """The `chat.completion` object; with `token_text` (text of one id) it carries logprobs.
-
-    With `is_guarded` it says, beyond the dialect, whether the engine's repeat guard ended the turn. A stored turn gives
-    the answer it gave before; only the alternatives to its tokens are not stored.
-    """
-    choice: Json = {"index": 0, "message": turn.reply, "finish_reason": _served_finish(turn), "logprobs": None}
-    if token_text is not None:
-        choice["logprobs"] = {"content": _logprob_entries(turn, top_logprobs, token_text)}
-    return {
-        "id": f"chatcmpl-{turn.segments[-1].request_id if turn.segments else turn.request_digest}",
-        "object": "chat.completion",
-        "created": int(turn.created_at),
-        "model": model,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": turn.prompt_length,
-            "completion_tokens": turn.output_ids.size,
-            "total_tokens": turn.prompt_length + turn.output_ids.size,
-            "prompt_tokens_details": {"cached_tokens": turn.notes.get("cached_tokens", 0)},
-        },
-        **(signal(triggered=turn.repeat_terminated) if is_guarded else {}),
-    }
-
-
-def error_body(error: HarnessError) -> Json:
-    """The error object OpenAI clients parse."""
-    kind = "invalid_request_error" if isinstance(error, RequestError) else f"{error.cause}_error"
-    param = error.param if isinstance(error, RequestError) else None
-    return {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
-
-
-def _refuse_unsupported(wire: _WireRequest) -> None:
-    """Raises `MalformedRequest` for what is asked for and not offered."""
-    if not wire.messages:
-        raise MalformedRequest("messages: expected at least one message, got none", param="messages")
-    if wire.n not in (None, 1):
-        raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
-    if wire.stream_options is not None and not wire.stream:
-        raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
-    _check_ranges(wire)
-
-
-def _check_ranges(wire: _WireRequest) -> None:
-    bounds: tuple[tuple[str, float, float], ...] = (
-        ("temperature", 0, 100),
-        ("top_p", 1e-9, 1),
-        ("top_k", -1, 2**31 - 1),
-        ("min_p", 0, 1),
-        ("max_tokens", 1, 2**31 - 1),
-        ("max_completion_tokens", 1, 2**31 - 1),
-        ("min_tokens", 0, wire.max_completion_tokens or wire.max_tokens or 2**31 - 1),
-        ("top_logprobs", 0, 2**31 - 1),
-        ("seed", -(2**63), 2**63 - 1),
-    )
-    for name, low, high in bounds:
-        value = getattr(wire, name)
-        if value is not None and not low <= value <= high:
-            raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
-
-
-def _messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, ...]:
-    limits.require("messages", len(wire.messages), "messages")
-    try:
-        decoded = [decode_json(_message_decoder, raw, f"messages[{i}]") for i, raw in enumerate(wire.messages)]
-    except MalformedRequest as error:
-        if not (error.param or "").endswith(".role"):
-            raise
-        roles = ", ".join(get_args(_Role))
-        raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
-    return tuple(_message(message, i) for i, message in enumerate(decoded))
-
-
-def _tools(wire: _WireRequest, limits: RequestLimits) -> list[_Tool]:
-    raws = wire.tools or []
-    limits.require("tools", len(raws), "tools")
-    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
-    tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
-    for tool in tools:
-        check_json(tool.function.parameters, "tools", limits.json_depth)
-    return tools
-
-
-def _size_bytes(raw: msgspec.Raw) -> int:
-    return memoryview(raw).nbytes
-
-
-def _message(wire: _WireMessage, position: int) -> Message:
-    """The normal form of a message: only what is said, in one spelling."""
-    content = wire.content
-    message: Json = {"role": wire.role, "content": content if isinstance(content, str) else _joined(content)}
-    if wire.tool_calls:
-        message["tool_calls"] = msgspec.to_builtins(wire.tool_calls)
-    if wire.reasoning_content:
-        message["reasoning_content"] = wire.reasoning_content
-    if wire.role == "tool" and not wire.tool_call_id:
-        field = f"messages[{position}].tool_call_id"
-        raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
-    if wire.tool_call_id:
-        message["tool_call_id"] = wire.tool_call_id
-    if wire.name:
-        message["name"] = wire.name
-    return message
-
-
-def _streaming(wire: _WireRequest) -> Streaming | None:
-    if not wire.stream:
-        return None
-    options = wire.stream_options
-    return Streaming(wants_usage=options is not None and bool(options.include_usage))
-
-
-def _joined(parts: list[_TextPart] | None) -> str:
-    return "".join(part.text for part in parts or ())
-
-
-def _required_tool(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:
-    """The function `tool_choice` names. Raises `MalformedRequest` when it demands a tool that is not offered."""
-    if wire.tool_choice == "required" and not tools:
-        raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
-    if not isinstance(wire.tool_choice, _NamedTool):
-        return None
-    name = wire.tool_choice.function.name
-    names = [tool.function.name for tool in tools]
-    if name not in names:
-        raise MalformedRequest(
-            f"tool_choice: expected one of {_list_of(names)}, got {_quoted(name)}", param="tool_choice"
-        )
-    return name
-
-
-def _list_of(names: Sequence[str]) -> str:
-    """The first few of `names`, in a message that stays short."""
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(map(_quoted, names[:_NAMES_SHOWN])) + (f" and {more} more" if more > 0 else "") or "no tools"
-
-
-def _quoted(name: str) -> str:
-    return repr(name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…")
-
-
-def _wishes(wire: _WireRequest, limits: RequestLimits) -> SamplingWishes:
-    stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
-    return SamplingWishes(
-        max_new_tokens=wire.max_completion_tokens or wire.max_tokens,
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=None if wire.top_k is None else max(0, wire.top_k),
-        min_p=wire.min_p,
-        seed=wire.seed,
-        stop=tuple(text for text in stop if text),
-        top_logprobs=wire.top_logprobs if wire.logprobs else None,
-        min_new_tokens=wire.min_tokens,
-        json_schema=_json_schema(wire, limits),
-    )
-
-
-def _json_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
-    """The schema that the answer has to follow; None when it is free."""
-    wanted = wire.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if wire.tools:
-        raise MalformedRequest(
-            f"response_format: expected no tools beside type {wanted.type!r}, whose answers call none",
-            param="response_format",
-        )
-    if wanted.type == "json_object":
-        return '{"type":"object"}'
-    if wanted.json_schema is None:
-        raise MalformedRequest(
-            "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
-        )
-    raw = wanted.json_schema.schema
-    limits.require("schema_bytes", _size_bytes(raw), "response_format")
-    schema = decode_json(_object_decoder, raw, "response_format.json_schema.schema")
-    check_json(schema, "response_format", limits.json_depth)
-    return msgspec.json.encode(schema).decode()
-
-
-def _served_finish(turn: Turn) -> str:
-    """In the words that clients know: the repeat guard is a limit."""
-    return str(FinishReason.LENGTH) if turn.repeat_terminated else turn.finish_reason
-
-
-def _logprob_entries(turn: Turn, top: TopLogprobs | None, token_text: Callable[[int], str]) -> list[Json]:
-    return [
-        {
-            **_logprob_entry(token_text(int(token_id)), float(turn.logprobs[i])),
-            "top_logprobs": _alternatives(top, i, token_text),
+DONE = encoded_event(b"[DONE]")
+"""What OpenAI clients read up to."""
+
+_SHORTEST_PIECE = 128  # characters of a delta
+_MOST_PIECES = 32  # deltas of a text: several for a client that shows them, few for one that parses them
+_HEAD = ("id", "created", "model")
+
+
+class OpenAIChat:
+    """The dialect of the `openai` SDKs, and of most other clients."""
+
+    name = NAME
+    path = "/v1/chat/completions"
+
+    def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
+        """See `Dialect`; what the SDKs, litellm and aider read."""
+        return {
+            "OPENAI_BASE_URL": base_url(session_url),
+            "OPENAI_API_BASE": base_url(session_url),  # the name litellm and aider know
+            "OPENAI_API_KEY": api_key,
+            "OPENAI_MODEL": model,
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
-        for i, token_id in enumerate(turn.output_ids)
-    ]
+
+    def parse(self, body: bytes, limits: RequestLimits) -> ModelRequest:
+        """See `Dialect`."""
+        return parse_request(body, limits)
+
+    def answer(self, answer: ModelAnswer) -> Json:
+        """The `chat.completion` object. A retry's is the same, but for the alternatives to its tokens."""
+        turn = answer.turn
+        # In the words that clients know: the repeat guard is a limit.
+        finish_reason = FinishReason.LENGTH if turn.repeat_terminated else turn.finish_reason
+        choice: Json = {"index": 0, "message": turn.reply, "finish_reason": finish_reason, "logprobs": None}
+        if answer.request.wants_logprobs:
+            choice["logprobs"] = {"content": _logprob_entries(answer)}
+        return {
+            "id": f"chatcmpl-{turn.segments[-1].request_id if turn.segments else turn.request_digest}",
+            "object": "chat.completion",
+            "created": int(turn.created_at),
+            "model": answer.model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": turn.prompt_length,
+                "completion_tokens": turn.output_ids.size,
+                "total_tokens": turn.prompt_length + turn.output_ids.size,
+                "prompt_tokens_details": {"cached_tokens": turn.notes.get("cached_tokens", 0)},
+            },
+            **(signal(triggered=turn.repeat_terminated) if answer.is_guarded else {}),
+        }
+
+    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """The `chat.completion.chunk`s of the answer, and `DONE`."""
+        streaming = answer.request.streaming
+        for chunk in chunks(self.answer(answer), wants_usage=streaming is not None and streaming.wants_usage):
+            yield event(chunk)
+        yield DONE
+
+    def error_body(self, error: HarnessError, message: str) -> Json:
+        """The error object that OpenAI clients parse."""
+        is_of_request = isinstance(error, RequestError)
+        kind = "invalid_request_error" if is_of_request else f"{error.cause}_error"
+        param = error.param if isinstance(error, RequestError) else None
+        return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
+
+    def error_part(self, error: HarnessError, message: str) -> bytes:
+        """The error object as an event, and `DONE`."""
+        return event(self.error_body(error, message)) + DONE
 
 
-def _alternatives(top: TopLogprobs | None, position: int, token_text: Callable[[int], str]) -> list[Json]:
-    if top is None:
-        return []
-    pairs = zip(top.ids[position], top.logprobs[position], strict=True)
-    return [_logprob_entry(token_text(int(token_id)), float(logprob)) for token_id, logprob in pairs]
+def base_url(session_url: str) -> str:
+    """Where an OpenAI client finds the session at `session_url`."""
+    return f"{session_url}/v1"
+
+
+def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
+    """The chunks of `completion`, in order: role, reasoning, content, tool calls, how it finished, usage if wanted.
+
+    What is not of a message (logprobs, keys beyond the dialect) is in the chunk that says how it finished.
+    """
+    head = {"object": "chat.completion.chunk", **{key: completion[key] for key in _HEAD}}
+    usage = {"usage": None} if wants_usage else {}
+    choice = completion["choices"][0]
+    for delta in _deltas(choice["message"]):
+        yield head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}]} | usage
+    finish = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": choice["logprobs"]}
+    beyond = {key: value for key, value in completion.items() if key not in ("object", "choices", "usage", *_HEAD)}
+    yield beyond | head | {"choices": [finish]} | usage
+    if wants_usage:
+        yield head | {"choices": [], "usage": completion["usage"]}
+
+
+def _deltas(message: Json) -> Iterator[Json]:
+    """What is added to the message, bit by bit."""
+    yield {"role": message["role"], "content": None if message["content"] is None else ""}
+    for field in ("reasoning_content", "content"):
+        for piece in _pieces(message.get(field) or ""):
+            yield {field: piece}
+    for index, call in enumerate(message.get("tool_calls", ())):
+        yield {"tool_calls": [{"index": index, **call, "function": call["function"] | {"arguments": ""}}]}
+        for piece in _pieces(call["function"]["arguments"]):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def _pieces(text: str) -> Iterator[str]:
+    size = max(_SHORTEST_PIECE, -(-len(text) // _MOST_PIECES))
+    return (text[start : start + size] for start in range(0, len(text), size))
+
+
+def _logprob_entries(answer: ModelAnswer) -> list[Json]:
+    """Of every sampled token, the stop id included."""
+    turn, top, token_text = answer.turn, answer.top_logprobs, answer.token_text
+    entries: list[Json] = []
+    for i, token_id in enumerate(turn.output_ids):
+        entry = _logprob_entry(token_text(int(token_id)), float(turn.logprobs[i]))
+        pairs = () if top is None else zip(top.ids[i], top.logprobs[i], strict=True)
+        others = [_logprob_entry(token_text(int(other)), float(logprob)) for other, logprob in pairs]
+        entries.append({**entry, "top_logprobs": others})
+    return entries
 
 
 def _logprob_entry(text: str, logprob: float) -> Json:

@@ -1,33 +1,27 @@
 """The routes of a session server.
 
-Handlers translate: HTTP in, a call, HTTP out. The path prefix `/sessions/<id>` is a session's identity, its key proves
-it; on `/v1/...` the key is both. Who may ask what is said in `access`: a route without `admin` around it answers
-agents. Every answer, unknown routes included, is JSON.
+Handlers translate: HTTP in, a call, HTTP out. Who may ask what is said in `access`: a route without `admin` around it
+answers agents. Their model calls are `model_calls`. Every answer, unknown routes included, is JSON.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from http import HTTPStatus
 
 import structlog
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from harness.dialects.openai_chat import Streaming
-from harness.dialects.openai_stream import stream_body
 from harness.engines.base import EngineHealth
-from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
-from harness.server.access import credential, is_operator, require_admin, require_key
+from harness.server.access import is_operator, require_admin
 from harness.server.connection import ClientConnection
-from harness.server.http_protocol import Delivery
 from harness.server.left_engines import LeftEngines
 from harness.server.live_weights import parse_expected, settle_weights
+from harness.server.model_calls import ModelCalls
 from harness.server.reading import (
     asked_ids,
     collected_response,
@@ -39,9 +33,8 @@ from harness.server.reading import (
 from harness.server.registry import SessionRegistry
 from harness.server.requests import read_body
 from harness.server.responses import ErrorAnswers, json_response
-from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.sweep import Sweep, parse_sweep
-from harness.server.turns import ModelCall, ServedTurn, TurnService
+from harness.server.turns import TurnService
 from harness.server.wire import parse_end, parse_hold, parse_release, parse_renewal, parse_session_config
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, Work
 from harness.sessions.record import session_summary
@@ -72,7 +65,7 @@ class SessionServer:
         self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
         self._turns = turns
         self._metrics = turns.metrics
-        self._errors = ErrorAnswers(turns.metrics, turns.settings.admin_token)
+        self._errors = ErrorAnswers(turns.metrics, turns.settings)
         self._last_sweep: SweepReport | None = None
 
     def app(self) -> Starlette:
@@ -80,7 +73,7 @@ class SessionServer:
         admin = self._admin
         app = Starlette(
             routes=[
-                Route("/sessions/{id}/v1/chat/completions", self._chat, methods=["POST"]),
+                *ModelCalls(self._turns, self.sessions, self._errors).routes(),
                 Route("/sessions", admin(self._create), methods=["POST"]),
                 Route("/sessions", admin(self._list), methods=["GET"]),
                 Route("/sessions/drain", admin(self._drain), methods=["POST"]),
@@ -98,9 +91,6 @@ class SessionServer:
                 Route("/sessions/{id}/v1", self._alive, methods=["GET"]),
                 Route("/sessions/{id}/facts", admin(self._facts), methods=["GET"]),
                 Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
-                Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
-                Route("/v1/models", self._models, methods=["GET"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", admin(self._render_metrics), methods=["GET"]),
             ],
@@ -184,45 +174,7 @@ class SessionServer:
                 self.gatekeeper.look_again()
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    # Turns
-
-    async def _chat(self, request: Request) -> Response:
-        session = self._session_of(request)
-        body = await self._body(request)
-        client = ClientConnection(request.receive, request.headers)
-        call = await self._turns.read_chat(session, body, client)
-        if call.chat.streaming is not None:
-            return self._streamed(request, call, call.chat.streaming)
-        async with client.watched():
-            served = await self._serve_chat(call)
-            is_delivered = await client.is_still_there()
-        if not is_delivered:
-            return json_response(served.body)
-        response = json_response(served.body)
-        response.background = BackgroundTask(self._delivery(request, call, served).hand_over)
-        return response
-
-    def _streamed(self, request: Request, call: ModelCall, streaming: Streaming) -> Response:
-        turn = StreamedTurn(
-            serve=lambda: self._serve_chat(call),
-            events=lambda served: stream_body(served.body, wants_usage=streaming.wants_usage),
-            refusal=lambda error: self._errors.refusal(request, error),
-            delivery=lambda served: self._delivery(request, call, served),
-        )
-        return StreamedAnswer(turn, call.client, comment_every_s=self.settings.comment_every_s)
-
-    async def _serve_chat(self, call: ModelCall) -> ServedTurn:
-        with self.sessions.in_use(call.session):
-            return await self._turns.serve_chat(call)
-
-    def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
-        return Delivery(request.scope, partial(self._turns.mark_delivered, call, served))
-
-    async def _models(self, request: Request) -> Response:
-        if not is_operator(request.headers, self.settings.admin_token):
-            self._session_of(request)
-        card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": SESSION_SERVER}
-        return json_response({"object": "list", "data": [card]})
+    # Whether anybody listens
 
     async def _alive(self, request: Request) -> Response:
         """The same for every id: what asks here only wants to know whether anybody listens."""
@@ -369,14 +321,6 @@ class SessionServer:
         with self.callers.present(client):
             async with client.patience():
                 yield
-
-    def _session_of(self, request: Request) -> Session:
-        """The session that a model call is for. Raises `Unauthorized` or `SessionNotFound`."""
-        session_id = request.path_params.get("id")
-        if session_id is not None and not self.settings.needs_keys:
-            return self.sessions.get(session_id)
-        key = require_key(request.headers) if self.settings.needs_keys else credential(request.headers)
-        return self.sessions.by_key(key) if session_id is None else self.sessions.of_key(session_id, key)
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self.settings.limits)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from harness.dialects.openai_chat import ChatRequest, ToolMode, parse_request
+from harness.dialects.dialect import Dialect
+from harness.dialects.model_request import ModelRequest, ToolMode
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.server.heavy_work import HeavyWork
@@ -31,7 +32,7 @@ _LONG_TEXT = 20_000  # characters, rendered and encoded in as many
 class ReadCall:
     """What a request body says."""
 
-    chat: ChatRequest
+    request: ModelRequest
     keys: Sequence[ChainKey]
     """Digests of the prefixes of its conversation (`tokens.matching`)."""
     digest: str
@@ -52,12 +53,12 @@ class Prompts:
     def __post_init__(self) -> None:
         assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
 
-    async def read(self, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
-        """The call in `body`, its history keyed by `form`.
+    async def read(self, dialect: Dialect, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
+        """The call that `body` is in `dialect`, its history keyed by `form`.
 
         Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
         """
-        work = partial(self._read, body, form, idempotency_key)
+        work = partial(self._read, dialect, body, form, idempotency_key)
         return await self.heavy_work.do(len(body), work) if len(body) > _LARGE_BODY else work()
 
     async def encode(self, session: Session, point: AttachPoint, call: ReadCall) -> tuple[AttachPoint, TokenIds]:
@@ -67,45 +68,45 @@ class Prompts:
         """
         parent = session.parent_turn(point)
         if parent is not None:
-            ids = await self._encoded(call, point.matched, partial(self._extend, parent, call.chat, point.matched))
+            ids = await self._encoded(call, point.matched, partial(self._extend, parent, call.request, point.matched))
             if ids is not None:
                 return point, ids
-        ids = await self._encoded(call, 0, partial(self._render, call.chat))
+        ids = await self._encoded(call, 0, partial(self._render, call.request))
         assert ids is not None
         return AttachPoint(None, 0, point.key), ids
 
-    def forced_ids(self, chat: ChatRequest) -> list[int]:
+    def forced_ids(self, asked: ModelRequest) -> list[int]:
         """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
-        return self.chat_tokenizer.call_beginning_ids(chat.tool_name) if chat.tool_mode is ToolMode.REQUIRED else []
+        return self.chat_tokenizer.call_beginning_ids(asked.tool_name) if asked.tool_mode is ToolMode.REQUIRED else []
 
     @property
     def _context_length(self) -> int:
         return self.engine.capabilities.context_length
 
-    def _read(self, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
-        chat = parse_request(body, self.limits)
-        require_possible(self.chat_tokenizer.tokenizer, chat.messages, chat.tools, self._context_length)
-        keys = chain_keys(chat.messages, chat.tools, form)
+    def _read(self, dialect: Dialect, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
+        asked = dialect.parse(body, self.limits)
+        require_possible(self.chat_tokenizer.tokenizer, asked.messages, asked.tools, self._context_length)
+        keys = chain_keys(asked.messages, asked.tools, form)
         digest = request_digest(body, idempotency_key)
-        return ReadCall(chat, keys, digest, rendering_sizes(chat.messages, chat.tools))
+        return ReadCall(asked, keys, digest, rendering_sizes(asked.messages, asked.tools))
 
     async def _encoded(self, call: ReadCall, first: int, encode: Callable[[], Sequence[int] | None]) -> TokenIds | None:
         """What `encode` makes of the messages from `first` on; None when it cannot."""
         size = call.sizes[-1] - (call.sizes[first] - call.sizes[0])
-        work = partial(self._encode, call.chat, first, encode)
+        work = partial(self._encode, call.request, first, encode)
         return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()
 
-    def _encode(self, chat: ChatRequest, first: int, encode: Callable[[], Sequence[int] | None]) -> TokenIds | None:
-        require_fitting(self.chat_tokenizer.tokenizer, chat.messages[first:], chat.tools, self._context_length)
+    def _encode(self, asked: ModelRequest, first: int, encode: Callable[[], Sequence[int] | None]) -> TokenIds | None:
+        require_fitting(self.chat_tokenizer.tokenizer, asked.messages[first:], asked.tools, self._context_length)
         ids = encode()
-        return None if ids is None else as_ids([*ids, *self.forced_ids(chat)])
+        return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
 
-    def _extend(self, parent: Turn, chat: ChatRequest, matched: int) -> Sequence[int] | None:
-        previous = _sampled_turn(parent, chat.messages[:matched])
-        return self.chat_tokenizer.extend_ids(previous, chat.messages[matched:], chat.tools)
+    def _extend(self, parent: Turn, asked: ModelRequest, matched: int) -> Sequence[int] | None:
+        previous = _sampled_turn(parent, asked.messages[:matched])
+        return self.chat_tokenizer.extend_ids(previous, asked.messages[matched:], asked.tools)
 
-    def _render(self, chat: ChatRequest) -> Sequence[int]:
-        return self.chat_tokenizer.render_ids(chat.messages, chat.tools)
+    def _render(self, asked: ModelRequest) -> Sequence[int]:
+        return self.chat_tokenizer.render_ids(asked.messages, asked.tools)
 
 
 def _sampled_turn(turn: Turn, known: Sequence[Message]) -> SampledTurn:

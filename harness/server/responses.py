@@ -1,7 +1,8 @@
 """Values and errors as HTTP answers.
 
 Every answer is JSON, also to an error that no route foresaw: `ErrorAnswers` is where all of them end that a route lets
-through, counted and in the log. What a model call's error means for its session is not decided here (`turns`).
+through, counted and in the log. Status and headers are the server's, the body has the form of the dialect whose clients
+ask there. What a model call's error means for its session is not decided here (`turns`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,9 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from harness.dialects.openai_chat import error_body
+from harness.dialects.dialect import DIALECTS, Dialect, dialect_of
 from harness.errors import GateClosed, HarnessError, MethodNotAllowed, OverLimit, RouteNotFound, ServerBusy, TurnRefused
 from harness.server.access import is_operator
+from harness.server.settings import ServerSettings
 from harness.server.unknown_routes import UnknownRoutes
 from harness.telemetry.metrics import ServerMetrics
 
@@ -30,8 +32,8 @@ def json_response(value: Any, status: int = HTTPStatus.OK, headers: dict[str, st
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 
-def error_response(error: HarnessError, *, to_agent: bool) -> Response:
-    """The answer for `error`, in the form OpenAI clients parse.
+def error_response(error: HarnessError, *, to_agent: bool, dialect: Dialect = DIALECTS[0]) -> Response:
+    """The answer for `error`, with a body in the form of `dialect`.
 
     A refused turn carries `x-should-retry: false`, a closed gate or a busy server `retry-after`. Agents read less than
     operators: see `HarnessError.message_to_agents`.
@@ -41,36 +43,49 @@ def error_response(error: HarnessError, *, to_agent: bool) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, TurnRefused) or not error.retryable:
         headers["x-should-retry"] = "false"
-    body = error_body(error)
-    if to_agent:
-        body["error"]["message"] = error.message_to_agents
-    return json_response(body, error.status, headers)
+    message = error.message_to_agents if to_agent else error.message
+    return json_response(dialect.error_body(error, message), error.status, headers)
 
 
 class ErrorAnswers:
     """The answers of one server to errors, by their type."""
 
-    def __init__(self, metrics: ServerMetrics, admin_token: str | None) -> None:
+    def __init__(self, metrics: ServerMetrics, settings: ServerSettings) -> None:
         self._metrics = metrics
-        self._admin_token = admin_token
+        self._admin_token = settings.admin_token
+        self._dialects = settings.dialects
         self._unknown_routes = UnknownRoutes()
 
     def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
         """What answers which error, as Starlette wants to be told."""
         return {
-            HarnessError: self.refusal,
+            HarnessError: self.refuse,
             HTTPException: self._no_such_route,
             ClientDisconnect: self._nobody_reads,
             Exception: self._bug,
         }
 
-    async def refusal(self, request: Request, error: HarnessError) -> Response:
+    async def refuse(self, request: Request, error: HarnessError) -> Response:
         """The answer to an error of ours."""
+        self._note(request, error)
+        to_agent = not is_operator(request.headers, self._admin_token)
+        return error_response(error, to_agent=to_agent, dialect=self._dialect_of(request))
+
+    def end_stream(self, request: Request, error: HarnessError) -> bytes:
+        """The same as the end of a streamed answer that has begun."""
+        self._note(request, error)
+        to_agent = not is_operator(request.headers, self._admin_token)
+        message = error.message_to_agents if to_agent else error.message
+        return self._dialect_of(request).error_part(error, message)
+
+    def _note(self, request: Request, error: HarnessError) -> None:
         self._metrics.error_answered(error.code)
         if isinstance(error, OverLimit):
             self._metrics.over_limit(error.limit)
         log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
-        return error_response(error, to_agent=not is_operator(request.headers, self._admin_token))
+
+    def _dialect_of(self, request: Request) -> Dialect:
+        return dialect_of(request.url.path, self._dialects)
 
     async def _no_such_route(self, request: Request, error: HTTPException) -> Response:
         method, path = request.method, request.url.path
@@ -78,12 +93,13 @@ class ErrorAnswers:
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             answer: HarnessError = MethodNotAllowed(f"{what}: this route has other methods")
         else:
-            answer = RouteNotFound(f"{what}: no such route; model calls go to BASE_URL/v1/chat/completions")
+            paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
+            answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
         self._metrics.error_answered(answer.code)
         pattern = self._unknown_routes.note(method, path)
         if pattern is not None:
             log.warning(answer.code, route=pattern, hint="told once: an agent with another dialect or base URL?")
-        return error_response(answer, to_agent=True)
+        return error_response(answer, to_agent=True, dialect=self._dialect_of(request))
 
     async def _nobody_reads(self, request: Request, error: ClientDisconnect) -> Response:
         """The client left while it was sending."""
@@ -94,4 +110,4 @@ class ErrorAnswers:
         log.error("request_failed", path=request.url.path, exc_info=error)
         self._metrics.error_answered(HarnessError.code)
         told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
-        return error_response(told, to_agent=False)
+        return error_response(told, to_agent=False, dialect=self._dialect_of(request))

@@ -3,6 +3,7 @@
 import ipaddress
 from dataclasses import dataclass, field
 
+from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
 from harness.tokens.matching import normal_form
@@ -47,6 +48,8 @@ class ServerSettings:
     """After how long a session that nobody asks for is closed; None keeps it. `harness serve` says 24 hours."""
     keep_closed_s: float | None = None
     """How long the store keeps the rows of a closed session; None for ever. `harness serve` says 30 days."""
+    dialects: tuple[Dialect, ...] = DIALECTS
+    """The APIs that agents may speak, each at its own route."""
     model: str | None = None
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ it is durable (I9): deltas are cut from the recorded answer, not passed on while
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -15,8 +15,7 @@ from typing import Any, Generic, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from harness.dialects.openai_stream import DONE
-from harness.dialects.sse import MEDIA_TYPE, comment, encoded_event
+from harness.dialects.sse import MEDIA_TYPE, comment
 from harness.errors import HarnessError
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
@@ -33,10 +32,10 @@ class StreamedTurn(Generic[_T]):
 
     serve: Callable[[], Coroutine[Any, Any, _T]]
     """Serves the turn; raises `HarnessError`."""
-    events: Callable[[_T], bytes]
+    content: Callable[[_T], bytes]
     """Everything that is sent of a served turn."""
-    refusal: Callable[[HarnessError], Awaitable[Response]]
-    """The answer to an error, as it is without streaming."""
+    failure: Callable[[HarnessError], bytes]
+    """Everything that is sent of an error, once the answer has begun."""
     delivery: Callable[[_T], Delivery]
     """What is told when a served turn has been handed over to a client that is still there."""
 
@@ -75,11 +74,10 @@ class StreamedAnswer(Response, Generic[_T]):
         try:
             turn = await served
         except HarnessError as error:
-            refusal = await self._turn.refusal(error)
-            await send({"type": "http.response.body", "body": encoded_event(bytes(refusal.body)) + DONE})
+            await send({"type": "http.response.body", "body": self._turn.failure(error)})
             return
         delivery = self._turn.delivery(turn)
-        await send({"type": "http.response.body", "body": self._turn.events(turn), "more_body": True})
+        await send({"type": "http.response.body", "body": self._turn.content(turn), "more_body": True})
         # Asked before the end: the web server reports every client as gone once its response is complete.
         is_delivered = await self._client.is_still_there()
         await send({"type": "http.response.body"})

@@ -1,7 +1,8 @@
-"""The life of a turn: from a request body to a recorded, durable answer.
+"""The life of a turn: from a model call to a recorded, durable turn.
 
 The steps are those of docs/architecture.md. Decisions are made by `Session`; this module awaits the encoder, the engine
-and the store between them. An answer leaves only after the store has made its turn durable (I9).
+and the store between them. A turn is returned only after the store has made it durable (I9); `model_calls` makes the
+answer of it, in the words of the dialect in which it was asked for.
 """
 
 import asyncio
@@ -9,15 +10,14 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import assert_never
 
-from harness.dialects.openai_chat import ChatRequest, ToolMode, completion, reply_message
+from harness.dialects.dialect import Dialect
+from harness.dialects.model_request import ModelRequest, ToolMode, reply_message
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
-from harness.errors import HarnessError, MalformedRequest, TurnAborted
+from harness.errors import MalformedRequest, TurnAborted
 from harness.machine.clock import Clock
 from harness.server.admitted import AdmittedTurns
 from harness.server.callers import Callers
@@ -43,20 +43,19 @@ from harness.sessions.turn_outcome import (
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
-from harness.types import FinishReason, Json, TopLogprobs, Turn
+from harness.types import FinishReason, TopLogprobs, Turn
 
-_MANY_LOGPROBS = 3_000  # entries of an answer, written in some milliseconds
-_ENTRY_BYTES = 500  # of memory
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTurn:
-    """A turn and the answer to it."""
+    """A turn to answer with."""
 
     turn: Turn
-    body: Json
+    top_logprobs: TopLogprobs | None = None
+    """Alternatives to its output tokens, where it was sampled just now; they are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +63,14 @@ class ModelCall:
     """A model call on its way through the steps."""
 
     session: Session
-    chat: ChatRequest
     read: ReadCall
     client: ClientConnection
     began_at: float
+
+    @property
+    def request(self) -> ModelRequest:
+        """What it asks for."""
+        return self.read.request
 
 
 def _fresh_request_ids() -> Iterator[str]:
@@ -107,25 +110,22 @@ class TurnService:
         """The model's name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
-    async def read_chat(self, session: Session, body: bytes, client: ClientConnection) -> ModelCall:
-        """The chat completion that `body` asks of `session`. Raises `RequestError`, or `ServerBusy`."""
+    async def read(self, session: Session, dialect: Dialect, body: bytes, client: ClientConnection) -> ModelCall:
+        """What `body` asks of `session` in `dialect`. Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
-        with _refusals_counted(session):
-            read = await self.prompts.read(body, session.normal_form, client.idempotency_key)
-            self._check_offered(read.chat)
-        return ModelCall(session, read.chat, read, client, began_at)
+        read = await self.prompts.read(dialect, body, session.normal_form, client.idempotency_key)
+        self._check_offered(read.request)
+        return ModelCall(session, read, client, began_at)
 
-    async def serve_chat(self, call: ModelCall) -> ServedTurn:
-        """Answer a chat completion.
+    async def serve(self, call: ModelCall) -> ServedTurn:
+        """The turn that answers a model call.
 
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
         `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
         """
-        with _refusals_counted(call.session), self.callers.present(call.client):
-            await self.gatekeeper.enter(Work.TURN, call.client, call.session)
-            served = await self._served(call)
-            self._require_servable(call.session, served.turn)
-        self.metrics.turn_served(max(0.0, self.clock() - call.began_at - served.turn.seconds))
+        await self.gatekeeper.enter(Work.TURN, call.client, call.session)
+        served = await self._served(call)
+        self._require_servable(call.session, served.turn)
         return served
 
     def mark_delivered(self, call: ModelCall, served: ServedTurn, delivered: bool) -> None:
@@ -150,14 +150,14 @@ class TurnService:
                 case Treatment.CONTINUE:
                     return await self._sampled(call, call.session.take_up(index, self.clock()))
                 case Treatment.REPLAY:
-                    return await self._answer(call, call.session.turn(index), None)
+                    return ServedTurn(call.session.turn(index))
                 case Treatment.JOIN:
                     await self.admitted.wait_for(call.session, index, call.client)
                 case _:
                     assert_never(treatment)
 
     async def _sampled(self, call: ModelCall, admission: Admission) -> ServedTurn:
-        """Have the engine sample, and answer with what became of the turn."""
+        """Have the engine sample; what became of the turn."""
         async with self.admitted.until_outcome(call.session, admission, call.client) as turn:
             turn.generation = generation = self._generation(call, admission)
             await generation.run()
@@ -167,7 +167,7 @@ class TurnService:
             raise generation.limit
         if not outcome.is_usable:  # it broke off: there is nothing to be read as an answer
             call.client.require_there()
-        return await self._answer(call, outcome, generation.output.top_logprobs)
+        return ServedTurn(outcome, generation.output.top_logprobs)
 
     def _generation(self, call: ModelCall, admission: Admission) -> Generation:
         tokenizer = self.chat_tokenizer.tokenizer
@@ -195,38 +195,28 @@ class TurnService:
         admission, output, dismissal = generation.admission, generation.output, call.client.dismissal
         if not output.is_complete and dismissal is not None and not call.session.is_drained:
             return broken_off_turn(admission, output, dismissal, self.clock())
-        return ended_turn(admission, output, self._reply(admission, call.chat, output), self.clock())
-
-    async def _answer(self, call: ModelCall, turn: Turn, top_logprobs: TopLogprobs | None) -> ServedTurn:
-        """The answer; one with many logprobs is written off the event loop."""
-        token_text = self.chat_tokenizer.tokenizer.token_text if call.chat.wants_logprobs else None
-        is_guarded = self.engine.capabilities.repeat_guard is not None
-        work = partial(completion, turn, self.model, token_text, top_logprobs, is_guarded=is_guarded)
-        alternatives = 0 if top_logprobs is None else top_logprobs.ids.shape[1]
-        entries = 0 if token_text is None else int(turn.output_ids.size) * (1 + alternatives)
-        is_long = entries > _MANY_LOGPROBS
-        return ServedTurn(turn, await self.heavy_work.do(entries * _ENTRY_BYTES, work) if is_long else work())
+        return ended_turn(admission, output, self._reply(admission, call.request, output), self.clock())
 
     async def _admit(self, call: ModelCall) -> Admission | None:
         """A turn for the call; None when what it means has changed: the same call was admitted from elsewhere."""
-        session, chat = call.session, call.chat
+        session, asked = call.session, call.request
         await self.live.settled(call.client, lambda: session.is_open)
         point = session.attach(call.read.keys)
-        diverged = session.divergence(point, chat.messages)
+        diverged = session.divergence(point, asked.messages)
         point, context_ids = await self.prompts.encode(session, point, call.read)
         call.client.require_there()
         if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
-        request = TurnRequest(chat.messages[point.matched :], context_ids, chat.sampling, call.read.digest, diverged)
+        request = TurnRequest(asked.messages[point.matched :], context_ids, asked.sampling, call.read.digest, diverged)
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
-    def _reply(self, admission: Admission, chat: ChatRequest, output: Output) -> Reply:
+    def _reply(self, admission: Admission, asked: ModelRequest, output: Output) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
         context_ids = admission.request.context_ids[-TAIL:].tolist()
-        sampled = SampledOutput(output.ids.tolist(), context_ids, self.prompts.forced_ids(chat), stop)
-        parsed = self.chat_tokenizer.parse(sampled, chat.tools if chat.tool_mode is not ToolMode.NONE else ())
+        sampled = SampledOutput(output.ids.tolist(), context_ids, self.prompts.forced_ids(asked), stop)
+        parsed = self.chat_tokenizer.parse(sampled, asked.tools if asked.tool_mode is not ToolMode.NONE else ())
         message = reply_message(parsed, _call_id_prefix(admission))
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
         return Reply(message, finish_reason_of(output.finish, has_calls=bool(parsed.tool_calls)), notes)
@@ -239,27 +229,17 @@ class TurnService:
             f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"
         )
 
-    def _check_offered(self, chat: ChatRequest) -> None:
+    def _check_offered(self, asked: ModelRequest) -> None:
         most = self.engine.capabilities.max_top_logprobs
-        if (chat.sampling.top_logprobs or 0) > most:
+        if (asked.sampling.top_logprobs or 0) > most:
             raise MalformedRequest(
-                f"top_logprobs: expected 0..{most}, got {chat.sampling.top_logprobs}", param="top_logprobs"
+                f"top_logprobs: expected 0..{most}, got {asked.sampling.top_logprobs}", param="top_logprobs"
             )
-        if chat.sampling.json_schema is not None and not self.engine.capabilities.follows_json_schema:
+        if asked.sampling.json_schema is not None and not self.engine.capabilities.follows_json_schema:
             raise MalformedRequest(
                 f"response_format: expected type 'text', {self.engine.capabilities.engine} follows no schema",
                 param="response_format",
             )
-
-
-@contextmanager
-def _refusals_counted(session: Session) -> Iterator[None]:
-    """Remember in `session` the error with which the block ends a model call of its agent."""
-    try:
-        yield
-    except HarnessError as error:
-        session.refuse(error)
-        raise
 
 
 async def _connections_noticed() -> None:

@@ -8,7 +8,9 @@ from fakes import EOS, admit, assistant, body, new_session, output_of, sampled, 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.dialects.openai_chat import ToolMode, completion, error_body, parse_request, reply_message
+from harness.dialects.model_request import ModelAnswer, ToolMode, reply_message
+from harness.dialects.openai_chat import OpenAIChat
+from harness.dialects.openai_chat_request import parse_request
 from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, PromptTooLong, RequestError
 from harness.server.wire import parse_session_config
 from harness.sessions.turn_outcome import Reply, ended_turn
@@ -363,7 +365,7 @@ def test_any_body_is_a_request_or_a_request_error(raw):
     """Wrong types anywhere, huge numbers, duplicate keys, lone surrogates: never another exception."""
     error = outcome_of(serve, raw)
 
-    assert error is None or json.dumps(error_body(error)).encode()
+    assert error is None or json.dumps(OpenAIChat().error_body(error, error.message)).encode()
 
 
 @settings(deadline=None)
@@ -422,7 +424,8 @@ def test_a_completion_says_what_the_turn_is():
     result = sampled(admission, "yo")
     turn = ended_turn(admission, output_of(result), Reply(assistant("yo"), "stop"), 1_003.0)
 
-    answer = completion(turn, "m", toy_tokenizer().token_text)
+    request = parse_request(body(HI, logprobs=True))
+    answer = OpenAIChat().answer(ModelAnswer(request, turn, "m", toy_tokenizer().token_text))
 
     assert answer["usage"]["prompt_tokens"] == admission.prompt_ids.size
     assert answer["usage"]["completion_tokens"] == 3
@@ -443,4 +446,5 @@ def test_a_completion_says_what_the_turn_is():
 )
 def test_errors_have_the_form_that_clients_parse(error, kind, param):
     """Message, type, param and code, as OpenAI's own API."""
-    assert error_body(error) == {"error": {"message": "no", "type": kind, "param": param, "code": error.code}}
+    told = {"message": "no more", "type": kind, "param": param, "code": error.code}
+    assert OpenAIChat().error_body(error, "no more") == {"error": told}

@@ -1,13 +1,17 @@
 """A streamed answer adds up to the completion it was made from."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import body, new_session, take_turn, toy_tokenizer, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.dialects.openai_stream import DONE, chunks, stream_body
+from harness.dialects.model_request import ModelAnswer
+from harness.dialects.openai_chat import DONE, OpenAIChat, chunks
+from harness.dialects.openai_chat_request import parse_request
 from harness.dialects.sse import comment, event
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
@@ -116,12 +120,16 @@ def test_every_chunk_belongs_to_the_completion_and_its_further_keys_are_said_onc
 @given(message=messages())
 def test_a_body_is_lines_of_json_up_to_done_for_every_way_to_split_lines(message):
     """Also for clients that split decoded text, where more characters end a line."""
-    body = stream_body(completion(message), wants_usage=False)
+    turn = replace(take_turn(new_session(), [user("hi")]), reply=message)
+    request = parse_request(body([user("hi")], stream=True))
+    answer = ModelAnswer(request, turn, "m", toy_tokenizer().token_text)
 
-    data = [line.removeprefix("data: ") for line in body.decode().splitlines() if line]
-    assert body.endswith(DONE)
+    sent = b"".join(OpenAIChat().stream_parts(answer))
+
+    data = [line.removeprefix("data: ") for line in sent.decode().splitlines() if line]
+    assert sent.endswith(DONE)
     assert data[-1] == "[DONE]"
-    assert [json.loads(line) for line in data[:-1]] == list(chunks(completion(message), wants_usage=False))
+    assert [json.loads(line) for line in data[:-1]] == list(chunks(OpenAIChat().answer(answer), wants_usage=False))
 
 
 def test_line_ends_of_unicode_are_escaped():

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.dialects.openai_chat import completion
+from harness.dialects.model_request import ModelAnswer
+from harness.dialects.openai_chat import OpenAIChat
+from harness.dialects.openai_chat_request import parse_request
 from harness.engines.pool.pool import EnginePool
 from harness.engines.repeat_guard import Disagreement, SignalCheck
 from harness.engines.scripted import ScriptedEngine
@@ -13,6 +15,7 @@ from harness.samples.merge import Selection, build_samples
 from harness.sessions.ledger import account
 from harness.types import REPEAT_TERMINATED, FinishReason, SampleStatus, Turn, as_ids, as_logprobs
 from server_patch.repeat_terminate import RepeatTerminateConfig
+from tests.fakes import body as chat_body
 from tests.fakes import new_session, take_turn, toy_tokenizer, user
 
 LIMITS = RepeatTerminateConfig(enabled=True, min_new_tokens=4, max_consecutive_token_repeats=4, ngram_size=0)
@@ -50,7 +53,9 @@ def test_a_forced_token_is_delivered_and_not_trained() -> None:
 @pytest.mark.parametrize(("is_guarded", "signal"), [(True, {"repeat_terminate_triggered": 1}), (False, None)])
 def test_plain_chat_clients_read_the_signal_where_a_guard_is_active(is_guarded: bool, signal: object) -> None:
     """Beside the words they know: for them it is a limit."""
-    body = completion(repeated(), "m", None, is_guarded=is_guarded)
+    request = parse_request(chat_body([user("hi")]))
+    answer = ModelAnswer(request, repeated(), "m", toy_tokenizer().token_text, is_guarded=is_guarded)
+    body = OpenAIChat().answer(answer)
 
     assert (body["choices"][0]["finish_reason"], body.get("harness")) == ("length", signal)
 

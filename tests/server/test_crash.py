@@ -14,6 +14,7 @@ from fakes import body, new_session, patient_client, toy_template, toy_tokenizer
 from served import RawClient, Served, says, serving, url_of
 from stored import ledger_of, read_file
 
+from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
 from harness.types import Turn, TurnStatus
@@ -153,13 +154,13 @@ async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed(
     """Nobody knows whether the file has it: the same request goes on with the turn and makes it durable."""
     engine = ScriptedEngine(toy_tokenizer(), Script(steps=(ScriptStep(text="first"), ScriptStep(text="second"))))
     service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
-    asking = asyncio.create_task(service.serve_chat(await service.read_chat(session, body(HI), patient_client())))
+    asking = asyncio.create_task(service.serve(await service.read(session, OpenAIChat(), body(HI), patient_client())))
     while engine._played.total() == 0 or engine._live:
         await asyncio.sleep(0)
     asking.cancel()
     [cancelled] = await asyncio.gather(asking, return_exceptions=True)
     [given_up] = session.turns
-    again = await service.serve_chat(await service.read_chat(session, body(HI), patient_client()))
+    again = await service.serve(await service.read(session, OpenAIChat(), body(HI), patient_client()))
 
     assert isinstance(cancelled, asyncio.CancelledError)
     assert given_up.status is TurnStatus.FAILED

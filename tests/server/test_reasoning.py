@@ -4,6 +4,7 @@ import pytest
 from fakes import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
 from tokenizers import AddedToken
 
+from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
 from harness.tokens.chat_template import ChatTemplateTokenizer
@@ -29,11 +30,11 @@ async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning
     session = new_session(matching=matching)
 
     async def say(messages):
-        return await service.serve_chat(await service.read_chat(session, body(messages), patient_client()))
+        return await service.serve(await service.read(session, OpenAIChat(), body(messages), patient_client()))
 
     async with engine:
         first = await say([user("a")])
-        reply = dict(first.body["choices"][0]["message"])
+        reply = dict(first.turn.reply)
         sent = reply if keeps_reasoning else {name: reply[name] for name in ("role", "content")}
         second = await say([user("a"), sent, user("b")])
 

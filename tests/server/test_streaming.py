@@ -271,7 +271,7 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
     async def send(message):
         sent.append(message)
 
-    turn = StreamedTurn(serve=serve, events=bytes, refusal=pytest.fail, delivery=pytest.fail)
+    turn = StreamedTurn(serve=serve, content=bytes, failure=pytest.fail, delivery=pytest.fail)
     answer = StreamedAnswer(turn, ClientConnection(receive, {}), comment_every_s=0.01)
     with pytest.raises(ZeroDivisionError):
         await answer({}, receive, send)

@@ -8,6 +8,7 @@ from fakes import body, new_session, patient_client, prompt_of, tokens_of, tool,
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.sessions.session import AfterIncomplete, Session
 from harness.store.memory import MemoryStore
@@ -48,8 +49,8 @@ async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -
             {"role": role, "content": text} | ({"tool_call_id": "c"} if role == "tool" else {}) for role, text in inputs
         ]
         request = body(messages, tools=[tool("add")] if has_tools else [])
-        served = await service.serve_chat(await service.read_chat(session, request, patient_client()))
-        messages.append(json.loads(json.dumps(served.body["choices"][0]["message"])))
+        served = await service.serve(await service.read(session, OpenAIChat(), request, patient_client()))
+        messages.append(json.loads(json.dumps(served.turn.reply)))
     return session
 
 

@@ -8,12 +8,13 @@ exempt from the proxies.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
+from harness.dialects.dialect import DIALECTS, Dialect
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 INSTRUCTION_FILE = "instruction.md"
@@ -36,21 +37,26 @@ _SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
 
 
 def agent_environment(
-    agent: ProgramAgent, task: AgentTask, session: SessionHandle, parent: Mapping[str, str]
+    agent: ProgramAgent,
+    task: AgentTask,
+    session: SessionHandle,
+    parent: Mapping[str, str],
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> dict[str, str]:
-    """The whole environment of `agent`; `parent` is the environment of the harness."""
+    """The whole environment of `agent`, whose client speaks one of `dialects`; `parent` is that of the harness."""
     return {
         **_passed_on(parent),
         **_proxy_exemption(session.base_url, parent),
-        **_client_variables(task, session),
+        **{
+            name: value
+            for dialect in dialects
+            for name, value in dialect.client_variables(session.base_url, session.api_key, task.model).items()
+        },
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",
         **_task_variables(task, session),
         **agent.env,
     }
-
-
-def openai_base_url(session: SessionHandle) -> str:
-    """Where an OpenAI client finds the session."""
-    return f"{session.base_url}/v1"
 
 
 def _passed_on(parent: Mapping[str, str]) -> dict[str, str]:
@@ -66,18 +72,6 @@ def _proxy_exemption(base_url: str, parent: Mapping[str, str]) -> dict[str, str]
     exempt = parent.get("no_proxy") or parent.get("NO_PROXY") or ""
     hosts = ",".join(filter(None, (exempt, host)))
     return {"NO_PROXY": hosts, "no_proxy": hosts}
-
-
-def _client_variables(task: AgentTask, session: SessionHandle) -> dict[str, str]:
-    return {
-        "OPENAI_BASE_URL": openai_base_url(session),
-        "OPENAI_API_BASE": openai_base_url(session),  # the name litellm and aider know
-        "OPENAI_API_KEY": session.api_key,
-        "OPENAI_MODEL": task.model,
-        "OPENAI_AGENTS_DISABLE_TRACING": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONUTF8": "1",
-    }
 
 
 def _task_variables(task: AgentTask, session: SessionHandle) -> dict[str, str]:

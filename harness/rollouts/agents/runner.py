@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
 from harness.client.session_server import SessionHandle
+from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before
@@ -19,7 +20,6 @@ from harness.rollouts.agents.environment import (
     LOG_FILE,
     RESULT_FILE,
     agent_environment,
-    openai_base_url,
     prepare_workdir,
 )
 from harness.rollouts.agents.function import FunctionAgents
@@ -161,7 +161,7 @@ def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[st
 
 def _function_arguments(task: AgentTask, session: SessionHandle) -> Mapping[str, Any]:
     return {
-        "base_url": openai_base_url(session),
+        "base_url": base_url(session.base_url),
         "prompt": task.prompt,
         "request_kwargs": {"model": task.model, **task.request_kwargs},
         "metadata": dict(task.metadata),

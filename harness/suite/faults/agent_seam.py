@@ -15,7 +15,9 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_CALL_PATH = "/v1/chat/completions"
+from harness.dialects.dialect import DIALECTS
+
+_CALL_PATHS = tuple(dialect.path for dialect in DIALECTS)
 
 
 class ErrorAnswer(NamedTuple):
@@ -107,7 +109,7 @@ class AgentSeam:
 
     async def _handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
-        if not (path.startswith("/sessions/") and path.endswith(_CALL_PATH)):
+        if not (path.startswith("/sessions/") and path.endswith(_CALL_PATHS)):
             await app(scope, receive, send)
             return
         session_id = path.split("/")[2]

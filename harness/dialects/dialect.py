@@ -1,0 +1,55 @@
+"""The seam between the server and the APIs that clients speak, and the table of those that it speaks.
+
+A dialect says where its clients ask, what their requests mean and how answers look: the body of a whole one, the parts
+of a stream, errors. It takes values and returns values. Everything else is the server's, the same for every dialect:
+who may ask, the life of the turn, retries, the HTTP status of an error, `x-should-retry` and `retry-after`, comments
+that keep a stream alive.
+
+A further dialect is two modules beside `openai_chat_request` and `openai_chat`, and a row of `DIALECTS`; how to write
+one is in docs/extending.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from harness.dialects.model_request import ModelAnswer, ModelRequest
+from harness.dialects.openai_chat import OpenAIChat
+from harness.dialects.request_limits import RequestLimits
+from harness.errors import HarnessError
+from harness.types import Json
+
+
+class Dialect(Protocol):
+    """An API that clients speak."""
+
+    name: str
+    """Goes with each of its requests."""
+    path: str
+    """Where its clients ask, behind the base URL of a session."""
+
+    def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
+        """The environment variables by which clients of the dialect find a session."""
+
+    def parse(self, body: bytes, limits: RequestLimits) -> ModelRequest:
+        """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit."""
+
+    def answer(self, answer: ModelAnswer) -> Json:
+        """The body of a whole answer."""
+
+    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """Everything that a client reads of a streamed answer, as server-sent events (`dialects.sse`), in order."""
+
+    def error_body(self, error: HarnessError, message: str) -> Json:
+        """The body of the answer to a request that failed; `message` is what this client may read of `error`."""
+
+    def error_part(self, error: HarnessError, message: str) -> bytes:
+        """The same as the end of a stream that has begun."""
+
+
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(),)
+"""Every dialect that a server speaks; the first one gives answers their form that belong to none."""
+
+
+def dialect_of(path: str, dialects: Sequence[Dialect] = DIALECTS) -> Dialect:
+    """The dialect whose clients ask at `path`, below any base URL; the first one when there is none."""
+    return next((dialect for dialect in dialects if path.endswith(dialect.path)), dialects[0])

@@ -1,0 +1,265 @@
+"""OpenAI Chat Completions, as they are asked for: from wire JSON to the normal form.
+
+Pure. What clients really send is accepted: unknown fields are ignored, text parts are joined, empty values are dropped,
+so that a history which a client sends back normalises to what was served. What cannot be served is refused by name,
+never ignored: several choices, images, a schema beside tools.
+
+A body is decoded in pieces, message by message and tool by tool: a decoder holds the interpreter until it is done, and
+a body that holds more than the limits allow is refused before its pieces are looked at.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.model_request import ModelRequest, Streaming, ToolMode
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
+from harness.errors import MalformedRequest
+from harness.types import Json, Message, SamplingWishes
+
+NAME = "openai_chat"
+"""The dialect's name."""
+
+
+class _TextPart(msgspec.Struct):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+_Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class _WireMessage(msgspec.Struct):
+    role: _Role
+    content: str | list[_TextPart] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    name: str | None = None
+
+
+class _ToolFunction(msgspec.Struct, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _ToolFunction
+    type: Literal["function"] = "function"
+
+
+class _NamedFunction(msgspec.Struct):
+    name: str
+
+
+class _NamedTool(msgspec.Struct):
+    function: _NamedFunction
+    type: Literal["function"] = "function"
+
+
+class _JsonSchema(msgspec.Struct):
+    schema: msgspec.Raw
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _JsonSchema | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = False
+
+
+class _WireRequest(msgspec.Struct):
+    messages: list[msgspec.Raw]
+    model: str = ""
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
+    n: int | None = 1
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    response_format: _ResponseFormat | None = None
+
+
+_NAMES_SHOWN = 8
+_NAME_SHOWN = 64  # characters
+
+_decoder = msgspec.json.Decoder(_WireRequest)
+_message_decoder = msgspec.json.Decoder(_WireMessage)
+_tool_decoder = msgspec.json.Decoder(_Tool)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ModelRequest:
+    """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit."""
+    wire = decode_json(_decoder, body)
+    messages = _read_messages(wire, limits)
+    tools = _read_tools(wire, limits)
+    _refuse_unsupported(wire)
+    choice, options = wire.tool_choice, wire.stream_options
+    request = ModelRequest(
+        dialect=NAME,
+        messages=messages,
+        tools=tuple(msgspec.to_builtins(tool) for tool in tools),
+        tool_mode=ToolMode.REQUIRED if isinstance(choice, _NamedTool) else ToolMode(choice or "auto"),
+        tool_name=_required_tool(wire, tools),
+        sampling=_read_wishes(wire, limits),
+        wants_logprobs=bool(wire.logprobs),
+        model=wire.model,
+        streaming=Streaming(bool(options is not None and options.include_usage)) if wire.stream else None,
+    )
+    limits.check(request.messages, request.tools, request.sampling)
+    return request
+
+
+def _refuse_unsupported(wire: _WireRequest) -> None:
+    """Raises `MalformedRequest` for what is asked for and not offered."""
+    if not wire.messages:
+        raise MalformedRequest("messages: expected at least one message, got none", param="messages")
+    if wire.n not in (None, 1):
+        raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
+    if wire.stream_options is not None and not wire.stream:
+        raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
+    bounds: tuple[tuple[str, float, float], ...] = (
+        ("temperature", 0, 100),
+        ("top_p", 1e-9, 1),
+        ("top_k", -1, 2**31 - 1),
+        ("min_p", 0, 1),
+        ("max_tokens", 1, 2**31 - 1),
+        ("max_completion_tokens", 1, 2**31 - 1),
+        ("min_tokens", 0, wire.max_completion_tokens or wire.max_tokens or 2**31 - 1),
+        ("top_logprobs", 0, 2**31 - 1),
+        ("seed", -(2**63), 2**63 - 1),
+    )
+    for name, low, high in bounds:
+        value = getattr(wire, name)
+        if value is not None and not low <= value <= high:
+            raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
+
+
+def _read_messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, ...]:
+    limits.require("messages", len(wire.messages), "messages")
+    try:
+        decoded = [decode_json(_message_decoder, raw, f"messages[{i}]") for i, raw in enumerate(wire.messages)]
+    except MalformedRequest as error:
+        if not (error.param or "").endswith(".role"):
+            raise
+        roles = ", ".join(get_args(_Role))
+        raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
+    return tuple(_normalise(message, i) for i, message in enumerate(decoded))
+
+
+def _read_tools(wire: _WireRequest, limits: RequestLimits) -> list[_Tool]:
+    raws = wire.tools or []
+    limits.require("tools", len(raws), "tools")
+    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
+    tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
+    for tool in tools:
+        check_json(tool.function.parameters, "tools", limits.json_depth)
+    return tools
+
+
+def _size_bytes(raw: msgspec.Raw) -> int:
+    return memoryview(raw).nbytes
+
+
+def _normalise(wire: _WireMessage, position: int) -> Message:
+    """The normal form of a message: only what is said, in one spelling."""
+    content = wire.content if isinstance(wire.content, str) else "".join(part.text for part in wire.content or ())
+    message: Json = {"role": wire.role, "content": content}
+    if wire.tool_calls:
+        message["tool_calls"] = msgspec.to_builtins(wire.tool_calls)
+    if wire.reasoning_content:
+        message["reasoning_content"] = wire.reasoning_content
+    if wire.role == "tool" and not wire.tool_call_id:
+        field = f"messages[{position}].tool_call_id"
+        raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
+    if wire.tool_call_id:
+        message["tool_call_id"] = wire.tool_call_id
+    if wire.name:
+        message["name"] = wire.name
+    return message
+
+
+def _required_tool(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:
+    """The function `tool_choice` names. Raises `MalformedRequest` when it demands a tool that is not offered."""
+    if wire.tool_choice == "required" and not tools:
+        raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
+    if not isinstance(wire.tool_choice, _NamedTool):
+        return None
+    name = wire.tool_choice.function.name
+    names = [tool.function.name for tool in tools]
+    if name not in names:
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        offered = ", ".join(map(_quote, names[:_NAMES_SHOWN])) + more or "no tools"
+        raise MalformedRequest(f"tool_choice: expected one of {offered}, got {_quote(name)}", param="tool_choice")
+    return name
+
+
+def _quote(name: str) -> str:
+    return repr(name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…")
+
+
+def _read_wishes(wire: _WireRequest, limits: RequestLimits) -> SamplingWishes:
+    stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
+    return SamplingWishes(
+        max_new_tokens=wire.max_completion_tokens or wire.max_tokens,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=None if wire.top_k is None else max(0, wire.top_k),
+        min_p=wire.min_p,
+        seed=wire.seed,
+        stop=tuple(text for text in stop if text),
+        top_logprobs=wire.top_logprobs if wire.logprobs else None,
+        min_new_tokens=wire.min_tokens,
+        json_schema=_read_schema(wire, limits),
+    )
+
+
+def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
+    """The schema that the answer has to follow; None when it is free."""
+    wanted = wire.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wire.tools:
+        raise MalformedRequest(
+            f"response_format: expected no tools beside type {wanted.type!r}, whose answers call none",
+            param="response_format",
+        )
+    if wanted.type == "json_object":
+        return '{"type":"object"}'
+    if wanted.json_schema is None:
+        raise MalformedRequest(
+            "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
+        )
+    raw = wanted.json_schema.schema
+    limits.require("schema_bytes", _size_bytes(raw), "response_format")
+    schema = decode_json(_object_decoder, raw, "response_format.json_schema.schema")
+    check_json(schema, "response_format", limits.json_depth)
+    return msgspec.json.encode(schema).decode()

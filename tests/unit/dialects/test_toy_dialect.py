@@ -1,0 +1,170 @@
+"""A further dialect is two modules and a row: here `toy_request`, `toy_dialect`, and the row below."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.client.session_server import SessionHandle
+from harness.dialects.dialect import DIALECTS, Dialect
+from harness.engines.scripted import ScriptStep
+from harness.rollouts.agents.environment import agent_environment
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.server.settings import ServerSettings
+from tests.served import Client, Served, bearer, says, serving
+from tests.unit.dialects.toy_dialect import ToyDialect
+
+TABLE: tuple[Dialect, ...] = (*DIALECTS, ToyDialect())
+RETRIES = {"x-stainless-retry-count": "1"}
+
+
+@asynccontextmanager
+async def toy_server(*steps: ScriptStep, **settings: Any) -> AsyncIterator[tuple[Client, Served]]:
+    """A server that speaks the toy dialect beside its own, and a session on it."""
+    async with serving(*steps, settings=ServerSettings(dialects=TABLE, **settings)) as client:
+        yield client, await client.create()
+
+
+async def ask(client: Client, session: Served, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    """A question in the toy dialect, at the session's base URL."""
+    return await client.http.post(f"{session.base_url}/toy/questions", json=body, headers=headers)
+
+
+def lines_of(stream: httpx.Response) -> tuple[list[str], list[Any]]:
+    """Comments and events of a streamed answer."""
+    lines = [line for line in stream.text.splitlines() if line]
+    comments = [line for line in lines if line.startswith(":")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert len(comments) + len(events) == len(lines)
+    return comments, events
+
+
+async def test_a_question_is_answered_and_the_next_one_goes_on() -> None:
+    """The turns are those of any dialect: exact prefixes of each other, and samples."""
+    async with toy_server(*says("four", "six")) as (client, session):
+        first = await ask(client, session, ask="2+2?")
+        second = await ask(client, session, before=["2+2?", "four"], ask="3+3?", words=3)
+        record = await client.record(session)
+        [sample] = await client.samples(session)
+
+    assert (first.status_code, first.json()) == (200, {"said": "four", "turn": 0})
+    assert second.json() == {"said": "six", "turn": 1}
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0]
+    assert record["turns"][1]["sampling"]["asked"] == {"max_new_tokens": 3}
+    assert sample["metadata"]["turns"] == [0, 1]
+
+
+async def test_a_key_is_enough_to_find_the_session() -> None:
+    """At the root of the server, as for every dialect."""
+    async with toy_server(*says("four")) as (client, session):
+        answer = await client.http.post("/toy/questions", json={"ask": "2+2?"}, headers=bearer(session.api_key))
+
+    assert answer.json() == {"said": "four", "turn": 0}
+
+
+async def test_an_answer_is_streamed_after_comments() -> None:
+    """The server keeps the client patient; the parts are the dialect's."""
+    async with toy_server(ScriptStep(text="yes", delay_s=0.1), comment_every_s=0.02) as (client, session):
+        stream = await ask(client, session, ask="ready?", aloud=True)
+
+    comments, events = lines_of(stream)
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    assert comments
+    assert events == [{"letter": "y"}, {"letter": "e"}, {"letter": "s"}, {"turn": 0}]
+
+
+@pytest.mark.parametrize("aloud", [False, True])
+async def test_a_retry_gets_the_answer_of_its_turn(aloud: bool) -> None:
+    """From the record, written again by the dialect."""
+    async with toy_server(*says("four", "five")) as (client, session):
+        first = await ask(client, session, ask="2+2?", aloud=aloud)
+        retry = await ask(client, session, RETRIES, ask="2+2?", aloud=aloud)
+        record = await client.record(session)
+
+    assert first.content == retry.content
+    assert len(record["turns"]) == 1
+
+
+async def test_a_retry_on_another_route_is_answered_in_the_words_of_that_route() -> None:
+    """A client that falls back to another dialect with the same bytes: one turn, sampled once."""
+    both = {"ask": "2+2?", "messages": [{"role": "user", "content": "2+2?"}]}
+    async with toy_server(*says("four", "five")) as (client, session):
+        first = await ask(client, session, **both)
+        retry = await client.http.post(f"{session.base_url}/v1/chat/completions", json=both, headers=RETRIES)
+        record = await client.record(session)
+
+    assert first.json()["said"] == retry.json()["choices"][0]["message"]["content"] == "four"
+    assert len(record["turns"]) == 1
+
+
+async def test_a_conversation_may_change_its_dialect() -> None:
+    """Histories are compared in the normal form."""
+    async with toy_server(*says("four", "six")) as (client, session):
+        await client.say(session, [{"role": "user", "content": "2+2?"}])
+        await ask(client, session, before=["2+2?", "four"], ask="3+3?")
+        record = await client.record(session)
+
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0]
+
+
+async def test_a_mistake_is_named_in_the_words_of_the_dialect() -> None:
+    """Status and headers are the server's; a wrong method and a wrong base URL are told the same way."""
+    async with toy_server() as (client, session):
+        wrong = await ask(client, session, ask=3)
+        other_method = await client.http.get(f"{session.base_url}/toy/questions")
+        elsewhere = await client.http.post("/api/toy/questions", json={"ask": "2+2?"})
+        chat = await client.chat(session, [])
+
+    assert (wrong.status_code, wrong.headers["x-should-retry"]) == (400, "false")
+    assert wrong.json() == {"sorry": "ask: Expected `str`, got `int`", "code": "invalid_request"}
+    assert (other_method.status_code, other_method.json()["code"]) == (405, "method_not_allowed")
+    assert (elsewhere.status_code, elsewhere.json()["code"]) == (404, "route_not_found")
+    assert chat.json()["error"]["code"] == "invalid_request"
+
+
+async def test_a_refused_turn_ends_the_client_and_counts_for_the_session() -> None:
+    """404 and `x-should-retry: false`, as for every dialect."""
+    async with toy_server() as (client, session):
+        await client.http.post("/sessions/drain")
+        refused = await ask(client, session, ask="2+2?")
+        record = await client.record(session)
+
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (404, "false")
+    assert refused.json()["code"] == "session_closed"
+    assert record["refusals"] == {"session_closed": 1}
+
+
+@pytest.mark.parametrize("aloud", [False, True])
+async def test_a_closed_gate_says_when_to_come_back(aloud: bool) -> None:
+    """An error that comes soon has its own status and headers, streamed or not."""
+    async with toy_server(pause_timeout_s=0.02) as (client, session):
+        await client.http.post("/sessions/pause")
+        held = await ask(client, session, ask="2+2?", aloud=aloud)
+
+    assert (held.status_code, held.headers["retry-after"], held.json()["code"]) == (503, "2", "gate_closed")
+
+
+async def test_an_error_ends_a_stream_that_has_begun() -> None:
+    """As an event of the dialect, after the comments."""
+    async with toy_server(pause_timeout_s=0.2, comment_every_s=0.02) as (client, session):
+        await client.http.post("/sessions/pause")
+        stream = await ask(client, session, ask="2+2?", aloud=True)
+
+    comments, [failure] = lines_of(stream)
+    assert (stream.status_code, failure["code"]) == (200, "gate_closed")
+    assert comments
+
+
+def test_an_agent_finds_its_session_by_the_variables_of_every_dialect() -> None:
+    """Those of the table."""
+    task = AgentTask(ProgramAgent("probe", ("probe",), {}), "Ask.", Path("/run/0"), "smollm2")
+    session = SessionHandle("a1", "http://host:8000/sessions/a1", "sk-session")
+
+    env = agent_environment(task.agent, task, session, {}, TABLE)
+
+    assert (env["TOY_URL"], env["TOY_KEY"], env["TOY_MODEL"]) == (session.base_url, "sk-session", "smollm2")
+    assert env["OPENAI_BASE_URL"] == f"{session.base_url}/v1"

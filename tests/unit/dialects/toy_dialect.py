@@ -1,0 +1,43 @@
+"""A toy dialect, as it is answered."""
+
+from collections.abc import Iterator
+
+from harness.dialects.model_request import ModelAnswer, ModelRequest
+from harness.dialects.request_limits import RequestLimits
+from harness.dialects.sse import event
+from harness.errors import HarnessError
+from harness.types import Json
+from tests.unit.dialects.toy_request import NAME, parse_toy
+
+
+class ToyDialect:
+    """Says what the model says, letter by letter where it is wanted aloud."""
+
+    name = NAME
+    path = "/toy/questions"
+
+    def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
+        """See `Dialect`."""
+        return {"TOY_URL": session_url, "TOY_KEY": api_key, "TOY_MODEL": model}
+
+    def parse(self, body: bytes, limits: RequestLimits) -> ModelRequest:
+        """See `Dialect`."""
+        return parse_toy(body, limits)
+
+    def answer(self, answer: ModelAnswer) -> Json:
+        """See `Dialect`."""
+        return {"said": answer.turn.reply["content"], "turn": answer.turn.index}
+
+    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """See `Dialect`."""
+        for letter in answer.turn.reply["content"]:
+            yield event({"letter": letter})
+        yield event({"turn": answer.turn.index})
+
+    def error_body(self, error: HarnessError, message: str) -> Json:
+        """See `Dialect`."""
+        return {"sorry": message, "code": error.code}
+
+    def error_part(self, error: HarnessError, message: str) -> bytes:
+        """See `Dialect`."""
+        return event(self.error_body(error, message))

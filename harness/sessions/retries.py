@@ -66,7 +66,11 @@ def standing(turn: Turn) -> Standing:
 
 
 def request_digest(body: bytes, idempotency_key: str) -> str:
-    """What makes two requests of a session the same call: blake2b-128 of the body, and the client's own key for it."""
+    """What makes two requests of a session the same call: blake2b-128 of the body, and the client's own key for it.
+
+    The route is not part of it: a client that falls back to another dialect with the same bytes is answered from the
+    turn that it has asked for already, in the words of the route it asks now.
+    """
     digest = blake2b(body, digest_size=16)
     if idempotency_key:
         digest.update(b"\0" + idempotency_key.encode())

@@ -51,12 +51,13 @@ if TYPE_CHECKING:
     from harness.store.sqlite import SQLiteStore as SQLiteStore
     from harness.suite.run.read_run import read_run as read_run
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
+    from harness.turn_ends import TurnEnd as TurnEnd
+    from harness.turn_ends import TurnStatus as TurnStatus
     from harness.types import GenerationResult as GenerationResult
     from harness.types import Sample as Sample
     from harness.types import SampleStatus as SampleStatus
     from harness.types import SamplingParams as SamplingParams
     from harness.types import Turn as Turn
-    from harness.types import TurnStatus as TurnStatus
 
 __version__ = "0.1.0"
 
@@ -104,7 +105,8 @@ _HOMES: Mapping[str, str] = {
     "SampleStatus": "harness.types",
     "Selection": "harness.samples.merge",
     "Turn": "harness.types",
-    "TurnStatus": "harness.types",
+    "TurnEnd": "harness.turn_ends",
+    "TurnStatus": "harness.turn_ends",
     "SamplingParams": "harness.types",
     "GenerationResult": "harness.types",
     # Models and files

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import convert
 
+from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
+
 TokenIds = npt.NDArray[np.int32]
 """Token ids, shape [n]."""
 
@@ -37,26 +39,6 @@ class FinishReason(StrEnum):
     """The engine's repeat guard: the output repeated itself."""
     ABORT = "abort"
     """Somebody aborted the request; the output is a partial."""
-
-
-REPEAT_TERMINATED = "repeat_terminated"
-"""`Turn.finish_reason` of a turn that the repeat guard ended."""
-
-DISCONNECT = "disconnect"
-"""`Turn.finish_reason` of a turn whose client left before the answer; a retry continues it (I5)."""
-
-
-class TurnStatus(StrEnum):
-    """What a turn is worth."""
-
-    COMPLETED = "completed"
-    """Ended by the model (stop, tool calls)."""
-    TRUNCATED = "truncated"
-    """Cut by a length limit or by the repeat guard."""
-    ABORTED = "aborted"
-    """Cut by an abort; never served as COMPLETED (I2)."""
-    FAILED = "failed"
-    """No usable output."""
 
 
 class SampleStatus(StrEnum):
@@ -226,8 +208,8 @@ class Turn:
     parent: int | None
     """Index of the turn this one extends; None for the root of a branch."""
     status: TurnStatus
-    finish_reason: str
-    """`stop`, `tool_calls`, `length`, `repeat_terminated`, `abort`, `disconnect`, or `error`."""
+    end: TurnEnd
+    """Why it ended."""
     context_ids: TokenIds
     """Prompt tokens that the parent does not have: delimiter, new messages, generation prompt."""
     prompt_length: int
@@ -257,7 +239,7 @@ class Turn:
     delivered: bool = False
     """The answer was handed to the client's connection completely."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Facts worth keeping: `malformed_tool_call`, `error`, `cached_tokens`."""
+    """Facts worth keeping: `malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`."""
     forced_tokens: int = 0
     """Tokens at the end of `output_ids` that a guard forced; never trained."""
     discarded: tuple[Discarded, ...] = ()
@@ -274,7 +256,7 @@ class Turn:
     @property
     def is_suspended(self) -> bool:
         """It broke off with nobody to answer; its partial output waits for a retry."""
-        return self.finish_reason == DISCONNECT
+        return self.status is not TurnStatus.FAILED and TURN_ENDS[self.end].waits
 
     @property
     def is_usable(self) -> bool:
@@ -289,7 +271,7 @@ class Turn:
     @property
     def repeat_terminated(self) -> bool:
         """The repeat guard ended this turn."""
-        return self.finish_reason == REPEAT_TERMINATED
+        return self.end is TurnEnd.REPEAT
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.sessions.continuation import Output
+from harness.sessions.lifecycle import end_of_output
 from harness.sessions.session import Admission, Session, SessionConfig, TurnRequest
-from harness.sessions.turn_outcome import Reply, broken_off_turn, ended_turn
+from harness.sessions.turn_outcome import Reply, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_template import ChatTemplateTokenizer
@@ -111,15 +112,15 @@ def finish(
     version: str = "0",
 ) -> Turn:
     """Record that the engine said `text`."""
-    reply = Reply(assistant(text), str(reason))
-    turn = ended_turn(admission, output_of(sampled(admission, text, reason=reason, version=version)), reply, 1_002.0)
+    reply = Reply(assistant(text), end_of_output(reason, has_calls=False, is_drained=False, is_stale=False))
+    turn = end_turn(admission, output_of(sampled(admission, text, reason=reason, version=version)), reply, 1_002.0)
     session.record(turn)
     return turn
 
 
 def fail(session: Session, admission: Admission, error: Any) -> Turn:
     """Record that the engine failed."""
-    turn = broken_off_turn(admission, Output.nothing(), error, 1_002.0)
+    turn = break_off_turn(admission, Output.nothing(), error, 1_002.0)
     session.record(turn)
     return turn
 

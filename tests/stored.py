@@ -13,6 +13,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+WAITING = {"client_left", "session_ended", "gate_timeout", "engine_failed", "server_stopped", "server_failed"}
+"""Ends of turns whose partial output is in no sample until somebody goes on with it."""
+
 
 @dataclass
 class StoredTurn:
@@ -27,7 +30,7 @@ class StoredTurn:
     reply: dict[str, Any]
     delivered: bool
     seed: int | None
-    finish_reason: str
+    end: str
     request_digest: str
     segments: list[dict[str, Any]]
     discarded: list[dict[str, Any]]
@@ -35,7 +38,7 @@ class StoredTurn:
 
     @property
     def is_usable(self) -> bool:
-        return self.status != "failed" and self.finish_reason != "disconnect"
+        return self.status != "failed" and self.end not in WAITING
 
     @property
     def tokens(self) -> list[int]:
@@ -84,7 +87,7 @@ def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
         json.loads(row["reply"]),
         bool(row["delivered"]),
         json.loads(row["sampling"])["used"]["seed"],
-        row["finish_reason"],
+        row["turn_end"],
         row["request_digest"],
         json.loads(row["segments"]),
         json.loads(row["discarded"]),
@@ -125,7 +128,7 @@ def ledger_of(session: StoredSession) -> dict[str, Any]:
 def reason_of(turn: StoredTurn) -> str:
     if turn.status == "failed":
         return "failed_turn"
-    return "undelivered" if turn.finish_reason == "disconnect" else "other_branch"
+    return "undelivered" if turn.end in WAITING else "other_branch"
 
 
 def drop(ledger: dict[str, Any], reason: str, tokens: int) -> None:

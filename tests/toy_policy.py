@@ -15,6 +15,7 @@ from harness.engines.base import LogprobScale, is_on_prompt_scale
 from harness.engines.scripted import scripted_logprobs
 from harness.samples.proximal import score_turns, scoring_start
 from harness.samples.versions import expand_spans
+from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import (
     FinishReason,
     GenerationResult,
@@ -22,7 +23,6 @@ from harness.types import (
     PromptLogprobs,
     TokenIds,
     Turn,
-    TurnStatus,
     VersionSpan,
     as_ids,
     as_logprobs,
@@ -56,7 +56,7 @@ def turn(
         index=index,
         parent=None if parent is None else parent.index,
         status=TurnStatus.COMPLETED,
-        finish_reason="stop",
+        end=TurnEnd.MODEL,
         context_ids=as_ids(context),
         prompt_length=before + len(context),
         prompt_digest="",

@@ -33,7 +33,8 @@ from harness.client.gate import HOLD_TTL_S, GateClient
 from harness.errors import RunError, SessionServerError
 from harness.samples.codec import sample_from_binary
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
-from harness.types import Json, Sample, TurnStatus
+from harness.turn_ends import TurnStatus
+from harness.types import Json, Sample
 
 Futures = Collection[asyncio.Future[None]]
 

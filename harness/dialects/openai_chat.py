@@ -12,7 +12,8 @@ from harness.dialects.openai_chat_request import NAME, parse_request
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import encoded_event, event
 from harness.errors import HarnessError, RequestError
-from harness.types import FinishReason, Json
+from harness.turn_ends import TURN_ENDS
+from harness.types import Json
 from server_patch.repeat_terminate.envelope import signal
 
 DONE = encoded_event(b"[DONE]")
@@ -47,7 +48,7 @@ class OpenAIChat:
         """The `chat.completion` object. A retry's is the same, but for the alternatives to its tokens."""
         turn = answer.turn
         # In the words that clients know: the repeat guard is a limit.
-        finish_reason = FinishReason.LENGTH if turn.repeat_terminated else turn.finish_reason
+        finish_reason = TURN_ENDS[turn.end].finish_reason
         choice: Json = {"index": 0, "message": turn.reply, "finish_reason": finish_reason, "logprobs": None}
         if answer.request.wants_logprobs:
             choice["logprobs"] = {"content": _logprob_entries(answer)}

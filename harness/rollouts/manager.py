@@ -30,7 +30,8 @@ from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.lifecycle import Phase
-from harness.types import Json, TurnStatus
+from harness.turn_ends import TurnStatus
+from harness.types import Json
 
 ROLLOUT_ENDED = "rollout_ended"
 SESSION_NOT_DELETED = "session_not_deleted"

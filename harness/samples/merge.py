@@ -14,7 +14,8 @@ import numpy as np
 
 from harness.samples.proximal import ProximalColumns, staleness
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
-from harness.types import Logprobs, Sample, SampleStatus, Turn, TurnStatus, as_ids, as_logprobs
+from harness.turn_ends import TurnStatus
+from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logprobs
 
 
 class Selection(StrEnum):
@@ -169,7 +170,10 @@ def _labels(turns: Sequence[Turn]) -> tuple[str, ...]:
 
 
 def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns, live: int | None) -> dict[str, Any]:
-    stamped = {**metadata, "turns": [turn.index for turn in branch.kept]}
+    last = branch.kept[-1]
+    stamped = {**metadata, "turns": [turn.index for turn in branch.kept], "end": str(last.end)}
+    if "error" in last.notes:
+        stamped["error"] = last.notes["error"]
     if branch.dropped:
         stamped["dropped_trailing_turns"] = len(branch.dropped)
     constrained = sum(turn.params.forbids_tokens for turn in branch.kept)

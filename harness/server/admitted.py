@@ -23,7 +23,7 @@ from harness.server.connection import HAND_OVER_S, ClientConnection
 from harness.server.generation import Generation
 from harness.sessions.continuation import Output
 from harness.sessions.session import Session
-from harness.sessions.turn_outcome import Admission, broken_off_turn, lost_turn
+from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.types import Turn
@@ -128,7 +128,7 @@ class AdmittedTurns:
 
     async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:
         if self._is_held(turn) and turn.session.is_in_flight(turn.admission.index):
-            broken_off = broken_off_turn(turn.admission, turn.output, error, self.clock())
+            broken_off = break_off_turn(turn.admission, turn.output, error, self.clock())
             await to_the_end(self._keep(turn, broken_off))
 
     async def _keep(self, turn: AdmittedTurn, outcome: Turn) -> None:
@@ -136,7 +136,7 @@ class AdmittedTurns:
         try:
             await self._commit(turn.session, outcome)
         except BaseException as error:
-            outcome = lost_turn(outcome, error if isinstance(error, HarnessError) else _given_up(error))
+            outcome = lose_turn(outcome, error if isinstance(error, HarnessError) else _given_up(error))
             raise
         finally:
             self._record(turn.session, outcome)

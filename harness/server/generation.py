@@ -49,6 +49,8 @@ class Generation:
     output: Output = field(init=False)
     limit: LimitReached | None = None
     """Why the turn ended where it stands, when its tokens have become too old to go on."""
+    failure: EngineError | None = None
+    """Why the engine did not hand over the turn of a drained session."""
     _unsolicited_aborts: int = 0
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class Generation:
         except HarnessError as error:
             if not self.session.is_drained:
                 raise
+            if isinstance(error, EngineError):
+                self.failure = error
             log.info("drained_turn_ended", session_id=self.session.session_id, code=error.code, error=error.message)
 
     def _look_at_age(self) -> None:

@@ -28,22 +28,23 @@ from harness.server.heavy_work import HeavyWork
 from harness.server.live_version import LiveVersion
 from harness.server.prompts import TAIL, Prompts, ReadCall
 from harness.server.settings import ServerSettings
-from harness.sessions.continuation import Endings, Output
+from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
+from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
 from harness.sessions.session import AfterIncomplete, Session
 from harness.sessions.turn_outcome import (
     Admission,
     Reply,
     TurnRequest,
-    broken_off_turn,
-    ended_turn,
-    finish_reason_of,
+    break_off_turn,
+    end_turn,
 )
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
-from harness.types import FinishReason, TopLogprobs, Turn
+from harness.turn_ends import TurnStatus
+from harness.types import TopLogprobs, Turn
 
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
@@ -194,8 +195,9 @@ class TurnService:
         """The turn as it ended; one that could go on but for its client waits for the client's retry."""
         admission, output, dismissal = generation.admission, generation.output, call.client.dismissal
         if not output.is_complete and dismissal is not None and not call.session.is_drained:
-            return broken_off_turn(admission, output, dismissal, self.clock())
-        return ended_turn(admission, output, self._reply(admission, call.request, output), self.clock())
+            return break_off_turn(admission, output, dismissal, self.clock())
+        error = generation.limit or generation.failure
+        return end_turn(admission, output, self._reply(call, generation), self.clock(), error)
 
     async def _admit(self, call: ModelCall) -> Admission | None:
         """A turn for the call; None when what it means has changed: the same call was admitted from elsewhere."""
@@ -211,19 +213,26 @@ class TurnService:
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
-    def _reply(self, admission: Admission, asked: ModelRequest, output: Output) -> Reply:
+    def _reply(self, call: ModelCall, generation: Generation) -> Reply:
         """What the agent reads: content and tool calls parsed from the sampled ids."""
+        asked, admission, output = call.request, generation.admission, generation.output
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
         context_ids = admission.request.context_ids[-TAIL:].tolist()
         sampled = SampledOutput(output.ids.tolist(), context_ids, self.prompts.forced_ids(asked), stop)
         parsed = self.chat_tokenizer.parse(sampled, asked.tools if asked.tool_mode is not ToolMode.NONE else ())
         message = reply_message(parsed, _call_id_prefix(admission))
         notes = {"malformed_tool_call": True} if parsed.malformed else {}
-        return Reply(message, finish_reason_of(output.finish, has_calls=bool(parsed.tool_calls)), notes)
+        end = end_of_output(
+            output.finish,
+            has_calls=bool(parsed.tool_calls),
+            is_drained=call.session.is_drained,
+            is_stale=generation.limit is not None,
+        )
+        return Reply(message, end, notes)
 
     def _require_servable(self, session: Session, turn: Turn) -> None:
         """Raises `TurnAborted` for an aborted turn unless the session wants to see incomplete ones (I2)."""
-        if turn.finish_reason != FinishReason.ABORT or session.config.after_incomplete is AfterIncomplete.SERVE:
+        if turn.status is not TurnStatus.ABORTED or session.config.after_incomplete is AfterIncomplete.SERVE:
             return
         raise TurnAborted(
             f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"

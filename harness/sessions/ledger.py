@@ -11,7 +11,8 @@ from enum import StrEnum
 
 from harness.errors import LedgerImbalance
 from harness.samples.merge import Selection, merge_branches
-from harness.types import Turn, TurnStatus
+from harness.turn_ends import TurnStatus
+from harness.types import Turn
 
 
 class DropReason(StrEnum):

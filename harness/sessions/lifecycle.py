@@ -1,14 +1,26 @@
-"""What may happen to a session and what a turn is worth: the tables everything else obeys.
+"""What may happen to a session, and how a turn came to its end: the tables everything else obeys.
 
 No code outside this module decides whether a command is legal. A turn that was admitted may always be committed,
-whatever happened to the session meanwhile: tokens that were generated are recorded (I4).
+whatever happened to the session meanwhile: tokens that were generated are recorded (I4). `harness.turn_ends` says what
+an end makes of a turn.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import assert_never
 
-from harness.errors import IllegalTransition
-from harness.types import FinishReason, TurnStatus
+from harness.errors import (
+    ClientLeft,
+    EngineError,
+    GateClosed,
+    HarnessError,
+    IllegalTransition,
+    LimitReached,
+    ServerStopping,
+    SessionClosing,
+)
+from harness.turn_ends import TurnEnd
+from harness.types import FinishReason
 
 
 class Phase(StrEnum):
@@ -76,12 +88,17 @@ TRANSITIONS: Mapping[tuple[Phase, Command], Phase] = {
     (Phase.CLOSED, Command.CLOSE): Phase.CLOSED,
 }
 
-STATUS_OF_FINISH: Mapping[FinishReason, TurnStatus] = {
-    FinishReason.STOP: TurnStatus.COMPLETED,
-    FinishReason.LENGTH: TurnStatus.TRUNCATED,
-    FinishReason.REPEAT: TurnStatus.TRUNCATED,
-    FinishReason.ABORT: TurnStatus.ABORTED,
-}
+END_OF_ERROR: tuple[tuple[type[HarnessError], TurnEnd], ...] = (
+    # The first row whose class the error is of counts.
+    (ClientLeft, TurnEnd.CLIENT_LEFT),
+    (ServerStopping, TurnEnd.SERVER_STOPPED),
+    (GateClosed, TurnEnd.GATE_TIMEOUT),
+    (SessionClosing, TurnEnd.SESSION_ENDED),
+    (LimitReached, TurnEnd.STALE),
+    (EngineError, TurnEnd.ENGINE_FAILED),
+    (HarnessError, TurnEnd.SERVER_FAILED),
+)
+"""How a turn ended that broke off with an error."""
 
 
 def advance(phase: Phase, command: Command) -> Phase:
@@ -90,3 +107,25 @@ def advance(phase: Phase, command: Command) -> Phase:
         return TRANSITIONS[phase, command]
     except KeyError:
         raise IllegalTransition(f"a session that is {phase} cannot {command}") from None
+
+
+def end_of_error(error: HarnessError) -> TurnEnd:
+    """How a turn ended that broke off with `error`."""
+    return next(end for kind, end in END_OF_ERROR if isinstance(error, kind))
+
+
+def end_of_output(finish: FinishReason | None, *, has_calls: bool, is_drained: bool, is_stale: bool) -> TurnEnd:
+    """How a turn ended whose output ended with `finish` (None: it never reached the engine), and cannot go on."""
+    match finish:
+        case FinishReason.STOP:
+            return TurnEnd.TOOL_CALLS if has_calls else TurnEnd.MODEL
+        case FinishReason.LENGTH:
+            return TurnEnd.LENGTH
+        case FinishReason.REPEAT:
+            return TurnEnd.REPEAT
+        case FinishReason.ABORT | None if is_drained:
+            return TurnEnd.DRAINED
+        case FinishReason.ABORT | None:
+            return TurnEnd.STALE if is_stale else TurnEnd.ENGINE_ABORTED
+        case _:
+            assert_never(finish)

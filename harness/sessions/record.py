@@ -83,7 +83,7 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
         "turn": turn.index,
         "parent": turn.parent,
         "status": str(turn.status),
-        "finish_reason": turn.finish_reason,
+        "end": str(turn.end),
         "prompt_length": turn.prompt_length,
         "output_length": turn.output_ids.size,
         **_columns(session, turn, ids),

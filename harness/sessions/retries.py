@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import blake2b
 
-from harness.types import Turn, TurnStatus
+from harness.turn_ends import TurnStatus
+from harness.types import Turn
 
 
 class Standing(StrEnum):

@@ -13,7 +13,8 @@ import numpy as np
 from harness.samples.merge import merge_branches
 from harness.samples.proximal import waiting_tokens, waiting_window
 from harness.sessions.session import IsComparable, Session
-from harness.types import TokenIds, Turn, TurnStatus, as_ids
+from harness.turn_ends import TurnStatus
+from harness.types import TokenIds, Turn, as_ids
 
 
 class ScoringTask(NamedTuple):

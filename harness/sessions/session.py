@@ -2,9 +2,9 @@
 
 The heart of the sans-IO core. The server asks what a request means (`treatment`), finds its place (`attach`), encodes
 what is new, admits the turn (`admit`, or `take_up` for one that broke off), has the engine sample, makes the outcome
-durable (`sessions.outcome`), and records it (`record`). Between
-these steps anything may happen to the session: each step decides by the state it finds and either changes everything
-or nothing. No method waits, so a single-threaded shell needs no lock; another thread reads a `snapshot`.
+durable (`sessions.turn_outcome`), and records it (`record`). Between these steps anything may happen to the session:
+each step decides by the state it finds and either changes everything or nothing. No method waits, so a single-threaded
+shell needs no lock; another thread reads a `snapshot`.
 """
 
 from collections import Counter
@@ -24,10 +24,11 @@ from harness.sessions.ledger import Ledger, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.tree import AttachPoint, TurnTree
-from harness.sessions.turn_outcome import Admission, TurnRequest, taken_up
+from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.waiting import WaitingTurns
 from harness.tokens.matching import ChainKey, normal_form
-from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, TurnStatus, VersionSpan
+from harness.turn_ends import TurnStatus
+from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, VersionSpan
 
 IsComparable = Callable[[Turn], bool]
 """Whether the logprobs of a turn are on the scale on which an engine scores its input."""
@@ -179,7 +180,7 @@ class Session:
         """Go on with a turn that broke off, under its own index, parameters and seed. Raises `SessionClosing`."""
         self._require_open()
         turn = self._tree.turn(index)
-        admission = taken_up(turn, self._tree.path(index).truncated(turn.prompt_length), now)
+        admission = readmit(turn, self._tree.path(index).truncated(turn.prompt_length), now)
         self._in_flight[index] = admission
         return admission
 

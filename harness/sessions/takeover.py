@@ -14,7 +14,8 @@ from harness.samples.proximal import oldest_version
 from harness.sessions.admission import Limits, is_too_old
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
-from harness.types import DISCONNECT, Turn, TurnStatus
+from harness.turn_ends import TurnEnd, TurnStatus
+from harness.types import Turn
 
 
 def successor_config(previous: Session, config: SessionConfig, taken: Iterable[Turn]) -> SessionConfig:
@@ -67,6 +68,6 @@ def _goes_on(turn: Turn, taken: Mapping[int, Turn]) -> bool:
 
 
 def _waiting(turn: Turn) -> Turn:
-    if turn.status is TurnStatus.ABORTED:
-        return replace(turn, finish_reason=DISCONNECT, delivered=False)
+    if turn.status is TurnStatus.ABORTED and not turn.is_suspended:
+        return replace(turn, end=TurnEnd.CLIENT_LEFT, delivered=False)
     return replace(turn, delivered=False)

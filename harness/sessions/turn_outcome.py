@@ -12,25 +12,15 @@ from typing import Any
 import numpy as np
 from msgspec import convert
 
-from harness.errors import ClientLeft, GateClosed, HarnessError
+from harness.errors import HarnessError
 from harness.samples.proximal import keep_scores, score_turns
 from harness.sessions.continuation import Output
 from harness.sessions.divergence import Divergence
-from harness.sessions.lifecycle import STATUS_OF_FINISH
+from harness.sessions.lifecycle import end_of_error
 from harness.sessions.token_log import TokenPath
 from harness.tokens.matching import ChainKey
-from harness.types import (
-    DISCONNECT,
-    REPEAT_TERMINATED,
-    FinishReason,
-    Json,
-    Message,
-    SamplingParams,
-    SamplingWishes,
-    TokenIds,
-    Turn,
-    TurnStatus,
-)
+from harness.turn_ends import TurnEnd, status_of
+from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,7 @@ class Admission:
         return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
 
 
-def taken_up(turn: Turn, path: TokenPath, now: float) -> Admission:
+def readmit(turn: Turn, path: TokenPath, now: float) -> Admission:
     """The admission of a turn that broke off and goes on; `path` is its whole prompt."""
     asked = convert(turn.sampling["asked"], SamplingWishes)
     request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest)
@@ -88,67 +78,26 @@ class Reply:
     """What the agent gets to read of an output."""
 
     message: Message
-    finish_reason: str
+    end: TurnEnd
+    """How that makes the turn end."""
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def ended_turn(admission: Admission, output: Output, reply: Reply, now: float) -> Turn:
-    """The turn that ended with `output`: by itself, at a limit, or cut short for good."""
-    return replace(
-        _with_scores(_with_output(admission, output, now), admission, output),
-        status=STATUS_OF_FINISH[output.finish or FinishReason.ABORT],
-        finish_reason=reply.finish_reason,
-        reply=reply.message,
-        notes={**_notes(admission, output), **reply.notes},
-    )
+NO_REPLY: Message = {"role": "assistant"}
+"""Of a turn with nothing to be read as an answer."""
 
 
-def broken_off_turn(admission: Admission, output: Output, error: HarnessError, now: float) -> Turn:
-    """The turn that nobody could be answered; the same request takes it up again (I5).
+def end_turn(admission: Admission, output: Output, reply: Reply, now: float, error: HarnessError | None = None) -> Turn:
+    """The turn that ended with `output`: by itself, at a limit, or cut short, in which `error` had a part.
 
-    Without any output an engine's error makes it FAILED; whatever was sampled is kept for the retry.
+    It has the proximal values that its own requests, and those before it broke off, have brought (I7).
     """
-    turn = _with_scores(_with_output(admission, output, now), admission, output)
-    turn = replace(turn, notes={**_notes(admission, output), **_error_note(error)})
-    if output.ids.size == 0 and not isinstance(error, ClientLeft | GateClosed):
-        return turn
-    return replace(turn, status=TurnStatus.ABORTED, finish_reason=DISCONNECT)
-
-
-def finish_reason_of(finish: FinishReason | None, *, has_calls: bool) -> str:
-    """`Turn.finish_reason` for what ended an output; None is a turn that never reached the engine."""
-    match finish:
-        case FinishReason.STOP if has_calls:
-            return "tool_calls"
-        case FinishReason.REPEAT:
-            return REPEAT_TERMINATED
-        case _:
-            return str(finish or FinishReason.ABORT)
-
-
-def lost_turn(turn: Turn, error: HarnessError) -> Turn:
-    """What is left of a turn that could not be made durable: nobody was answered, its tokens are dropped."""
-    return replace(
-        turn,
-        status=TurnStatus.FAILED,
-        finish_reason="error",
-        reply={"role": "assistant"},
-        notes={**turn.notes, **_error_note(error)},
-    )
-
-
-def digest_ids(ids: TokenIds) -> str:
-    """blake2b-128 of the little-endian int32 bytes of `ids`, as 32 hex digits."""
-    return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()
-
-
-def _with_output(admission: Admission, output: Output, now: float) -> Turn:
     request, prior = admission.request, admission.prior
-    return Turn(
+    turn = Turn(
         index=admission.index,
         parent=admission.parent,
-        status=TurnStatus.FAILED,
-        finish_reason="error",
+        status=status_of(reply.end, output.ids.size),
+        end=reply.end,
         context_ids=request.context_ids,
         prompt_length=admission.path.length,
         prompt_digest=digest_ids(admission.prompt_ids),
@@ -159,23 +108,40 @@ def _with_output(admission: Admission, output: Output, now: float) -> Turn:
         messages_delta=request.messages_delta,
         key=admission.key,
         ordinal=admission.ordinal,
-        reply={"role": "assistant"},
+        reply=reply.message,
         sampling={"asked": request.asked.stated(), "used": _used(admission.params)},
         request_digest=request.digest,
         created_at=admission.admitted_at if prior is None else prior.created_at,
         seconds=now - admission.admitted_at + (0.0 if prior is None else prior.seconds),
+        notes={**_notes(admission, output), **reply.notes, **_error_note(error)},
         forced_tokens=output.forced_tokens,
         discarded=output.discarded,
     )
-
-
-def _with_scores(turn: Turn, admission: Admission, output: Output) -> Turn:
-    """`turn` with the proximal values that its own requests, and those before it broke off, have brought (I7)."""
-    if admission.prior is not None and admission.prior.is_suspended:
-        turn = keep_scores(turn, admission.prior)
+    if prior is not None and prior.is_suspended:
+        turn = keep_scores(turn, prior)
     for scoring in output.scorings:
         turn = next(iter(score_turns([turn], scoring)), turn)
     return turn
+
+
+def break_off_turn(admission: Admission, output: Output, error: HarnessError, now: float) -> Turn:
+    """The turn that nobody could be answered; the same request takes it up again (I5).
+
+    Its end decides whether a turn without any output is FAILED; whatever was sampled is kept for the retry.
+    """
+    return end_turn(admission, output, Reply(NO_REPLY, end_of_error(error)), now, error)
+
+
+def lose_turn(turn: Turn, error: HarnessError) -> Turn:
+    """What is left of a turn that could not be made durable: nobody was answered, its tokens are dropped."""
+    end = TurnEnd.STORE_FAILED
+    status = status_of(end, turn.output_ids.size)
+    return replace(turn, status=status, end=end, reply=NO_REPLY, notes={**turn.notes, **_error_note(error)})
+
+
+def digest_ids(ids: TokenIds) -> str:
+    """blake2b-128 of the little-endian int32 bytes of `ids`, as 32 hex digits."""
+    return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()
 
 
 def _used(params: SamplingParams) -> Json:
@@ -192,5 +158,7 @@ def _notes(admission: Admission, output: Output) -> Json:
     return {**cached, **kept, **branched}
 
 
-def _error_note(error: HarnessError) -> Json:
+def _error_note(error: HarnessError | None) -> Json:
+    if error is None:
+        return {}
     return {"error": {"code": error.code, "cause": str(error.cause), "message": error.message}}

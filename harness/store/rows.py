@@ -13,7 +13,8 @@ import numpy as np
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
-from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, TurnStatus, VersionSpan
+from harness.turn_ends import TurnEnd, TurnStatus
+from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, VersionSpan
 
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines) VALUES (?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
@@ -25,7 +26,7 @@ INSERT_TURN = (
     "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ?, closed_because = ? WHERE session_id = ?"
-MOVE_TURN = "UPDATE turns SET session_id = ?, finish_reason = ?, delivered = ? WHERE session_id = ? AND turn = ?"
+MOVE_TURN = "UPDATE turns SET session_id = ?, turn_end = ?, delivered = ? WHERE session_id = ? AND turn = ?"
 SELECT_CLOSED_BEFORE = (
     "SELECT session_id FROM sessions WHERE phase = 'closed' AND closed_at < ? ORDER BY closed_at LIMIT ?"
 )
@@ -76,7 +77,7 @@ def phase_row(session: Session, now: float) -> Row:
 
 def moved_row(session_id: str, turn: Turn, previous_id: str) -> Row:
     """Parameters of `MOVE_TURN`: the row of `turn` in another session, with what a takeover changes of it."""
-    return session_id, turn.finish_reason, int(turn.delivered), previous_id, turn.index
+    return session_id, str(turn.end), int(turn.delivered), previous_id, turn.index
 
 
 def turn_row(session_id: str, turn: Turn) -> Row:
@@ -86,7 +87,7 @@ def turn_row(session_id: str, turn: Turn) -> Row:
         turn.index,
         turn.parent,
         str(turn.status),
-        turn.finish_reason,
+        str(turn.end),
         _blob(turn.context_ids),
         turn.prompt_length,
         turn.prompt_digest,
@@ -130,7 +131,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         index=row["turn"],
         parent=row["parent"],
         status=TurnStatus(row["status"]),
-        finish_reason=row["finish_reason"],
+        end=TurnEnd(row["turn_end"]),
         context_ids=_ids(row["context_ids"]),
         prompt_length=row["prompt_length"],
         prompt_digest=row["prompt_digest"],

@@ -5,8 +5,8 @@ like any other, so there is one way to today's tables. To change them, add a ste
 else; a step that has been released is never edited. One server at a time opens a store (`claim`), so no two
 migrate it at once; a step that fails leaves the store as it was.
 
-Tools that only read take a store of any version that can be migrated as it is: what a step adds must be readable
-without it.
+Tools that only read take a store of any version that can be migrated as it is (`read_as_today`): what a step adds must
+be readable without it.
 """
 
 import sqlite3
@@ -80,7 +80,37 @@ CREATE TABLE weight_labels (
 ) WITHOUT ROWID;
 """
 
-STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS, _WEIGHT_LABELS)
+# A finish reason told less than an end does: the rest is in the error that was noted and in the session's phase. What
+# was aborted in a session that is closed by now counts as ended by its engine, which handed it over whoever had asked
+# for that. Notes that are no JSON are damage, which is found when their session is read.
+_END_OF_FINISH_REASON = """CASE
+    WHEN finish_reason = 'stop' THEN 'model'
+    WHEN finish_reason = 'repeat_terminated' THEN 'repeat'
+    WHEN finish_reason = 'abort' THEN iif(
+        (SELECT phase FROM sessions WHERE sessions.session_id = turns.session_id) = 'closing',
+        'drained', 'engine_aborted')
+    WHEN finish_reason IN ('disconnect', 'error') THEN
+        CASE json_extract(iif(json_valid(notes), notes, '{}'), '$.error.code')
+            WHEN 'session_closed' THEN 'session_ended'
+            WHEN 'gate_closed' THEN 'gate_timeout'
+            WHEN 'server_stopping' THEN 'server_stopped'
+            WHEN 'limit_reached' THEN 'stale'
+            ELSE CASE json_extract(iif(json_valid(notes), notes, '{}'), '$.error.cause')
+                WHEN 'engine' THEN 'engine_failed'
+                WHEN 'harness' THEN 'server_failed'
+                ELSE iif(finish_reason = 'error', 'server_failed', 'client_left') END END
+    ELSE finish_reason END"""
+
+_TURN_ENDS = (
+    f"UPDATE turns SET finish_reason = {_END_OF_FINISH_REASON};"  # noqa: S608  # all of it is in this file
+    "ALTER TABLE turns RENAME COLUMN finish_reason TO turn_end;"
+)
+_WITH_TURN_ENDS = (
+    f"CREATE TEMP VIEW turns AS SELECT *, {_END_OF_FINISH_REASON} AS turn_end"  # noqa: S608  # the same
+    " FROM main.turns AS turns"
+)
+
+STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS, _WEIGHT_LABELS, _TURN_ENDS)
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 
 SCHEMA_VERSION = FIRST_VERSION + len(STEPS)
@@ -93,6 +123,15 @@ def bring_up_to_date(path: Path, connection: sqlite3.Connection) -> None:
     for version in range(readable_version(path, connection), SCHEMA_VERSION):
         step = STEPS[version - FIRST_VERSION]
         connection.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {version + 1}; COMMIT;")
+
+
+def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
+    """Have `connection`, which only reads the store at `path`, see its tables as today's, whatever its version.
+
+    Raises `StoreError`, `sqlite3.Error`.
+    """
+    if readable_version(path, connection) < FIRST_VERSION + STEPS.index(_TURN_ENDS) + 1:
+        connection.execute(_WITH_TURN_ENDS)
 
 
 def readable_version(path: Path, connection: sqlite3.Connection) -> int:

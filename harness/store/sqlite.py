@@ -23,7 +23,7 @@ from harness.sessions.session import Session
 from harness.store import rows
 from harness.store.base import DamagedSession, LoadedSessions
 from harness.store.claim import claim
-from harness.store.schema import bring_up_to_date, readable_version
+from harness.store.schema import bring_up_to_date, read_as_today
 from harness.store.writer import GroupWriter, store_error
 from harness.types import Turn
 
@@ -155,7 +155,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise StoreError(f"expected a session store, found no file {path}")
     try:
         with closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as connection:
-            readable_version(path, connection)
+            read_as_today(path, connection)
             yield connection
     except (sqlite3.Error, MemoryError) as error:
         raise store_error(path, error) from error

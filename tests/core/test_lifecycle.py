@@ -3,10 +3,22 @@
 import pytest
 from fakes import admit, finish, new_session, take_turn, user
 
-from harness.errors import IllegalTransition, SessionClosing
+from harness.errors import (
+    ClientLeft,
+    EngineRejected,
+    EngineUnavailable,
+    GateClosed,
+    HarnessError,
+    IllegalTransition,
+    LimitReached,
+    ServerStopping,
+    SessionClosing,
+    StoreFull,
+)
 from harness.sessions.gate import GATE_TABLE, GateState, Verdict, Work
-from harness.sessions.lifecycle import STATUS_OF_FINISH, TRANSITIONS, Command, Phase, advance
-from harness.types import FinishReason, TurnStatus
+from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance, end_of_error, end_of_output
+from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus, status_of
+from harness.types import FinishReason
 
 PAIRS = [(phase, command) for phase in Phase for command in Command]
 
@@ -100,14 +112,60 @@ def test_drain_and_close_tell_whether_they_changed_something():
     assert session.phase is Phase.CLOSED
 
 
-def test_only_a_stop_is_worth_a_completed_turn():
-    """What an engine cut short is never COMPLETED (I2)."""
-    assert STATUS_OF_FINISH == {
-        FinishReason.STOP: TurnStatus.COMPLETED,
-        FinishReason.LENGTH: TurnStatus.TRUNCATED,
-        FinishReason.REPEAT: TurnStatus.TRUNCATED,
-        FinishReason.ABORT: TurnStatus.ABORTED,
-    }
+@pytest.mark.parametrize(
+    ("finish", "status"),
+    [
+        (FinishReason.STOP, TurnStatus.COMPLETED),
+        (FinishReason.LENGTH, TurnStatus.TRUNCATED),
+        (FinishReason.REPEAT, TurnStatus.TRUNCATED),
+        (FinishReason.ABORT, TurnStatus.ABORTED),
+        (None, TurnStatus.ABORTED),
+    ],
+)
+@pytest.mark.parametrize("has_calls", [False, True])
+@pytest.mark.parametrize("is_drained", [False, True])
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_only_a_stop_is_worth_a_completed_turn(finish, status, has_calls, is_drained, is_stale):
+    """What an engine cut short is never COMPLETED (I2), whatever else is so."""
+    end = end_of_output(finish, has_calls=has_calls, is_drained=is_drained, is_stale=is_stale)
+
+    assert status_of(end, sampled=1) is status
+
+
+def test_an_output_that_broke_off_ends_for_the_strongest_reason():
+    """A drain before anything else: the turn is a sample's last."""
+    assert [
+        end_of_output(FinishReason.ABORT, has_calls=False, is_drained=is_drained, is_stale=is_stale)
+        for is_drained, is_stale in [(True, True), (True, False), (False, True), (False, False)]
+    ] == [TurnEnd.DRAINED, TurnEnd.DRAINED, TurnEnd.STALE, TurnEnd.ENGINE_ABORTED]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (ClientLeft("left"), TurnEnd.CLIENT_LEFT),
+        (ServerStopping("stops"), TurnEnd.SERVER_STOPPED),
+        (GateClosed("paused for too long"), TurnEnd.GATE_TIMEOUT),
+        (SessionClosing("ended"), TurnEnd.SESSION_ENDED),
+        (LimitReached("too old"), TurnEnd.STALE),
+        (EngineUnavailable("down"), TurnEnd.ENGINE_FAILED),
+        (EngineRejected("no"), TurnEnd.ENGINE_FAILED),
+        (StoreFull("disk"), TurnEnd.SERVER_FAILED),
+        (HarnessError("a bug"), TurnEnd.SERVER_FAILED),
+    ],
+)
+def test_every_error_that_ends_a_turn_has_its_end(error, end):
+    """Also the classes below those of the table."""
+    assert end_of_error(error) is end
+
+
+def test_no_end_lets_a_partial_be_served_and_wait_as_well():
+    """What waits for its continuation is no answer, and what is COMPLETED or FAILED waits for nothing."""
+    assert set(TURN_ENDS) == set(TurnEnd)
+    for rule in TURN_ENDS.values():
+        assert rule.finish_reason is None or not rule.waits
+        assert not rule.waits or rule.status is TurnStatus.ABORTED
+        assert rule.unsampled in {rule.status, TurnStatus.FAILED}
 
 
 def test_the_gate_decides_every_kind_of_work_in_every_state():

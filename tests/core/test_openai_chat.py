@@ -13,9 +13,10 @@ from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
 from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, PromptTooLong, RequestError
 from harness.server.wire import parse_session_config
-from harness.sessions.turn_outcome import Reply, ended_turn
+from harness.sessions.turn_outcome import Reply, end_turn
 from harness.tokens.matching import chain_keys, next_key
 from harness.tokens.parsing import ParsedOutput, ToolCall
+from harness.turn_ends import TurnEnd
 from harness.types import SamplingWishes
 
 HI = [user("hi")]
@@ -422,7 +423,7 @@ def test_a_completion_says_what_the_turn_is():
     session = new_session()
     admission = admit(session, HI)
     result = sampled(admission, "yo")
-    turn = ended_turn(admission, output_of(result), Reply(assistant("yo"), "stop"), 1_003.0)
+    turn = end_turn(admission, output_of(result), Reply(assistant("yo"), TurnEnd.MODEL), 1_003.0)
 
     request = parse_request(body(HI, logprobs=True))
     answer = OpenAIChat().answer(ModelAnswer(request, turn, "m", toy_tokenizer().token_text))

@@ -15,7 +15,8 @@ from toy_policy import ToyEngine, grown, proximal_of, toy_policy, turn
 from harness.samples.merge import Selection, build_samples
 from harness.samples.proximal import score_turns, scoring_start, waiting_tokens
 from harness.samples.versions import policy_version
-from harness.types import TokenIds, Turn, TurnStatus, as_ids
+from harness.turn_ends import TurnStatus
+from harness.types import TokenIds, Turn, as_ids
 
 
 class Schedules(RuleBasedStateMachine):

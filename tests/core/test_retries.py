@@ -7,7 +7,8 @@ from harness.errors import ClientLeft, EngineUnavailable, SessionClosing
 from harness.sessions.continuation import Output
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, request_digest
 from harness.sessions.session import Session
-from harness.sessions.turn_outcome import broken_off_turn
+from harness.sessions.turn_outcome import break_off_turn
+from harness.turn_ends import TurnEnd
 
 HI = [user("hi")]
 
@@ -46,14 +47,14 @@ def test_a_turn_that_broke_off_is_taken_up_as_itself(error):
     """Same index, parameters, seed and prompt; the outcome takes the place of the first."""
     session = new_session()
     admission, digest = turn_of(session)
-    session.record(broken_off_turn(admission, Output.nothing(), error, 1.0))
+    session.record(break_off_turn(admission, Output.nothing(), error, 1.0))
 
     assert session.treatment(digest, says_retry=False) == (Treatment.CONTINUE, 0)
     again = session.take_up(0, 2.0)
     assert (again.index, again.params, again.ordinal) == (0, admission.params, admission.ordinal)
     assert again.prompt_ids.tolist() == admission.prompt_ids.tolist()
     finish(session, again, "yo")
-    assert [turn.finish_reason for turn in session.turns] == ["stop"]
+    assert [turn.end for turn in session.turns] == [TurnEnd.MODEL]
     assert session.ledger().difference == 0
 
 

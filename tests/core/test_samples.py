@@ -25,8 +25,9 @@ from harness.samples.merge import Selection, count_empty
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger, account, total
 from harness.sessions.session import AfterIncomplete, Session
-from harness.sessions.turn_outcome import Reply, ended_turn
-from harness.types import FinishReason, SampleStatus, Turn, TurnStatus, VersionSpan
+from harness.sessions.turn_outcome import Reply, end_turn
+from harness.turn_ends import TurnEnd, TurnStatus
+from harness.types import FinishReason, SampleStatus, Turn, VersionSpan
 
 
 def grow(session: Session, *answers: str, incomplete: int | None = None, reason=FinishReason.LENGTH) -> list[Turn]:
@@ -78,7 +79,9 @@ def test_versions_are_those_of_the_tokens():
     admission = admit(session, [user("a"), assistant("one"), user("b")])
     result = sampled(admission, "four")
     spans = (VersionSpan("3", 0, 2), VersionSpan("4", 2, result.output_ids.size))
-    turn = ended_turn(admission, output_of(replace(result, version_spans=spans)), Reply(assistant("four"), "stop"), 0.0)
+    turn = end_turn(
+        admission, output_of(replace(result, version_spans=spans)), Reply(assistant("four"), TurnEnd.MODEL), 0.0
+    )
     session.record(turn)
 
     [sample] = session.samples()

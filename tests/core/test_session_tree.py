@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from harness.errors import BranchEnded, EngineUnavailable, PromptTooLong
 from harness.sessions.session import AfterIncomplete
 from harness.sessions.token_log import TokenPath
-from harness.sessions.turn_outcome import lost_turn
+from harness.sessions.turn_outcome import lose_turn
 from harness.tokens.matching import chain_keys, next_key
-from harness.types import FinishReason, TurnStatus, as_ids
+from harness.turn_ends import TurnStatus
+from harness.types import FinishReason, as_ids
 
 
 def test_a_request_attaches_to_the_deepest_turn_it_continues():
@@ -131,7 +132,7 @@ def test_a_turn_that_was_lost_can_be_asked_again_and_not_extended():
     admission = admit(session, [user("a")])
     turn = take_turn(new_session(), [user("a")], "1")
 
-    session.record(lost_turn(turn, EngineUnavailable("disk")))
+    session.record(lose_turn(turn, EngineUnavailable("disk")))
 
     assert admission.index == turn.index
     assert admit(session, [user("a"), assistant("1"), user("b")]).parent is None

@@ -19,7 +19,8 @@ from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
 from harness.server.reading import TRAILING_TURNS_DROPPED
 from harness.server.settings import ServerSettings
-from harness.types import Json, SampleStatus, TurnStatus
+from harness.turn_ends import TurnStatus
+from harness.types import Json, SampleStatus
 from tests.manager.aborting import CALLING, QUICK, call, eventually, stage
 
 SIX_TURNS = tuple(

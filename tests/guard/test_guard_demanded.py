@@ -100,9 +100,9 @@ async def test_the_signal_reaches_client_record_sample_and_metrics() -> None:
         "index": 0, "message": None, "finish_reason": "length", "logprobs": None,
     }  # fmt: skip
     assert looped["choices"][0]["message"]["content"] == "Noooo"
-    assert [(turn["status"], turn["finish_reason"]) for turn in record["turns"]] == [
-        ("completed", "stop"),
-        ("truncated", "repeat_terminated"),
+    assert [(turn["status"], turn["end"]) for turn in record["turns"]] == [
+        ("completed", "model"),
+        ("truncated", "repeat"),
     ]
     assert (sample["repeat_terminated"], sample["status"]) == (1, "truncated")
     assert record["ledger"]["generated"] == record["ledger"]["trained"] == sum(sample["loss_mask"])

@@ -13,7 +13,8 @@ from harness.engines.scripted import ScriptedEngine
 from harness.errors import ScenarioError
 from harness.samples.merge import Selection, build_samples
 from harness.sessions.ledger import account
-from harness.types import REPEAT_TERMINATED, FinishReason, SampleStatus, Turn, as_ids, as_logprobs
+from harness.turn_ends import TurnEnd
+from harness.types import FinishReason, SampleStatus, Turn, as_ids, as_logprobs
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.fakes import body as chat_body
 from tests.fakes import new_session, take_turn, toy_tokenizer, user
@@ -25,12 +26,12 @@ CHECK = SignalCheck(LIMITS, [])
 def repeated(*, forced: int = 0) -> Turn:
     """A turn that the guard ended after four equal tokens, and `forced` ones that it added."""
     turn = take_turn(new_session(), [user("hi")], "aaaa" + "!" * forced, reason=FinishReason.REPEAT)
-    return replace(turn, finish_reason=REPEAT_TERMINATED, forced_tokens=forced)
+    return replace(turn, end=TurnEnd.REPEAT, forced_tokens=forced)
 
 
-def with_output(ids: list[int], finish_reason: str) -> Turn:
+def with_output(ids: list[int], end: TurnEnd) -> Turn:
     turn = take_turn(new_session(), [user("hi")])
-    return replace(turn, output_ids=as_ids(ids), logprobs=as_logprobs([-1.0] * len(ids)), finish_reason=finish_reason)
+    return replace(turn, output_ids=as_ids(ids), logprobs=as_logprobs([-1.0] * len(ids)), end=end)
 
 
 def test_the_sample_carries_the_signal() -> None:
@@ -61,17 +62,17 @@ def test_plain_chat_clients_read_the_signal_where_a_guard_is_active(is_guarded: 
 
 
 @pytest.mark.parametrize(
-    ("ids", "finish_reason", "disagreement"),
+    ("ids", "end", "disagreement"),
     [
-        ([9, 5, 5, 5, 5], REPEAT_TERMINATED, None),
-        ([9, 8, 7, 6, 5], "stop", None),
-        ([], "abort", None),
-        ([9, 5, 5, 5, 5], "stop", None),
-        ([9, 5, 5, 5, 5], "length", None),
-        ([9, 5, 5, 5, 5, 3], "stop", Disagreement(signalled=False, expected_at=4, output_tokens=6)),
-        ([9, 5, 5, 5], REPEAT_TERMINATED, Disagreement(signalled=True, expected_at=None, output_tokens=4)),
-        ([9, 5, 5, 5, 5, 5], REPEAT_TERMINATED, Disagreement(signalled=True, expected_at=4, output_tokens=6)),
-        ([], REPEAT_TERMINATED, Disagreement(signalled=True, expected_at=None, output_tokens=0)),
+        ([9, 5, 5, 5, 5], TurnEnd.REPEAT, None),
+        ([9, 8, 7, 6, 5], TurnEnd.MODEL, None),
+        ([], TurnEnd.DRAINED, None),
+        ([9, 5, 5, 5, 5], TurnEnd.MODEL, None),
+        ([9, 5, 5, 5, 5], TurnEnd.LENGTH, None),
+        ([9, 5, 5, 5, 5, 3], TurnEnd.MODEL, Disagreement(signalled=False, expected_at=4, output_tokens=6)),
+        ([9, 5, 5, 5], TurnEnd.REPEAT, Disagreement(signalled=True, expected_at=None, output_tokens=4)),
+        ([9, 5, 5, 5, 5, 5], TurnEnd.REPEAT, Disagreement(signalled=True, expected_at=4, output_tokens=6)),
+        ([], TurnEnd.REPEAT, Disagreement(signalled=True, expected_at=None, output_tokens=0)),
     ],
     ids=[
         "ended where it must",
@@ -86,9 +87,9 @@ def test_plain_chat_clients_read_the_signal_where_a_guard_is_active(is_guarded: 
     ],
 )
 def test_a_signal_that_the_tokens_do_not_bear_out_is_noticed(
-    ids: list[int], finish_reason: str, disagreement: Disagreement | None
+    ids: list[int], end: TurnEnd, disagreement: Disagreement | None
 ) -> None:
-    assert CHECK.disagreement(with_output(ids, finish_reason)) == disagreement
+    assert CHECK.disagreement(with_output(ids, end)) == disagreement
 
 
 def test_a_forced_token_is_not_held_against_the_signal() -> None:

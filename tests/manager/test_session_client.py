@@ -13,7 +13,7 @@ from harness.errors import SessionServerError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
-from harness.types import TurnStatus
+from harness.turn_ends import TurnStatus
 from tests.manager.aborting import do_nothing, eventually
 from tests.manager.servers import (
     HANG_UP,

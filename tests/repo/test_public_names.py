@@ -50,6 +50,7 @@ PUBLIC = [
     "SampleStatus",
     "Selection",
     "Turn",
+    "TurnEnd",
     "TurnStatus",
     "SamplingParams",
     "GenerationResult",

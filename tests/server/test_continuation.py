@@ -106,7 +106,7 @@ async def test_a_drained_turn_that_follows_a_schema_keeps_its_partial():
         [turn] = (await client.record(session))["turns"]
 
     assert answer.status_code == 404
-    assert (turn["status"], turn["finish_reason"]) == ("aborted", "abort")
+    assert (turn["status"], turn["end"]) == ("aborted", "drained")
     assert 0 < len(turn["output_ids"]) < len('{"a": 1}')
 
 
@@ -161,7 +161,7 @@ async def test_a_drained_turn_in_flight_is_aborted_with_its_partial():
         [sample] = await client.samples(session)
 
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
-    assert (turn["status"], turn["finish_reason"]) == ("aborted", "abort")
+    assert (turn["status"], turn["end"]) == ("aborted", "drained")
     assert 0 < len(turn["output_ids"]) < len(SLOW.text)
     assert (sample["status"], sum(sample["loss_mask"])) == ("aborted", len(turn["output_ids"]))
 
@@ -235,7 +235,7 @@ async def test_an_engine_that_fails_after_a_partial_leaves_it_for_the_retry():
         record = await client.record(session)
 
     assert (failed.status_code, failed.json()["error"]["code"]) == (400, "engine_rejected")
-    assert [turn["finish_reason"] for turn in partial["turns"]] == ["disconnect"]
+    assert [turn["end"] for turn in partial["turns"]] == ["engine_failed"]
     assert partial["ledger"]["generated"] == partial["ledger"]["dropped"]["undelivered"] > 0
     assert message["content"] == SLOW.text
     assert [len(turn["segments"]) for turn in record["turns"]] == [2]

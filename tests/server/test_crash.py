@@ -17,7 +17,8 @@ from stored import ledger_of, read_file
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
-from harness.types import Turn, TurnStatus
+from harness.turn_ends import TurnStatus
+from harness.types import Turn
 
 PROGRAM = Path(__file__).with_name("serve_until_killed.py")
 AGENTS = 25

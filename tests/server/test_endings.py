@@ -62,7 +62,7 @@ async def test_a_drained_turn_of_an_engine_that_never_answers_ends():
 
     [turn] = record["turns"]
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
-    assert (turn["status"], turn["finish_reason"], gate["turns_in_flight"]) == ("aborted", "abort", 0)
+    assert (turn["status"], turn["end"], gate["turns_in_flight"]) == ("aborted", "drained", 0)
     assert 0 < len(turn["output_ids"]) == sum(sample["loss_mask"]) == record["ledger"]["generated"]
 
 
@@ -247,7 +247,7 @@ async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
         record, samples = (await http.get(path)).json(), (await http.get(f"{path}/samples")).json()
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
-    assert [turn["finish_reason"] for turn in record["turns"]] == ["disconnect"]
+    assert [turn["end"] for turn in record["turns"]] == ["session_ended"]
     assert (record["ledger"]["dropped"], samples["samples"]) == ({"undelivered": 4}, [])
 
 

@@ -369,7 +369,7 @@ async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_
     assert played == 1
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
     assert answer.json()["error"]["code"] == "turn_aborted"
-    assert [(turn["status"], turn["finish_reason"]) for turn in record["turns"]] == [("aborted", "abort")]
+    assert [(turn["status"], turn["end"]) for turn in record["turns"]] == [("aborted", "drained")]
 
 
 async def test_ten_drains_in_a_row_leave_a_gate_that_serves():

@@ -43,7 +43,7 @@ async def test_the_engine_stops_when_the_client_leaves():
         samples = await client.samples(session)
 
     [turn] = record["turns"]
-    assert (turn["status"], turn["finish_reason"], turn["delivered"]) == ("aborted", "disconnect", False)
+    assert (turn["status"], turn["end"], turn["delivered"]) == ("aborted", "client_left", False)
     assert 0 < len(turn["output_ids"]) < len(SLOW.text)
     assert record["ledger"]["dropped"] == {"undelivered": len(turn["output_ids"])}
     assert samples == []

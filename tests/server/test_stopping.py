@@ -131,4 +131,4 @@ async def test_an_engine_that_never_answers_holds_no_server(tmp_path):
     [turn] = read_file(tmp_path / "s.db")[session.session_id].turns.values()
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
-    assert (turn.status, turn.finish_reason, turn.output) == ("aborted", "disconnect", [])
+    assert (turn.status, turn.end, turn.output) == ("aborted", "server_stopped", [])

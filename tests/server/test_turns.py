@@ -30,7 +30,7 @@ async def test_an_answer_and_its_record_agree():
     [turn] = record["turns"]
     choice = answer["choices"][0]
     assert choice["message"] == turn["reply"] == {"role": "assistant", "content": "hello"}
-    assert (choice["finish_reason"], turn["finish_reason"], turn["status"]) == ("stop", "stop", "completed")
+    assert (choice["finish_reason"], turn["end"], turn["status"]) == ("stop", "model", "completed")
     assert turn["output_ids"] == [*ids("hello"), EOS]
     assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == turn["logprobs"]
     assert [len(entry["top_logprobs"]) for entry in choice["logprobs"]["content"]] == [2] * 6
@@ -54,7 +54,7 @@ async def test_a_tool_loop_is_one_branch_of_exact_prompts():
     known = before["prompt_ids"] + before["output_ids"]
     assert first["content"] is None
     assert first["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    assert (before["finish_reason"], second["content"]) == ("tool_calls", "the sum is 3")
+    assert (before["end"], second["content"]) == ("tool_calls", "the sum is 3")
     assert after["prompt_ids"][: len(known)] == known
     assert sample["tokens"] == after["prompt_ids"] + after["output_ids"]
 
@@ -66,7 +66,7 @@ async def test_a_stop_string_stays_in_the_ids_and_leaves_the_content():
         message = await client.say(session, HI, stop=["Observation:"])
         [turn] = (await client.record(session))["turns"]
 
-    assert (message["content"], turn["finish_reason"]) == ("one\n", "stop")
+    assert (message["content"], turn["end"]) == ("one\n", "model")
     assert turn["output_ids"] == ids("one\nObservation:")
 
 
@@ -241,7 +241,7 @@ async def test_an_aborted_turn_is_refused_and_its_partial_kept():
 
     [turn] = record["turns"]
     assert_terminal(answer, "turn_aborted")
-    assert (turn["status"], turn["finish_reason"], turn["output_ids"]) == ("aborted", "abort", ids("partial"))
+    assert (turn["status"], turn["end"], turn["output_ids"]) == ("aborted", "engine_aborted", ids("partial"))
     assert (turn["delivered"], record["refusals"], sample["status"]) == (False, {"turn_aborted": 1}, "aborted")
 
 

@@ -146,7 +146,7 @@ def check(fleet: Fleet) -> dict[str, StoredSession]:
 
 def told_of(turn: StoredTurn) -> str:
     ends = [f"{each['request_id'][:4]}:{each['end']}{each['finish_reason']}" for each in turn.segments]
-    return f"turn {turn.index} {turn.status}/{turn.finish_reason} delivered={turn.delivered} {ends}"
+    return f"turn {turn.index} {turn.status}/{turn.end} delivered={turn.delivered} {ends}"
 
 
 @pytest.mark.timeout(7200)

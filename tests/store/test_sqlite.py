@@ -20,7 +20,8 @@ from harness.sessions.session import AfterIncomplete, Session, SessionConfig
 from harness.store.base import LoadedSessions
 from harness.store.connect import open_store
 from harness.store.sqlite import SQLiteStore, count_generated, read_session, read_sessions
-from harness.types import DISCONNECT, Discarded, FinishReason, SamplingWishes, Turn, TurnStatus
+from harness.turn_ends import TurnEnd, TurnStatus
+from harness.types import Discarded, FinishReason, SamplingWishes, Turn
 
 RICH = SessionConfig(
     metadata={"task": "日本語", "nested": {"list": [1, None, 2.5, True]}, "big": 2**63},
@@ -208,10 +209,10 @@ async def test_another_outcome_of_a_turn_takes_the_place_of_the_first(tmp_path):
     turn = take_turn(session, [user("a")], "1")
     async with SQLiteStore(tmp_path / "s.db") as store:
         await store.create(session)
-        await store.commit(session.session_id, replace(turn, finish_reason=DISCONNECT, status=TurnStatus.ABORTED))
+        await store.commit(session.session_id, replace(turn, end=TurnEnd.CLIENT_LEFT, status=TurnStatus.ABORTED))
         await store.commit(session.session_id, turn)
 
-    assert [kept.finish_reason for kept in read_sessions(tmp_path / "s.db")[0].turns] == ["stop"]
+    assert [kept.end for kept in read_sessions(tmp_path / "s.db")[0].turns] == [TurnEnd.MODEL]
 
 
 async def test_a_value_that_cannot_be_stored_does_not_end_the_writer(tmp_path):

@@ -16,7 +16,8 @@ from harness.suite.run.open_run import begin_run, resume_run
 from harness.suite.run.progress import Silence
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.run.runner import SuiteRun
-from harness.types import Sample, TurnStatus
+from harness.turn_ends import TurnStatus
+from harness.types import Sample
 from tests.suite.builders import write_scenario
 
 SHIPPED = Path(__file__).parents[2] / "scenarios" / "abort_end_of_rollout"

@@ -22,7 +22,8 @@ from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.record.storage import disk_failures
-from harness.types import REPEAT_TERMINATED, Json, Sample, TurnStatus
+from harness.turn_ends import TurnEnd, TurnStatus
+from harness.types import Json, Sample
 
 _BUSY_TIMEOUT_S = 10.0
 
@@ -66,7 +67,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             turns=len(turns),
             truncated_turns=sum(turn["status"] == TurnStatus.TRUNCATED for turn in turns),
-            repeat_terminated_turns=sum(turn["finish_reason"] == REPEAT_TERMINATED for turn in turns),
+            repeat_terminated_turns=sum(turn["end"] == TurnEnd.REPEAT for turn in turns),
             tool_calls=sum(len(turn["reply"].get("tool_calls") or ()) for turn in turns),
             turns_in_flight=session["turns_in_flight"],
             ledger=msgspec.convert(session["ledger"], Ledger),

@@ -166,7 +166,12 @@ class Cycles:
         await self._all_live(pending)
         await asyncio.sleep(self.chance.uniform(*self.options.work_s))
         report = await abort_rollout(
-            pending, [self.served.server.url], [self.served.worker], [self.manager.abort_hooks()], BUDGET, rollout_id=0
+            pending,
+            session_servers=[self.served.server.url],
+            engine_workers=[self.served.worker],
+            agent_hooks=[self.manager.abort_hooks()],
+            budget=BUDGET,
+            rollout_id=0,
         )
         self.figures.cycles += 1
         self.figures.abort_s.append(report.total_s)

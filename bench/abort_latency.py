@@ -86,7 +86,11 @@ class Bench:
         await self._all_work()
         began = perf_counter()
         report = await abort_rollout(
-            pending, [self.server.url], [EngineInProcess(self.engine)], [self.manager.abort_hooks()], BUDGET
+            pending,
+            session_servers=[self.server.url],
+            engine_workers=[EngineInProcess(self.engine)],
+            agent_hooks=[self.manager.abort_hooks()],
+            budget=BUDGET,
         )
         seconds = perf_counter() - began
         health = await self.engine.health()

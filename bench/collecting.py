@@ -121,7 +121,7 @@ async def measure(url: str, server: psutil.Process, ids: list[str], directory: P
         before = psutil.Process().memory_info().rss
         with highest_memory() as highest:
             began = perf_counter()
-            report = await abort_rollout(pending, [url], [], [manager.abort_hooks()])
+            report = await abort_rollout(pending, session_servers=[url], agent_hooks=[manager.abort_hooks()])
             seconds = perf_counter() - began
     samples = [sample for rollout in report.rollouts for sample in rollout.samples]
     gc.collect()

@@ -1,6 +1,8 @@
 """Ending a rollout early: nothing invalid is trained, nobody waits for ever, and every gate is open afterwards (I8).
 
-    report = await abort_rollout(pending, [server_url], ["sglang=http://127.0.0.1:30000"], [manager.abort_hooks()])
+    report = await manager.abort(pending)  # of `SessionManager(server_url, engines=["sglang=http://127.0.0.1:30000"])`
+
+`abort_rollout` is the full form, for several session servers, or agents that nobody's manager runs.
 
 The order matters. Sessions are drained before the engines are told, so that a turn which the engine cuts short finds
 its session closed: it is stored ABORTED and answered 404, and no agent goes on from half an answer. Agents are told
@@ -8,7 +10,7 @@ before they are ended, ended before their results are collected, and the abort's
 nothing of the rollout is left to come through them; a gate that somebody else holds as well stays shut.
 
 Whatever a server, an engine, a hook, an agent or a pending task does, it costs the time of its step and nothing else;
-what went wrong is in the report. What counts as wrong, and who has how much time, is decided in `abort_values.py`. Does
+what went wrong is in the report. What counts as wrong, and who has how much time, is decided in `abort_report.py`. Does
 not know what the pending tasks are: it returns what they return.
 """
 
@@ -38,6 +40,7 @@ from harness.control.abort_report import (
 from harness.control.engines import EngineWorker, as_workers
 from harness.control.left_paused import look_for_paused
 from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.engines.base import TokenProvider
 from harness.machine.deadlines import OBEY_S, attempt, read_end, to_the_end
 
 ABORT_STEP_ENDED = "abort_step_ended"
@@ -51,11 +54,11 @@ _log = structlog.get_logger(__name__)
 
 async def abort_rollout(
     pending: Iterable[Awaitable[object]],
+    *,
     session_servers: Sequence[SessionServerAddress | str],
-    engine_workers: Sequence[EngineWorker | str] = (),
+    engine_workers: Sequence[TokenProvider | EngineWorker | str] = (),
     agent_hooks: Sequence[AgentHooks] = (),
     budget: AbortBudget | None = None,
-    *,
     keep: Keep = Keep.SAMPLES,
     rollout_id: int | None = None,
     continue_engines: bool = False,
@@ -65,7 +68,8 @@ async def abort_rollout(
     Args:
         pending: Tasks of the rollout; what they return comes back in `AbortReport.results`.
         session_servers: All that the rollout's agents talk to.
-        engine_workers: All that generate for them: `sglang=http://...`, `vllm=http://...`, an address, or an object.
+        engine_workers: All that generate for them: `sglang=http://...`, `vllm=http://...`, an address, a provider, or
+            an `EngineWorker`.
         agent_hooks: Of whoever runs the agents; `SessionManager.abort_hooks()` makes one.
         budget: How long each step may take.
         keep: What becomes of rollouts that are cut short.
@@ -118,6 +122,8 @@ class _Abort:
         self._called: list[Answer] = []
         self._agents_left: list[str] = []
         self._late: set[asyncio.Future[object]] = set()
+        self._results: list[object] = []
+        self._failures: list[TaskFailure] = []
         self._resumed: list[ServerAnswer] = []
 
     def mark(self, keep: Keep) -> None:
@@ -162,11 +168,25 @@ class _Abort:
             await asyncio.gather(*(self._stop(hooks, kill_s) for hooks in self._hooks))
 
     async def collect(self) -> None:
-        """Step 6: every pending task returns or is cancelled."""
+        """Step 6: every pending task returns or is cancelled; what failed is logged and skipped.
+
+        `asyncio.gather(*pending)` alone would wait for ever on a task that ignores its cancellation. So the wait comes
+        first and is bounded; gathered is what has ended by then, and what has not is left alone and reported.
+        """
         with self._step(Step.COLLECT, self._budget.collect_s) as seconds:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=seconds)
             await self._cancel_late()
+            ended = [task for task in self._tasks if task.done()]
+            left = [task for task in self._tasks if not task.done()]
+            for task, end in zip(ended, await asyncio.gather(*ended, return_exceptions=True), strict=True):
+                if isinstance(end, BaseException):
+                    self._failures.append(failure_of(task, end, was_late=task in self._late))
+                else:
+                    self._results.append(end)
+            self._failures += (failure_of(task, None, was_late=True) for task in left)
+            for failure in self._failures:
+                _log.warning(ABORTED_TASK_SKIPPED, task=failure.name, fate=failure.fate.value, detail=failure.detail)
 
     async def leave_open(self) -> None:
         """Step 7, whatever happened: nothing of the rollout is left to come, and no gate is shut because of it."""
@@ -181,8 +201,6 @@ class _Abort:
 
     def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
         """What was done and what there is."""
-        failures = self._failures()
-        results = tuple(task.result() for task in self._tasks if task not in failures)
         report = AbortReport(
             drained=tuple(self._drained),
             engines=tuple(self._quiet.engines),
@@ -190,9 +208,9 @@ class _Abort:
             turns_left=self._quiet.turns_left,
             hooks=tuple(self._called),
             agents_left=tuple(self._agents_left),
-            results=results,
-            failures=tuple(failures.values()),
-            partial_samples=partial_samples(results, rollout_id) if keep is not Keep.NOTHING else (),
+            results=tuple(self._results),
+            failures=tuple(self._failures),
+            partial_samples=partial_samples(self._results, rollout_id) if keep is not Keep.NOTHING else (),
             resumed=tuple(self._resumed),
             seconds=self._seconds,
         )
@@ -230,12 +248,6 @@ class _Abort:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=self._budget.cancel_s)
-
-    def _failures(self) -> dict[asyncio.Future[object], TaskFailure]:
-        found = {task: failure_of(task, was_late=task in self._late) for task in self._tasks}
-        for failure in filter(None, found.values()):
-            _log.warning(ABORTED_TASK_SKIPPED, task=failure.name, fate=failure.fate.value, detail=failure.detail)
-        return {task: failure for task, failure in found.items() if failure is not None}
 
     @contextmanager
     def _step(self, step: Step, wanted_s: float, *, is_last: bool = False) -> Iterator[float]:

@@ -183,15 +183,16 @@ class AbortReport:
         )
 
 
-def failure_of(task: asyncio.Future[object], *, was_late: bool) -> TaskFailure | None:
-    """Why `task` has no result to collect; None when it has one."""
+def failure_of(task: asyncio.Future[object], end: BaseException | None, *, was_late: bool) -> TaskFailure:
+    """Why `task` has no result to collect: it ended with `end`, or not at all."""
     name = task.get_name() if isinstance(task, asyncio.Task) else "future"
-    if not task.done():
-        return TaskFailure(name, Fate.LEFT, "ignores its cancellation")
-    if task.cancelled():
-        return TaskFailure(name, Fate.LATE if was_late else Fate.CANCELLED)
-    error = task.exception()
-    return None if error is None else TaskFailure(name, Fate.RAISED, f"{type(error).__name__}: {error}")
+    match end:
+        case None:
+            return TaskFailure(name, Fate.LEFT, "ignores its cancellation")
+        case asyncio.CancelledError():
+            return TaskFailure(name, Fate.LATE if was_late else Fate.CANCELLED)
+        case _:
+            return TaskFailure(name, Fate.RAISED, f"{type(end).__name__}: {end}")
 
 
 def rollouts_in(result: object) -> Iterator[Rollout]:

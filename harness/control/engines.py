@@ -48,6 +48,7 @@ _MISSING = frozenset({403, 404, 405})
 """Statuses of a route that a server does not have, or has switched off."""
 
 
+@runtime_checkable
 class EngineWorker(Protocol):
     """An engine whose requests can be ended, all at once."""
 
@@ -167,13 +168,22 @@ class EngineInProcess:
         await self.provider.resume()
 
 
-def as_workers(workers: Iterable[EngineWorker | str]) -> tuple[EngineWorker, ...]:
-    """`workers`, where an address stands for a server whose kind is not known, and `kind=address` for one that is."""
-    return tuple(_parsed(each) if isinstance(each, str) else each for each in workers)
+def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[EngineWorker, ...]:
+    """`engines` as workers.
 
+    An address stands for a server whose kind is not known, `kind=address` for one that is, a provider for the engine
+    behind it.
+    """
 
-def _parsed(text: str) -> EngineServer:
-    kind, separator, url = text.partition("=")
-    if separator and kind in tuple(WorkerKind):
-        return EngineServer(url, WorkerKind(kind))
-    return EngineServer(text)
+    def worker(engine: TokenProvider | EngineWorker | str) -> EngineWorker:
+        match engine:
+            case str():
+                kind, separator, url = engine.partition("=")
+                is_known = separator and kind in tuple(WorkerKind)
+                return EngineServer(url, WorkerKind(kind)) if is_known else EngineServer(engine)
+            case EngineWorker():
+                return engine
+            case _:
+                return EngineInProcess(engine)
+
+    return tuple(map(worker, engines))

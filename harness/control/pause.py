@@ -1,7 +1,9 @@
 """A rollout that stands still and goes on later, its agents alive all the time.
 
-    async with paused_rollout([server_url], ["sglang=http://127.0.0.1:30000"]) as pause:
+    async with manager.paused() as report:  # a `SessionManager` that knows its engines
         ...  # train on what is there; the engines are idle, the agents wait at the gate
+
+`paused_rollout` is the full form, for several session servers.
 
 What is pending stays pending. Turns in flight end inside the engines and are continued from their partial output when
 the gate opens, as the same turns; the agents notice nothing but time. The hold of this pause leaves the gate at the end
@@ -24,6 +26,7 @@ from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import AbortBudget, Answer, ServerAnswer
 from harness.control.engines import EngineWorker, as_workers
 from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.engines.base import TokenProvider
 from harness.machine.deadlines import to_the_end
 
 ROLLOUT_PAUSED = "rollout_paused"
@@ -54,7 +57,7 @@ class PauseReport:
 @asynccontextmanager
 async def paused_rollout(
     session_servers: Sequence[SessionServerAddress | str],
-    engine_workers: Sequence[EngineWorker | str] = (),
+    engine_workers: Sequence[TokenProvider | EngineWorker | str] = (),
     budget: AbortBudget | None = None,
 ) -> AsyncIterator[PauseReport]:
     """For the time of the block no agent gets an answer and no engine is busy with them.

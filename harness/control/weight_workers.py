@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
+from harness.control.engines import EngineServer
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import ScenarioError
 from harness.machine.deadlines import attempt
@@ -28,39 +29,53 @@ class Engines(NamedTuple):
     """Why the others cannot."""
 
 
-async def reach(engines: Sequence[TokenProvider | str], stack: AsyncExitStack, seconds: float) -> Engines:
+async def reach(
+    engines: Sequence[TokenProvider | EngineServer | str], stack: AsyncExitStack, seconds: float
+) -> Engines:
     """`engines`, where an address such as `sglang=http://10.0.0.1:30000` is connected until `stack` is left.
 
     All at once, each for `seconds` at most. Raises `ScenarioError` for an address of no known kind.
     """
-    found = {
-        engine if isinstance(engine, str) else str(index): _controlled(engine) if isinstance(engine, str) else engine
-        for index, engine in enumerate(engines)
-    }
-    addresses = list(dict.fromkeys(engine for engine in engines if isinstance(engine, str)))
+    found: dict[str, TokenProvider] = {}
+    addressed: dict[str, TokenProvider] = {}
+    for index, engine in enumerate(engines):
+        if isinstance(engine, str | EngineServer):
+            name = engine if isinstance(engine, str) else engine.name
+            found[name] = addressed[name] = _control(engine)
+        else:
+            found[str(index)] = engine
 
-    async def connect(address: str) -> str | None:
-        stack.push_async_exit(found[address])  # also of one that could not be entered: nothing of it is left then
-        return await attempt(found[address].__aenter__, seconds, name=f"connect to {address}")
+    async def connect(address: str, provider: TokenProvider) -> str | None:
+        stack.push_async_exit(provider)  # also of one that could not be entered: nothing of it is left then
+        return await attempt(provider.__aenter__, seconds, name=f"connect to {address}")
 
-    problems = await asyncio.gather(*(connect(address) for address in addresses))
-    errors = {address: problem for address, problem in zip(addresses, problems, strict=True) if problem is not None}
+    problems = await asyncio.gather(*(connect(*each) for each in addressed.items()))
+    errors = {address: problem for address, problem in zip(addressed, problems, strict=True) if problem is not None}
     reached = {name: engine for name, engine in found.items() if name not in errors}
     return Engines(reached, [f"{address}: {problem}" for address, problem in errors.items()])
 
 
-def _controlled(address: str) -> TokenProvider:
+def _control(engine: EngineServer | str) -> TokenProvider:
+    """A provider that controls `engine` and generates nothing."""
     # aiohttp takes a third of a second to import, which updates in one process need not pay.
     from harness.engines.remote.sglang import SGLangTokenProvider
     from harness.engines.remote.vllm import VLLMTokenProvider
 
-    kind, _, url = address.partition("=")
+    if isinstance(engine, str):
+        kind, _, url = engine.partition("=")
+        api_key = ""
+    else:
+        kind, url, api_key = engine.kind or "", engine.url, engine.api_key
     providers: dict[str, type[SGLangTokenProvider | VLLMTokenProvider]] = {
         "sglang": SGLangTokenProvider,
         "vllm": VLLMTokenProvider,
     }
     if kind not in providers or not url:
-        raise ScenarioError(f"expected sglang=URL or vllm=URL, got {address!r}")
+        raise ScenarioError(f"expected sglang=URL or vllm=URL, got {engine!r}")
     return providers[kind](
-        url, vocab_size=_VOCAB_SIZE, logprob_scale=LogprobScale.AFTER_TEMPERATURE, repeat_guard=_NO_GUARD
+        url,
+        vocab_size=_VOCAB_SIZE,
+        logprob_scale=LogprobScale.AFTER_TEMPERATURE,
+        repeat_guard=_NO_GUARD,
+        api_key=api_key,
     )

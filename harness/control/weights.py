@@ -1,8 +1,9 @@
 """Changing the weights under running sessions: swept, paused, applied, verified, and always open again (I8).
 
-    updater = WeightUpdater([engine], [session_server_url])
-    async with updater.update(version=3) as update:
+    async with manager.updating_weights(3) as update:  # a `SessionManager` that knows its engines
         await update.apply(checkpoint)
+
+`WeightUpdater` is the full form, for several session servers.
 
 The sweep comes first, while turns go on: it scores what waits for the version that is about to disappear. Then gates
 and engines pause, the block applies the weights, every worker says what it serves now, and everything opens again,
@@ -10,7 +11,7 @@ whatever happened in between, also when the caller is cancelled. A worker that m
 later update has reached it. An update that no worker took is an error, and the old weights go on serving. Versions only
 go up, because a worker with a lower one than another has missed an update.
 
-What counts as a problem and what is reported is in `weight_report.py`. Does not transfer weights by itself: `apply`
+What counts as a problem and what is reported is in `weights_report.py`. Does not transfer weights by itself: `apply`
 takes a checkpoint that the engines can read, or a function that knows how.
 """
 
@@ -29,6 +30,7 @@ import structlog
 from harness.client.connections import SessionServerAddress
 from harness.client.gate import GateClient, new_holder, renewed
 from harness.client.session_server import SessionServerClient
+from harness.control.engines import EngineServer
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weight_workers import Engines, reach
 from harness.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
@@ -74,7 +76,8 @@ class WeightUpdater:
 
     Args:
         engines: Workers, all of them: `sglang=http://...` and `vllm=http://...` for engine servers (not a router, which
-            passes no control on), or entered providers; the workers of a pool are updated one by one.
+            passes no control on), an `EngineServer` of a known kind, or entered providers; the workers of a pool are
+            updated one by one.
         session_servers: All servers whose sessions these engines serve.
         mode: What happens to generations in flight. ABORT: they end, go on after the update with a prefill under the
             new weights, and that prefill scores what waits for them. KEEP: they freeze and go on without being
@@ -86,7 +89,7 @@ class WeightUpdater:
 
     def __init__(
         self,
-        engines: Sequence[TokenProvider | str],
+        engines: Sequence[TokenProvider | EngineServer | str],
         session_servers: Sequence[SessionServerAddress | str],
         *,
         mode: PauseMode = PauseMode.ABORT,

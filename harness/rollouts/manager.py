@@ -1,9 +1,12 @@
 """Runs agents against sessions: the part that a rollout manager embeds.
 
-    async with SessionManager("http://127.0.0.1:8000", admin_token=token) as manager:
-        rollout = await manager.run(task)
+    async with SessionManager("http://127.0.0.1:8000", engines=["sglang=http://10.0.0.1:30000"]) as manager:
+        pending = [asyncio.create_task(manager.run(task)) for task in tasks]
+        ...
+        report = await manager.abort(pending)
 
-Ended early by `abort_rollout(..., agent_hooks=[manager.abort_hooks()])`; see `abort.py`.
+A manager that knows the engines behind its server also ends rollouts early, has them stand still, and changes weights
+under them. How is decided in `control/`, which does the same for several servers.
 
 One rollout is: create a session, run the agent until it ends or its deadline, end its whole process group, read the
 session and its samples, delete the session, classify. However the agent or the server behaves, `run` returns a
@@ -13,6 +16,8 @@ session deleted first, in bounded time. Any number of rollouts may run at once; 
 
 import asyncio
 import time
+from collections.abc import Awaitable, Iterable, MutableSequence, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +26,13 @@ import structlog
 from harness.client.connections import SessionServerAddress
 from harness.client.record import SessionRecord, empty_session, read_record
 from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
-from harness.control.abort_report import AgentHooks, Keep, was_cut_short
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
+from harness.control.engines import EngineServer
+from harness.control.pause import PauseReport, paused_rollout
+from harness.control.weights import WeightUpdate, WeightUpdater
+from harness.control.weights_report import UpdateBudget
+from harness.engines.base import PauseMode, TokenProvider
 from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.abort_signal import AbortSignal
@@ -31,7 +42,7 @@ from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.lifecycle import Phase
 from harness.turn_ends import TurnStatus
-from harness.types import Json
+from harness.types import Json, Sample
 
 ROLLOUT_ENDED = "rollout_ended"
 SESSION_NOT_DELETED = "session_not_deleted"
@@ -43,19 +54,30 @@ _log = structlog.get_logger(__name__)
 
 
 class SessionManager:
-    """An async context manager that runs rollouts against one session server."""
+    """An async context manager that runs rollouts against one session server.
+
+    Args:
+        server_url: Of the session server.
+        admin_token: That opens its admin verbs; None for a server on loopback that wants none.
+        engines: All that generate for it, for `abort`, `paused` and `updating_weights`: `sglang=http://...` and
+            `vllm=http://...` (every worker, not a router, which passes no control on), or entered providers.
+        grace_s: What an agent gets to obey a SIGTERM or a cancellation.
+        deadlines: How long each step around a session may take.
+    """
 
     def __init__(
         self,
         server_url: str,
         *,
         admin_token: str | None = None,
+        engines: Sequence[TokenProvider | EngineServer | str] = (),
         grace_s: float = GRACE_S,
         deadlines: Deadlines | None = None,
     ) -> None:
-        self._server_url = server_url
+        self._address = SessionServerAddress(server_url, admin_token)
+        self._engines = tuple(engines)
         self._deadlines = deadlines or Deadlines()
-        self._client = SessionServerClient(SessionServerAddress(server_url, admin_token), deadlines=self._deadlines)
+        self._client = SessionServerClient(self._address, deadlines=self._deadlines)
         self._grace_s = grace_s
         self._runner: AgentRunner | None = None
         self._signal: AbortSignal | None = None
@@ -97,13 +119,55 @@ class SessionManager:
         _log.info(ROLLOUT_ENDED, session_id=session.session_id, outcome=rollout.outcome.kind.value)
         return rollout
 
+    async def abort(
+        self,
+        pending: Iterable[Awaitable[object]],
+        *,
+        budget: AbortBudget | None = None,
+        keep: Keep = Keep.SAMPLES,
+        rollout_id: int | None = None,
+        continue_engines: bool = False,
+    ) -> AbortReport:
+        """End everything that `pending` waits for and every rollout of this manager; see `abort_rollout`."""
+        return await abort_rollout(
+            pending,
+            session_servers=[self._address],
+            engine_workers=self._engines,
+            agent_hooks=[self.abort_hooks()],
+            budget=budget,
+            keep=keep,
+            rollout_id=rollout_id,
+            continue_engines=continue_engines,
+        )
+
+    def paused(self, budget: AbortBudget | None = None) -> AbstractAsyncContextManager[PauseReport]:
+        """For the time of the block no agent gets an answer and no engine is busy; see `paused_rollout`."""
+        return paused_rollout([self._address], self._engines, budget)
+
+    def updating_weights(
+        self,
+        version: int,
+        *,
+        mode: PauseMode = PauseMode.ABORT,
+        budget: UpdateBudget | None = None,
+        unconsumed: MutableSequence[Sample] | None = None,
+    ) -> AbstractAsyncContextManager[WeightUpdate]:
+        """The engines stand still, and the block has them load the weights of `version`; see `WeightUpdater`.
+
+        async with manager.updating_weights(3) as update:
+            await update.apply(checkpoint)  # a folder that the engines can read, or a transfer
+        report = update.report
+        """
+        updater = WeightUpdater(self._engines, [self._address], mode=mode, budget=budget, unconsumed=unconsumed)
+        return updater.update(version)
+
     def abort_hooks(self) -> AgentHooks:
         """What `abort_rollout` has to call so that the rollouts of this manager end early.
 
         From its first step on `run` begins nothing: a rollout that has no session yet ends as DRAINED.
         """
         return AgentHooks(
-            f"agents on {self._server_url}",
+            f"agents on {self._address.url}",
             self._announce,
             self._require_runner().ask_to_end,
             self.stop_agents,

@@ -126,10 +126,10 @@ async def _abort(servers: list[str], workers: list[str], kinds: list[str], hook:
             task.add_done_callback(lambda _: events.append("task ended"))
         report = await abort_rollout(
             tasks,
-            [gate.url for gate in gates],
-            [f"sglang={each.url}" for each in engines],
-            [some_hooks(hook, events)],
-            BUDGET,
+            session_servers=[gate.url for gate in gates],
+            engine_workers=[f"sglang={each.url}" for each in engines],
+            agent_hooks=[some_hooks(hook, events)],
+            budget=BUDGET,
         )
         left = [failure for failure in report.failures if failure.fate is Fate.LEFT]
         ended_before = events[: first(events, "resume")].count("task ended")

@@ -77,7 +77,14 @@ class Stage:
         """Abort everything that is pending, with the hooks of the manager."""
         workers: list[EngineWorker | str] = options.pop("workers", [EngineInProcess(self.engine)])
         hooks = options.pop("hooks", [self.manager.abort_hooks()])
-        return await abort_rollout(self.pending, [self.server.url], workers, hooks, budget, **options)
+        return await abort_rollout(
+            self.pending,
+            session_servers=[self.server.url],
+            engine_workers=workers,
+            agent_hooks=hooks,
+            budget=budget,
+            **options,
+        )
 
     async def generating(self, count: int = 1) -> None:
         """Return once that many generations are under way."""
@@ -112,7 +119,7 @@ async def stage(
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps) if steps else None)
     async with (
         serve(engine, chat_tokenizer, MemoryStore(), settings) as server,
-        SessionManager(server.url, grace_s=grace_s, deadlines=FAST) as manager,
+        SessionManager(server.url, engines=[engine], grace_s=grace_s, deadlines=FAST) as manager,
     ):
         staged = Stage(manager, server, engine, directory / "rollouts")
         try:

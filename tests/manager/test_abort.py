@@ -163,7 +163,11 @@ async def test_rollouts_that_begin_during_an_abort_begin_nothing(tmp_path: Path)
         pending = asyncio.create_task(group())
         await staged.generating()
         report = await abort_rollout(
-            [pending], [staged.server.url], [EngineInProcess(staged.engine)], [staged.manager.abort_hooks()], QUICK
+            [pending],
+            session_servers=[staged.server.url],
+            engine_workers=[EngineInProcess(staged.engine)],
+            agent_hooks=[staged.manager.abort_hooks()],
+            budget=QUICK,
         )
 
     assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED] * 3
@@ -181,7 +185,11 @@ async def test_unreachable_session_servers_are_tolerated_and_reported(tmp_path: 
         await staged.generating()
         servers = ["http://127.0.0.1:9", staged.server.url]
         report = await abort_rollout(
-            staged.pending, servers, [EngineInProcess(staged.engine)], [staged.manager.abort_hooks()], QUICK
+            staged.pending,
+            session_servers=servers,
+            engine_workers=[EngineInProcess(staged.engine)],
+            agent_hooks=[staged.manager.abort_hooks()],
+            budget=QUICK,
         )
 
         assert staged.gate() == "open"
@@ -198,10 +206,10 @@ async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_g
         await staged.generating()
         report = await abort_rollout(
             staged.pending,
-            [broken.url, staged.server.url],
-            [EngineInProcess(staged.engine)],
-            [staged.manager.abort_hooks()],
-            QUICK,
+            session_servers=[broken.url, staged.server.url],
+            engine_workers=[EngineInProcess(staged.engine)],
+            agent_hooks=[staged.manager.abort_hooks()],
+            budget=QUICK,
         )
 
         assert staged.gate() == "open"
@@ -213,7 +221,7 @@ async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_g
 async def test_a_drain_is_asked_for_again(first: bytes):
     """All verbs are idempotent, so whatever went wrong once may go right."""
     async with canned_server(first, http_answer(200, OPEN_GATE)) as server:
-        report = await abort_rollout([], [server.url], budget=QUICK)
+        report = await abort_rollout([], session_servers=[server.url], budget=QUICK)
 
     assert server.requests[:2] == ["POST /sessions/drain"] * 2
     assert server.requests[-1] == "POST /sessions/resume"
@@ -223,7 +231,7 @@ async def test_a_drain_is_asked_for_again(first: bytes):
 async def test_a_session_server_that_hangs_costs_its_time():
     """Each attempt has its share of it."""
     async with canned_server(SAY_NOTHING) as server:
-        report = await abort_rollout([], [server.url], budget=replace(QUICK, drain_s=0.6, resume_s=0.6))
+        report = await abort_rollout([], session_servers=[server.url], budget=replace(QUICK, drain_s=0.6, resume_s=0.6))
 
     assert set(server.requests) == {"POST /sessions/drain", "POST /sessions/resume"}
     assert min(server.requests.count(request) for request in set(server.requests)) > 1
@@ -234,8 +242,10 @@ async def test_a_session_server_that_hangs_costs_its_time():
 async def test_the_admin_token_goes_along(tmp_path: Path):
     """Without it a guarded server is not drained, and the report says why."""
     async with stage(tmp_path, settings=ServerSettings(admin_token="t0ken")) as staged:
-        refused = await abort_rollout([], [staged.server.url], budget=QUICK)
-        report = await abort_rollout([], [SessionServerAddress(staged.server.url, "t0ken")], budget=QUICK)
+        refused = await abort_rollout([], session_servers=[staged.server.url], budget=QUICK)
+        report = await abort_rollout(
+            [], session_servers=[SessionServerAddress(staged.server.url, "t0ken")], budget=QUICK
+        )
 
     assert "401" in str(refused.drained[0].error)
     assert report.problems == ()
@@ -289,7 +299,7 @@ async def test_an_engine_whose_connection_hangs_costs_its_time(tmp_path: Path):
 
 async def test_an_engine_that_is_gone_is_reported(tmp_path: Path):
     """Nobody waits for it."""
-    report = await abort_rollout([], [], ["http://127.0.0.1:9"], budget=QUICK)
+    report = await abort_rollout([], session_servers=[], engine_workers=["http://127.0.0.1:9"], budget=QUICK)
 
     assert "cannot be reached" in str(report.engines[0].error)
 
@@ -334,7 +344,7 @@ async def test_a_worker_is_told_in_its_own_way(kind, requests):
 async def test_a_server_that_is_no_engine_is_reported():
     """With what a vLLM server would need."""
     async with canned_server(http_answer(404, {})) as engine:
-        report = await abort_rollout([], [], [f"vllm={engine.url}"], budget=QUICK)
+        report = await abort_rollout([], session_servers=[], engine_workers=[f"vllm={engine.url}"], budget=QUICK)
 
     assert engine.requests == ["POST /abort_requests"]
     assert "VLLM_SERVER_DEV_MODE" in str(report.engines[0].error)
@@ -356,7 +366,7 @@ async def test_hooks_are_called_in_the_order_of_the_steps(tmp_path: Path):
         return ["agent 1"]
 
     hooks = AgentHooks("mine", lambda keep: called.append(f"mark {keep}"), ask, stop, lambda: called.append("clear"))
-    report = await abort_rollout([], [], [], [hooks], QUICK)
+    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=QUICK)
 
     assert called == ["mark partial_samples", "abort", "stop", "clear"]
     assert report.hooks[0].error == "RuntimeError: no such agent"
@@ -366,7 +376,7 @@ async def test_hooks_are_called_in_the_order_of_the_steps(tmp_path: Path):
 async def test_a_hook_that_ignores_everything_costs_its_time():
     """It is left behind; the abort goes on."""
     hooks = AgentHooks("mine", abort=lambda: stubborn(1))
-    report = await abort_rollout([], [], [], [hooks], replace(QUICK, hooks_s=0.2))
+    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=replace(QUICK, hooks_s=0.2))
 
     assert report.hooks[0].error == "did not answer within 0.2 s"
     assert tuple(report.seconds) == ORDER
@@ -378,7 +388,9 @@ async def test_a_hook_that_raises_in_its_first_step_stops_nothing():
     def mark(keep):
         raise RuntimeError("gone")
 
-    report = await abort_rollout([returning(1)], [], [], [AgentHooks("mine", mark)], QUICK)
+    report = await abort_rollout(
+        [returning(1)], session_servers=[], agent_hooks=[AgentHooks("mine", mark)], budget=QUICK
+    )
 
     assert (report.results, report.problems) == ((1,), ("hook mine: RuntimeError: gone",))
 
@@ -414,7 +426,7 @@ async def test_tasks_that_fail_are_skipped():
     cancelled = asyncio.get_running_loop().create_future()
     cancelled.cancel()
     failing = asyncio.create_task(fail(), name="failing")
-    report = await abort_rollout([returning(1), failing, cancelled, returning(2)], [], budget=QUICK)
+    report = await abort_rollout([returning(1), failing, cancelled, returning(2)], session_servers=[], budget=QUICK)
 
     assert report.results == (1, 2)
     assert [(failure.name, failure.fate, failure.detail) for failure in report.failures] == [
@@ -428,7 +440,7 @@ async def test_tasks_that_do_not_end_are_cancelled_and_those_that_ignore_it_are_
     hanging = asyncio.create_task(asyncio.sleep(3600), name="hanging")
     deaf = asyncio.create_task(stubborn(3600), name="deaf")
     budget = replace(QUICK, agents_s=0.05, kill_s=0.05, collect_s=0.1, cancel_s=0.1)
-    report = await abort_rollout([hanging, deaf, returning(1)], [], budget=budget)
+    report = await abort_rollout([hanging, deaf, returning(1)], session_servers=[], budget=budget)
 
     assert report.results == (1,)
     assert {failure.name: failure.fate for failure in report.failures} == {"hanging": Fate.LATE, "deaf": Fate.LEFT}
@@ -510,7 +522,7 @@ async def test_the_total_bounds_all_steps_together(tmp_path: Path):
     async with canned_server(SAY_NOTHING) as server, canned_server(SAY_NOTHING) as engine:
         budget = replace(QUICK, drain_s=0.4, cancel_s=0.1, resume_s=0.3, total_s=1.0)
         deaf = asyncio.create_task(stubborn(60))
-        report = await abort_rollout([deaf], [server.url], [engine.url], budget=budget)
+        report = await abort_rollout([deaf], session_servers=[server.url], engine_workers=[engine.url], budget=budget)
 
     assert server.requests[-1] == "POST /sessions/resume"
     assert report.seconds[AbortStep.COLLECT] < 30

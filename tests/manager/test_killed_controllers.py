@@ -68,7 +68,13 @@ class Scene:
         life = self.lives[number]
         budget = AbortBudget(1, 0.2, 2, 0.02, 0.02, 0.1, 0.1, 1, 6, hold_ttl_s=life.ttl_s)
         hooks = AgentHooks("at work", abort=lambda: self.stay(life))
-        report = await abort_rollout([], [self._url(number)], [self._worker(number)], [hooks], budget)
+        report = await abort_rollout(
+            [],
+            session_servers=[self._url(number)],
+            engine_workers=[self._worker(number)],
+            agent_hooks=[hooks],
+            budget=budget,
+        )
         assert life.is_mortal or report.problems == (), report.problems
 
     async def pause(self, number: int) -> None:

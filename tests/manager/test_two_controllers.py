@@ -34,7 +34,9 @@ async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update():
     engine = Engine()
     async with serving(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
-            report = await abort_rollout([], [client.url], [EngineInProcess(engine)], budget=BRIEF)
+            report = await abort_rollout(
+                [], session_servers=[client.url], engine_workers=[EngineInProcess(engine)], budget=BRIEF
+            )
             gate = await client.gate()
             await update.apply(CHECKPOINT)
 
@@ -166,7 +168,7 @@ async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile()
     engine = Engine(ScriptStep(text="hello"))
     async with serving(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
-            await abort_rollout([], [client.url], budget=BRIEF)
+            await abort_rollout([], session_servers=[client.url], budget=BRIEF)
             creating = asyncio.create_task(client.create())
             await client.held(1)
             await update.apply(Path("/checkpoint"))

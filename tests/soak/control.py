@@ -34,7 +34,13 @@ async def control(kind: str, server: str, engine: str, version: int, ttl_s: floa
             await stay(server)
     else:
         hooks = AgentHooks("at work", abort=lambda: stay(server))
-        report = await abort_rollout([], [server], [engine], [hooks], AbortBudget(hold_ttl_s=ttl_s))
+        report = await abort_rollout(
+            [],
+            session_servers=[server],
+            engine_workers=[engine],
+            agent_hooks=[hooks],
+            budget=AbortBudget(hold_ttl_s=ttl_s),
+        )
         assert report.problems == (), report.problems
 
 

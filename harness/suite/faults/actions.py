@@ -172,7 +172,13 @@ class Actions:
             budget = AbortBudget(agents_s=moment.fault.seconds or _AGENTS_S)
             engine = EngineInProcess(self._seams.engine)
             hooks = self._manager.abort_hooks()
-            report = await abort_rollout(pending, [self._seams.server.address], [engine], [hooks], budget)
+            report = await abort_rollout(
+                pending,
+                session_servers=[self._seams.server.address],
+                engine_workers=[engine],
+                agent_hooks=[hooks],
+                budget=budget,
+            )
             if report.problems:
                 raise HarnessError("; ".join(report.problems))
 

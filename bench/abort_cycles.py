@@ -332,8 +332,7 @@ async def _address(engine: str, model: Path) -> AsyncIterator[str]:
 
 def toy_folder(directory: Path) -> Path:
     """A model without weights, made in `directory`."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from toy_model import write_toy_model
+    from tests.toy_model import write_toy_model
 
     return write_toy_model(directory)
 

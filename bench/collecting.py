@@ -54,8 +54,7 @@ async def _server(directory: Path, text: str) -> AsyncIterator[str]:
     from harness.tokens.model_family import open_chat_tokenizer
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    sys.path.insert(0, str(ROOT / "tests"))
-    from toy_model import write_toy_model
+    from tests.toy_model import write_toy_model
 
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((ScriptStep(text=text),)), context_length=1 << 20)

@@ -10,7 +10,6 @@ and encoding the whole conversation again would cost.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,8 +90,7 @@ def measure(chat: ChatTokenizer) -> dict[str, float]:
 
 def toy_folder(directory: Path) -> Path:
     """The tokenizer of the tests, which needs no download."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from toy_model import write_toy_model
+    from tests.toy_model import write_toy_model
 
     return write_toy_model(directory)
 

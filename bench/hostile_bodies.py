@@ -180,8 +180,7 @@ def least(rounds: list[Json]) -> Json:
 
 def toy_folder(directory: Path) -> Path:
     """The tokenizer of the tests, which needs no download."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from toy_model import write_toy_model
+    from tests.toy_model import write_toy_model
 
     return write_toy_model(directory)
 

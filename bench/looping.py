@@ -10,9 +10,7 @@ of the others, which must not change. A server has the guard it was started with
 import argparse
 import asyncio
 import hashlib
-import sys
 import uuid
-from pathlib import Path
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
@@ -20,9 +18,7 @@ from harness.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.guard.looping import CONFIG, OTHER_PROMPTS, PROMPT_IDS  # as the tests have it
+from tests.looping_prompt import CONFIG, OTHER_PROMPTS, PROMPT_IDS  # as the tests have it
 
 MAX_NEW_TOKENS = 256
 OTHER_TOKENS = 128

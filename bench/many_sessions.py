@@ -44,8 +44,7 @@ async def run_server(directory: Path) -> None:
     from harness.tokens.model_family import open_chat_tokenizer
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    sys.path.insert(0, str(ROOT / "tests"))
-    from toy_model import write_toy_model
+    from tests.toy_model import write_toy_model
 
     moved = 0.0
 

@@ -12,7 +12,13 @@ import structlog
 
 from harness.models import resolve_model
 
-pytest_plugins = ("tests.real_engines", "tests.installed")
+pytest_plugins = (
+    "tests.installed_harness",
+    "tests.local_model",
+    "tests.processes.fixtures",
+    "tests.real_engines",
+    "tests.real_gateways",
+)
 
 
 def pytest_configure() -> None:

@@ -19,7 +19,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
-from tests.guard.looping import SERVED_CONFIG
+from tests.looping_prompt import SERVED_CONFIG
 
 CONTEXT_TOKENS = 4096
 """Of both servers: enough for an agent's session, few enough to fill in a test."""

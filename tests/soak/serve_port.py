@@ -8,13 +8,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from served import serving
-
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.telemetry.logging import configure_logging
+from tests.session_servers.served import serving
 
 SLOW = [ScriptStep(text=f"answer {number} " + "x" * (number % 7), token_delay_s=0.001) for number in range(50)]
 DROPPED = ScriptStep(text="in two parts", token_delay_s=0.001, fault=ScriptedFault.ABORT, fault_after=4)

@@ -22,12 +22,13 @@ from harness.control.weights import WeightUpdater
 from harness.samples.versions import known_version
 from harness.server.serving import RunningServer, serve
 from harness.store.memory import MemoryStore
-from tests.engines.fake_server import serving
-from tests.engines.fake_sglang import FakeSGLang
-from tests.engines.providers import fake_provider, scripted_engine
-from tests.fakes import toy_template, user
-from tests.manager.mortals import Death, Life, Mortality
-from tests.served import Client, eventually
+from tests.builders import toy_template, user
+from tests.checkout import ROOT
+from tests.controllers.mortals import Death, Life, Mortality
+from tests.fake_engines.fake_server import serving
+from tests.fake_engines.fake_sglang import FakeSGLang
+from tests.fake_engines.providers import fake_provider, scripted_engine
+from tests.session_servers.served import Client, eventually
 
 KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "3"))
 PROGRAM = Path(__file__).with_name("control.py")
@@ -105,7 +106,7 @@ async def fight(
     for number, (kind, life) in enumerate(zip(kinds, lives, strict=True)):
         arguments = [kind, f"{server.url}/c{number}", f"sglang={engine.url}", str(version), str(TTL_S)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(PROGRAM), *arguments, cwd=Path(__file__).parents[2], stderr=asyncio.subprocess.PIPE
+            sys.executable, str(PROGRAM), *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
         )
         life.end = lambda pid=process.pid: os.kill(pid, signal.SIGKILL)
         processes.append(process)

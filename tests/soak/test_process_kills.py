@@ -17,9 +17,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes import body, user
-from served import RawClient
-from stored import StoredSession, StoredTurn, ledger_of, read_file
+
+from tests.builders import body, user
+from tests.session_servers.served import RawClient
+from tests.session_servers.store_file import StoredSession, StoredTurn, ledger_of, read_file
 
 KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "6"))
 AGENTS = 8

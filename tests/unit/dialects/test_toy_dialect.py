@@ -15,7 +15,7 @@ from harness.engines.scripted import ScriptStep
 from harness.rollouts.agents.environment import agent_environment
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.server.settings import ServerSettings
-from tests.served import Client, Served, bearer, says, serving
+from tests.session_servers.served import Client, Served, bearer, says, serving
 from tests.unit.dialects.toy_dialect import ToyDialect
 
 TABLE: tuple[Dialect, ...] = (*DIALECTS, ToyDialect())

@@ -1,0 +1,99 @@
+"""Writes the table of docs/abort.md that says how client libraries take a drain and a pause.
+
+    python -m tests.conformance.clients.table
+
+The seconds are those of the machine it runs on; everything else is the same everywhere, and a test compares it.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from harness.telemetry.logging import configure_logging
+from tests.checkout import ROOT
+from tests.conformance.clients.players import ANSWERS, LIBRARIES, SCRIPT, ClientLibrary
+from tests.conformance.clients.scenes import Findings, Played, play_all
+
+PAGE = ROOT / "docs" / "abort.md"
+BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"
+COLUMNS = (
+    "client",
+    "answers",
+    "drained between turns: further requests, stopped after",
+    "drained in a turn: further requests, stopped after",
+    "pause of 20 s",
+    "503 + `retry-after`",
+    "`matching` it needs",
+)
+ASKED_BEFORE = 1
+"""Turns that every client has had when something happens in the second one."""
+
+
+def table_of(findings: Findings) -> list[str]:
+    """The lines of the table."""
+    return [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *(_row(library, findings) for library in LIBRARIES)]
+
+
+def table_in(page: str) -> list[str]:
+    """The lines of the table in the text of the page."""
+    return page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+
+
+def without_seconds(lines: Sequence[str]) -> list[str]:
+    """What does not depend on the machine."""
+    return [re.sub(r"\d+\.\d s", "_ s", line) for line in lines]
+
+
+def write(page: Path, findings: Findings) -> None:
+    """Put the table where the page has its marks."""
+    text = page.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    lines = "\n".join([BEGIN, "", *table_of(findings), "", END])
+    page.write_text(f"{before}{lines}{after}", encoding="utf-8")
+
+
+def further_requests(played: Played) -> int:
+    """How often a client asked after the request that told it to stop."""
+    return played.requests - ASKED_BEFORE - 1
+
+
+def survived(played: Played) -> bool:
+    """Whether the client ended as if nothing had happened."""
+    return played.ending.answers == ANSWERS
+
+
+def keeps_history(played: Played) -> bool:
+    """Whether the client sends its history back as it was, so that its session is one sample."""
+    return played.sample_turns == [[*range(len(SCRIPT))]]
+
+
+def _row(library: ClientLibrary, findings: Findings) -> str:
+    between, in_flight = findings.drained_between_turns[library], findings.drained_in_flight[library]
+    return _line(
+        [
+            f"{library.package} {library.version}",
+            "streamed" if library.streams else "whole",
+            *(f"{further_requests(drained)}, {drained.seconds:.1f} s" for drained in (between, in_flight)),
+            "goes on" if survived(findings.paused[library]) else "**fails**",
+            "asks again, goes on" if survived(findings.refused_for_a_while[library]) else "**fails**",
+            "none" if keeps_history(findings.refused_for_a_while[library]) else "`loose_tool_calls`",
+        ]
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Play everything and write the table."""
+    configure_logging("error")
+    with TemporaryDirectory() as folder:
+        findings = asyncio.run(play_all(Path(folder)))
+    write(PAGE, findings)
+
+
+if __name__ == "__main__":
+    main()

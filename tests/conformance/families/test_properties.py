@@ -1,0 +1,104 @@
+"""What is promised of every family, over generated conversations, with its real tokenizer and template."""
+
+from itertools import islice
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import MalformedRequest
+from harness.tokens.chat_tokenizer import SampledOutput, SampledTurn
+from harness.tokens.conversations import TEXTS, Exchange, exchange, exchanges
+from harness.tokens.verify import (
+    CHECKS,
+    Branched,
+    Property,
+    Verified,
+    check_closed,
+    check_delimiter,
+    check_guarded,
+    check_prompt,
+)
+from tests.conformance.families.family import Family
+from tests.conformance.families.page import verdicts_of
+
+EXAMPLES_PER_FAMILY = 850
+"""Times the number of families: more than ten thousand conversations."""
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(TEXTS)
+HOSTILE = st.sampled_from(
+    ["<|im_end|>", "<end_of_turn>", "<|eot_id|>", "</s>", "[/INST]", "</tool_response>", "<think>"]
+)
+CONTENTS = st.lists(TEXT | HOSTILE, min_size=1, max_size=2).map("".join)
+ROUNDS = st.sampled_from(
+    [("user", "answer"), ("user", "1 call", "tool", "answer"), ("user", "2 calls", "tool", "tool", "answer")]
+)
+LAST = st.sampled_from([("user",), ("user",), ("user", "1 call", "tool")])
+STEPS = st.sampled_from(
+    [("answer", ("user",)), ("answer", ("system", "user")), ("1 call", ("tool",)), ("2 calls", ("tool", "tool"))]
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Exchange:
+    """Any conversation: roles as agents bring them about, texts as nobody would write them."""
+    lead = draw(st.sampled_from([(), ("system",), ("developer",)]))
+    history = [role for turns in draw(st.lists(ROUNDS, max_size=2)) for role in turns]
+    sampled, following = draw(STEPS)
+    roles = (*lead, *history, *draw(LAST), sampled, *following)
+    has_tools = any("call" in role for role in roles) or draw(st.booleans())
+    return exchange(
+        roles, len(following), draw(st.lists(CONTENTS, min_size=len(roles), max_size=len(roles))), has_tools
+    )
+
+
+def verified(family: Family) -> Verified:
+    return Verified(family.chat, family.template)
+
+
+@pytest.mark.parametrize("checked", Property)
+def test_every_property_holds(family, checked):
+    """All role sequences up to two rounds, unicode, white space at the edges, very long texts."""
+    verdict = next(verdict for verdict in verdicts_of(family.name) if verdict.checked_property is checked)
+
+    assert verdict.mismatch is None
+    assert verdict.cases > verdict.refused
+
+
+@settings(max_examples=EXAMPLES_PER_FAMILY, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(case=conversations(), output=st.lists(st.integers(0, 60_000), max_size=5))
+def test_any_conversation_goes_on_exactly(family, case, output):
+    """I1: the next prompt is this prompt, whatever was sampled, and a delimiter that says what the template says."""
+    chat = family.chat
+    try:
+        prompt = chat.render_ids(case.prior, case.tools)
+    except MalformedRequest:
+        return
+    previous = SampledTurn(case.reply, output, prompt[-64:], case.opens_with_system, case.after_tools)
+    extension = chat.extend_ids(previous, case.new, case.tools)
+    chat.parse(SampledOutput(output, prompt[-64:]), case.tools)
+    for check in (check_prompt, check_delimiter, check_closed):
+        try:
+            assert check(verified(family), case) is None
+        except (Branched, MalformedRequest):
+            assert check is not check_prompt
+    if extension is not None:
+        assert all(0 <= token_id < chat.tokenizer.vocab_size for token_id in extension)
+
+
+def test_a_marker_in_any_message_is_characters(family):
+    """Whoever writes it, wherever: prompts and delimiters keep the template's markers and no other."""
+    refused = 0
+    for case in islice(exchanges(), 0, None, 29):
+        try:
+            assert check_guarded(verified(family), case) is None
+        except Branched:
+            continue
+        except MalformedRequest:
+            refused += 1
+    assert refused < len([*islice(exchanges(), 0, None, 29)])
+
+
+def test_every_property_is_checked():
+    """None is forgotten."""
+    assert set(CHECKS) == set(Property)

@@ -1,0 +1,216 @@
+"""An engine server on loopback with a scripted engine inside: what the fakes of SGLang and vLLM have in common.
+
+A `Lie` distorts what a server says about a generation or how it says it; the engine inside stays honest, so the truth
+is known.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientConnectionResetError, web
+
+from harness.engines.scripted import ScriptedEngine
+from harness.types import Json, SamplingParams
+from server_patch.repeat_terminate import RepeatTerminateConfig
+from server_patch.repeat_terminate.watch import Guard, Watch
+from tests.fake_engines.lies import STATUSES, Lie, Told
+
+UNFIT_WEIGHTS = Path("/weights/that/do/not/fit")
+"""A checkpoint that no server takes."""
+
+
+class Fault(StrEnum):
+    """What becomes of a control call."""
+
+    REFUSED = "refused"
+    """Answered with 500, and nothing done."""
+    LOST = "lost"
+    """Done, and answered with 500 all the same."""
+    HANGS = "hangs"
+    """Never answered, and nothing done."""
+
+
+class FakeServer:
+    """What both servers have in common: lies, statuses, streams."""
+
+    def __init__(
+        self,
+        engine: ScriptedEngine,
+        *,
+        divides_by_temperature: bool = False,
+        repeat_guard: RepeatTerminateConfig | None = None,
+    ) -> None:
+        self.engine = engine
+        self.lie = Lie.NONE
+        self.serves_models = True
+        self.paths: list[str] = []
+        """What was asked, in order."""
+        self.posted: list[str] = []
+        """Those of the same that were POSTs, which alone change anything."""
+        self.bodies: list[Json] = []
+        """Bodies of generations."""
+        self.faults: dict[str, list[Fault | None]] = {}
+        """By path, what becomes of the next POSTs there, in their order; None lets one through."""
+        self.is_silent = False
+        """Answers nothing with anything, like a core that loads weights."""
+        self.holds: dict[str, asyncio.Event] = {}
+        """By path, what POSTs there wait for before anything is done."""
+        self.first_weights = "/weights/first"
+        self.weights: str | None = self.first_weights
+        """Where those came from that would sample the next token; None while nobody could tell."""
+        self.sampled: list[tuple[str | None, set[str]]] = []
+        """Of every generation, the weights that ended it, and the labels that were said of its tokens."""
+        self.has_stale_cache = False
+        """Weights were loaded, and the keys and values of those before them were not thrown away since."""
+        self.url = ""
+        self.api_key = ""
+        """Wanted from whoever asks for anything but `/health`, when it is not empty."""
+        self.keys: list[str] = []
+        """What was shown as one, in order."""
+        self._divides = divides_by_temperature
+        self.repeat_guard = repeat_guard
+        """Can be taken away while it serves, as by a restart."""
+        self._closing = asyncio.Event()
+
+    def routes(self) -> list[web.RouteDef]:
+        """The routes of the server."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let handlers that hang end."""
+        self._closing.set()
+
+    def app(self) -> web.Application:
+        """The server as an application."""
+        app = web.Application(client_max_size=1 << 26, middlewares=[self._remember])
+        app.add_routes([*self.routes(), web.get("/v1/models", self._models), web.post("/tokenize", self._tokenize)])
+        return app
+
+    @web.middleware
+    async def _remember(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.keys.append(request.headers.get("authorization", ""))
+        if self.api_key and self.keys[-1] != f"Bearer {self.api_key}" and request.path != "/health":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        self.paths.append(request.path)
+        if self.is_silent:
+            return web.Response(status=503)
+        if request.method != "POST":
+            return await handler(request)
+        self.posted.append(request.path)
+        if hold := self.holds.get(request.path):
+            await hold.wait()
+        fault = next(iter(self.faults.get(request.path, ())), None)
+        if request.path in self.faults:
+            del self.faults[request.path][:1]
+        if fault is Fault.HANGS:
+            await self._closing.wait()
+        answer = None if fault in (Fault.REFUSED, Fault.HANGS) else await handler(request)
+        if answer is None or fault is Fault.LOST:
+            return web.json_response({"error": {"message": f"so {fault} it was", "code": 500}}, status=500)
+        return answer
+
+    async def _models(self, request: web.Request) -> web.Response:
+        capabilities = self.engine.capabilities
+        card = {"id": capabilities.model, "max_model_len": capabilities.context_length, "root": self.first_weights}
+        cards = [card, {"id": "adapter", "max_model_len": 1}] if self.serves_models else []
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        ids = self.engine._tokenizer.encode((await request.json())["prompt"])
+        return web.json_response({"tokens": ids, "count": len(ids)})
+
+    async def _refusal(self) -> web.Response | None:
+        if self.lie is Lie.HANG:
+            await self._closing.wait()
+        if status := STATUSES.get(self.lie):
+            return web.json_response({"error": {"message": "so says the server", "code": status}}, status=status)
+        return None
+
+    def _note(self, told: Told) -> None:
+        self.sampled.append((self.weights, {span["version"] for span in told.spans}))
+
+    def _watch(self, prompt_ids: Sequence[int], arguments: object) -> Watch | None:
+        """The guard's view of a request, as the plugins have it."""
+        config = self.repeat_guard
+        return Guard(config, config.digest()).watch(prompt_ids, arguments) if config else None
+
+    def _guarded(self, told: Told, watch: Watch | None) -> Told:
+        """The answer with what the guard does to it."""
+        if watch is None or self.repeat_guard is None:
+            return told
+        hit = watch.hit(told.ids)
+        if watch.is_probe:
+            told.cut(1, "length")
+            told.probed = self.repeat_guard.digest()
+        elif hit is not None and hit < len(told.ids):
+            told.cut(hit, "repeat")
+        told.guarded = int(told.finish == "repeat")
+        return told
+
+    def _scale(self, params: SamplingParams) -> float:
+        return params.temperature if self._divides and params.temperature else 1.0
+
+    def _content(self, body: Json) -> bytes:
+        """`body` as bytes, spoilt as told."""
+        match self.lie:
+            case Lie.NOT_UTF8:
+                return json.dumps({**body, "text": "?"}).encode().replace(b'"?"', b'"\xff\xfe"')
+            case Lie.NOT_JSON:
+                return b"<html>Bad Gateway</html>"
+            case Lie.WRONG_SHAPE:
+                return b'{"choices": 7, "meta_info": [], "output_ids": "x"}'
+            case Lie.ERROR_EVENT:
+                return json.dumps({"error": {"message": "too busy", "code": 503}}).encode()
+            case _:
+                return json.dumps(body).encode()
+
+    async def _answer(self, request: web.Request, body: Json) -> web.StreamResponse:
+        """A whole answer."""
+        content = self._content(body)
+        if self.lie is Lie.TRUNCATED:
+            return await self._cut(request, content)
+        return web.Response(body=content, content_type="application/json")
+
+    async def _cut(self, request: web.Request, content: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-length": str(len(content))})
+        await response.prepare(request)
+        await response.write(content[: len(content) // 2])
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def _stream(self, request: web.Request, chunks: AsyncGenerator[Json]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        with suppress(ClientConnectionResetError):  # the reader has gone; what it wanted goes on until it is aborted
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    content = self._content(chunk)
+                    if self.lie is Lie.TRUNCATED:
+                        await response.write(b"data: " + content[: len(content) // 2])
+                        return response
+                    await response.write(b": a comment\nevent: x\ndata: " + content + b"\r\n\r\n")
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@asynccontextmanager
+async def serving(fake: FakeServer, *, notices_disconnects: bool) -> AsyncIterator[str]:
+    """The base address of `fake`, on loopback."""
+    runner = web.AppRunner(fake.app(), handler_cancellation=notices_disconnects, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        fake.url = f"http://{host}:{port}"
+        yield fake.url
+    finally:
+        fake.close()
+        await fake.engine.resume()
+        await fake.engine.abort(None)
+        await runner.cleanup()

@@ -1,0 +1,99 @@
+"""Things of the router tests that have to run: applications on loopback, fake workers here and as processes."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from harness.engines.scripted import ScriptStep
+from tests.fake_engines.fake_server import FakeServer, serving
+from tests.fake_engines.providers import scripted_engine
+from tests.fake_engines.worker_program import make_worker
+
+PATIENCE_S = 30.0
+_PROGRAM = Path(__file__).with_name("worker_program.py")
+
+
+@asynccontextmanager
+async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
+    """The base address of `app`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1, http="httptools")
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server._serve([listener]))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not server.started:
+                await asyncio.sleep(0.005)
+        yield "http://{}:{}".format(*listener.getsockname()[:2])
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@asynccontextmanager
+async def fake_workers(*kinds: str, step: ScriptStep | None = None) -> AsyncIterator[list[FakeServer]]:
+    """Fake workers of these kinds, in this process."""
+    async with AsyncExitStack() as stack:
+        fakes = [make_worker(kind, scripted_engine(step or ScriptStep(text="Hello there."))) for kind in kinds]
+        for kind, fake in zip(kinds, fakes, strict=True):
+            await stack.enter_async_context(fake.engine)
+            await stack.enter_async_context(serving(fake, notices_disconnects=kind == "vllm"))
+        yield fakes
+
+
+@dataclass
+class WorkerProcess:
+    """A fake worker that can be killed."""
+
+    process: asyncio.subprocess.Process
+    url: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    async def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+@dataclass
+class WorkerProcesses:
+    """Starts fake workers as processes."""
+
+    started: list[WorkerProcess] = field(default_factory=list)
+
+    async def start(self, kind: str = "sglang", *, port: int = 0, token_delay_s: float = 0.0) -> WorkerProcess:
+        """A worker that answers."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(_PROGRAM), kind, str(port), str(token_delay_s)), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        worker = WorkerProcess(process, "")
+        self.started.append(worker)
+        async with asyncio.timeout(PATIENCE_S):
+            worker.url = (await process.stdout.readline()).decode().strip()
+        assert worker.url, f"the worker ended with {process.returncode}"
+        return worker
+
+
+@asynccontextmanager
+async def worker_processes() -> AsyncIterator[WorkerProcesses]:
+    """Workers started inside the block are gone after it."""
+    workers = WorkerProcesses()
+    try:
+        yield workers
+    finally:
+        await asyncio.gather(*(worker.kill() for worker in workers.started))

@@ -1,0 +1,103 @@
+"""A real SGLang or vLLM that is told to guard and cannot does not start; whatever else attaches the guard, works.
+
+Processes of the engines' environments, without a model: what they do before they would load one.
+"""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import server_patch.repeat_terminate
+from harness.lanes import INSTALLED, LaneEngine, LaneSpec
+from harness.lanes.commands import server_command
+from harness.lanes.environment import Requirements, installed_python
+from harness.lanes.overlay import write_overlay
+from server_patch.repeat_terminate.config import CONFIG_JSON
+from tests.looping_prompt import SERVED_CONFIG
+from tests.real_engines import on_real
+
+ON_PATH = Path(server_patch.repeat_terminate.__path__[0]) / "on_path"
+EXCLUDED = {"SGLANG_PLUGINS": "another", "VLLM_PLUGINS": "another"}
+PORT = 1  # nothing gets as far as listening
+
+LOAD_PLUGINS = {
+    LaneEngine.SGLANG: "from sglang.srt.plugins import load_plugins; load_plugins()",
+    LaneEngine.VLLM: "from vllm.plugins import load_general_plugins; load_general_plugins()",
+}
+REMOVE_TARGET = {
+    LaneEngine.SGLANG: "import sglang.srt.managers.schedule_batch as m; del m.Req.update_finish_state",
+    LaneEngine.VLLM: "import vllm.v1.core.sched.scheduler as m; del m.check_stop",
+}
+IS_GUARDED = {
+    LaneEngine.SGLANG: (
+        "import sglang.srt.managers.scheduler as m;"
+        " print(hasattr(m.Req.update_finish_state, '_harness_repeat_terminate'))"
+    ),
+    LaneEngine.VLLM: (
+        "import vllm.v1.core.sched.scheduler as m; print(hasattr(m.check_stop, '_harness_repeat_terminate'))"
+    ),
+}
+TARGET_NAME = {LaneEngine.SGLANG: "Req.update_finish_state", LaneEngine.VLLM: "check_stop"}
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(name="engine", params=[pytest.param(each, marks=on_real(each)) for each in INSTALLED])
+def _engine(request: pytest.FixtureRequest) -> LaneEngine:
+    return request.param
+
+
+@pytest.fixture(name="run")
+def _run(engine: LaneEngine, model_dir: Path, tmp_path: Path) -> Run:
+    """Runs Python code, or the server itself, in the engine's environment."""
+    python = asyncio.run(installed_python(Requirements.of(engine), lambda text: None))
+    path = write_overlay(engine, tmp_path / "overlay")
+
+    def run(
+        code: str | None, more: Mapping[str, str], *, first: tuple[Path, ...] = ()
+    ) -> "subprocess.CompletedProcess[str]":
+        spec = LaneSpec(engine, model_dir, env={**SERVED_CONFIG.to_environ(), **more})
+        command = server_command(spec, PORT, python, [*first, *path], os.environ)
+        arguments = command.arguments if code is None else [str(python), "-c", code]
+        return subprocess.run(
+            arguments, env=command.environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    return run
+
+
+def test_a_server_with_a_wrong_configuration_does_not_start(run: Run) -> None:
+    """The last thing it says is the key that is wrong, and how to do without."""
+    done = run(None, {CONFIG_JSON: '{"ngram_sise": 8}'})
+
+    assert done.returncode == 1
+    assert "ngram_sise: no such key" in done.stderr.splitlines()[-1]
+    assert "HARNESS_REPEAT_TERMINATE_ENABLE=0" in done.stderr.splitlines()[-1]
+
+
+def test_an_engine_whose_hook_target_is_gone_does_not_start(engine: LaneEngine, run: Run) -> None:
+    """As a later version may have it."""
+    done = run(f"{REMOVE_TARGET[engine]}; {LOAD_PLUGINS[engine]}", {})
+
+    assert done.returncode == 1
+    assert f"{TARGET_NAME[engine]}; use the" in done.stderr.splitlines()[-1]
+
+
+def test_a_plugin_that_is_left_out_attaches_nothing(engine: LaneEngine, run: Run) -> None:
+    """Nothing in the process can know that it is missing: the probe at connect finds out."""
+    done = run(f"{LOAD_PLUGINS[engine]}; print('loaded')", EXCLUDED)
+
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded"), done.stderr
+    assert "repeat guard" not in done.stderr
+
+
+def test_a_folder_on_the_path_is_enough(engine: LaneEngine, run: Run) -> None:
+    """For servers whose environment cannot get the plugin."""
+    done = run(f"{LOAD_PLUGINS[engine]}; {IS_GUARDED[engine]}", EXCLUDED, first=(ON_PATH,))
+
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True"), done.stderr
+    assert "repeat guard: attached" in done.stderr

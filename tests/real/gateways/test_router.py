@@ -1,0 +1,198 @@
+"""The whole router as its users have it: a process, real gateway, workers as processes, one of which is killed."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from harness.types import Json, Message
+from server_patch.router import launch
+from server_patch.router.app import open_http
+from tests.builders import user
+from tests.fake_engines.workers import PATIENCE_S, WorkerProcesses, worker_processes
+from tests.session_servers.served import bearer
+from tests.session_servers.store_file import ledger_of, read_file
+from tests.toy_model import write_toy_model
+
+SESSIONS = 8
+VERSIONED = {"model_path": "/weights/b", "weight_version": "1"}
+
+
+@dataclass
+class Router:
+    """A running `harness router` and a client for it."""
+
+    http: httpx.AsyncClient
+    store: Path
+
+    async def post(self, path: str, body: object, key: str | None = None) -> tuple[int, Json]:
+        answer = await self.http.post(path, json=body, headers=bearer(key))
+        return answer.status_code, answer.json()
+
+    async def standing(self) -> dict[str, Json]:
+        """What the sessions' pool says of each worker."""
+        workers = (await self.http.get("/router")).json()["sessions"]["workers"]
+        return {worker["name"]: worker for worker in workers}
+
+    async def serving(self, *urls: str) -> None:
+        """Return once exactly these workers serve sessions."""
+        async with asyncio.timeout(PATIENCE_S):
+            while {url for url, each in (await self.standing()).items() if not each["fence"]} != set(urls):
+                await asyncio.sleep(0.1)
+
+    async def metric(self, name: str) -> float:
+        page = (await self.http.get("/router/metrics")).text
+        return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"{name} "))
+
+
+@dataclass
+class Talk:
+    """One session and its agent, which goes on from every answer."""
+
+    router: Router
+    session_id: str
+    api_key: str
+    messages: list[Message] = field(default_factory=list)
+
+    @classmethod
+    async def begin(cls, router: Router) -> "Talk":
+        status, created = await router.post("/sessions", {})
+        assert status == 200, created
+        return cls(router, created["session_id"], created["api_key"], [user(f"hello from {created['session_id']}")])
+
+    async def turn(self) -> int:
+        """Take one turn; the status of its answer. The next one goes on from it, or asks the same again."""
+        body = {"model": "m", "messages": self.messages}
+        status, answer = await self.router.post(f"/sessions/{self.session_id}/v1/chat/completions", body, self.api_key)
+        if status == 200:
+            self.messages += [answer["choices"][0]["message"], user(f"go on, {len(self.messages)}")]
+        return status
+
+
+@asynccontextmanager
+async def routing(tmp_path: Path, *arguments: str) -> AsyncIterator[Router]:
+    """`harness router` with `arguments`, until the block ends."""
+    toy, store = write_toy_model(tmp_path / "toy"), tmp_path / "sessions.db"
+    command = [sys.executable, "-m", "harness", "router", *arguments, "--tokenizer", str(toy), "--store", str(store)]
+    with (tmp_path / "router.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "--port", "0", "--json"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=os.environ | {"HARNESS_START_TIMEOUT": "60"},
+        )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(2 * PATIENCE_S):
+            said = await process.stdout.readuntil(b"\n}\n")
+        document = json.loads(said)
+        headers = bearer(document["admin_token"])
+        async with httpx.AsyncClient(base_url=document["url"], headers=headers, timeout=PATIENCE_S) as http:
+            yield Router(http, store)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.wait() == 0, (tmp_path / "router.log").read_text()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest_asyncio.fixture(name="workers")
+async def _workers() -> AsyncIterator[WorkerProcesses]:
+    async with worker_processes() as workers:
+        yield workers
+
+
+@pytest.mark.parametrize("kinds", [("sglang", "sglang"), ("sglang", "vllm")], ids="+".join)
+async def test_a_killed_worker_costs_no_session_that_had_no_turn_there(kinds, smg, workers, tmp_path):
+    """Control reaches both; one dies with turns in flight; everybody goes on, and every token is accounted for."""
+    first, second = [await workers.start(kind, token_delay_s=0.03) for kind in kinds]
+    async with routing(tmp_path, "--worker-urls", f"{first.url},{second.url}") as router:
+        await router.serving(first.url, second.url)
+        talks = [await Talk.begin(router) for _ in range(SESSIONS)]
+        assert await all_take_a_turn(talks) == {200: SESSIONS}
+        for verb, body in [
+            ("/pause_generation", {}),
+            ("/continue_generation", {}),
+            ("/update_weights_from_disk", VERSIONED),
+        ]:
+            status, report = await router.post(verb, body)
+            assert (status, report["succeeded"], report["total"]) == (200, 2, 2), report
+
+        busy = talks[: SESSIONS // 2]
+        there = (await router.standing())[first.url]["sessions"]
+        asked = [asyncio.create_task(talk.turn()) for talk in busy]
+        await in_flight(router, len(busy))
+        await first.kill()
+        broken = Counter(await asyncio.gather(*asked))
+        after = [await all_take_a_turn(talks) for _ in range(2)]
+
+        assert 0 < there < SESSIONS
+        assert broken.keys() <= {200, 502}
+        assert after == [{200: SESSIONS}] * 2
+        assert await router.metric("harness_sessions_moved_total") == there
+        assert await router.metric("harness_prefix_tokens_recomputed_total") > 0
+        status, report = await router.post("/flush_cache", {})
+        assert (status, report["failed"]) == (207, [first.url])
+
+        back = await workers.start(kinds[0], port=first.port)
+        assert back.url == first.url
+        await router.post("/update_weight_version", {"new_version": "1"})
+        await router.serving(first.url, second.url)
+        records = {talk.session_id: (await router.http.get(f"/sessions/{talk.session_id}")).json() for talk in talks}
+
+    file = read_file(router.store)
+    for session_id, record in records.items():
+        ledger = record["ledger"]
+        assert ledger == ledger_of(file[session_id])
+        assert ledger["generated"] == ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values())
+        assert ledger["trained"] > 0
+
+
+async def all_take_a_turn(talks: list[Talk]) -> Counter[int]:
+    """How often each status was the answer."""
+    return Counter(await asyncio.gather(*(talk.turn() for talk in talks)))
+
+
+async def in_flight(router: Router, count: int) -> None:
+    """Return once that many session requests are at the workers, which have begun to sample."""
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(each["in_flight"] for each in (await router.standing()).values()) < count:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+
+
+async def test_a_running_gateway_is_fronted(smg, workers, tmp_path):
+    """Its workers are found, one that is added joins, one that is removed is left; what is the gateway's passes."""
+    first, second = [await workers.start() for _ in range(2)]
+    async with (
+        open_http() as http,
+        launch(http, smg.executable, smg.kind, [first.url], log_file=tmp_path / "gateway.log") as gateway,
+        routing(tmp_path, "--router-url", gateway.url) as outer,
+    ):
+        await outer.serving(first.url)
+        status, _ = await outer.post("/workers", {"url": second.url})
+        assert status == 202
+        await outer.serving(first.url, second.url)
+        talk = await Talk.begin(outer)
+        assert await talk.turn() == 200
+        listed: list[Any] = (await outer.http.get("/workers")).json()["workers"]
+        [first_id] = [each["id"] for each in listed if each["url"] == first.url]
+        assert (await outer.http.delete(f"/workers/{first_id}")).status_code == 202
+        await outer.serving(second.url)
+
+        assert await talk.turn() == 200
+        assert (await outer.http.get("/health")).text == "OK"
+        assert [each["id"] for each in (await outer.http.get("/v1/models")).json()["data"]] == ["scripted"]

@@ -1,0 +1,61 @@
+"""The scenarios that ship pass as a user runs them: by name, from a wheel, on the model that they name themselves.
+
+Where a run is looked at more closely, it is run there and not a second time here.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.suite.scenarios.folder import bundled_scenarios
+from harness.types import Json
+from tests.installed_harness import RunShipped
+
+pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860)]
+
+
+RUN_HERE = {"long_session", "length_limited"}
+RUN_ELSEWHERE = {
+    "quickstart": "tests/system/test_quickstart_run.py",
+    "weight_updates": "tests/system/weights/test_scenario.py",
+}
+"""Those with faults run in `tests/system/cli/test_faults_shipped.py`."""
+
+
+@pytest.fixture(name="passed")
+def _passed(run_shipped: RunShipped, tmp_path: Path, model_dir: Path) -> Callable[[str], Json]:
+    """Runs a scenario and returns its part of the report."""
+    del model_dir  # fetched before: the run does not wait for it
+
+    def run(name: str) -> Json:
+        ended = run_shipped(name, tmp_path / "run")
+        assert ended.code == 0, ended.stdout + ended.stderr
+        scenario: Json = ended.document["scenarios"][0]
+        return scenario
+
+    return run
+
+
+def test_every_scenario_that_ships_is_run():
+    """A new one without faults needs a line here, and a test."""
+    without_faults = {folder.name for folder in bundled_scenarios() if not folder.scenario.faults}
+
+    assert without_faults == RUN_HERE | set(RUN_ELSEWHERE)
+
+
+def test_a_long_session_really_is_long(passed: Callable[[str], Json]):
+    """More than forty turns in every session, most sums right."""
+    scenario = passed("long_session")
+
+    assert all(rollout["turns"] >= 40 for rollout in scenario["rollouts"])
+    assert scenario["ledger"]["dropped"] == {}
+
+
+def test_what_follows_a_cut_is_served_and_dropped(passed: Callable[[str], Json]):
+    """The dialogue goes on, the samples end at the cut, the ledger knows."""
+    scenario = passed("length_limited")
+
+    assert scenario["truncated_turns"] > 0
+    assert scenario["dropped_trailing_turns"] > 0
+    assert scenario["ledger"]["dropped"]["after_incomplete"] > 0

@@ -1,0 +1,119 @@
+"""The command line says what it offers, what is wrong with it, and ends with the code that fits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import __version__
+from tests.checkout import ROOT
+from tests.harness_command import harness, write_scenario
+
+SCENARIOS = ROOT / "scenarios"
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "httpx", "numpy", "pydantic", "sqlite3")
+
+
+def test_help_imports_nothing_heavy():
+    """Every subcommand imports what it needs when it runs."""
+    code = (
+        "import sys\nsys.argv = ['harness', '--help']\nfrom harness.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print([name for name in sys.argv[1:] if name])\n"
+        f"print('imported:', [name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "imported: []"
+
+
+COMMANDS = [(), ("run",), ("serve",), ("scenario",), ("scenario", "check"), ("model", "get"), ("verify", "tokens")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: tuple[str, ...]):
+    """On standard output, with exit code 0."""
+    ended = harness(*command, "--help")
+
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "Usage: harness" in ended.stdout
+
+
+def test_the_version_is_printed():
+    """As the package says it."""
+    assert harness("--version").stdout == f"harness {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run",), "Missing argument"),
+        (("run", "--nope", "x"), "No such option: --nope"),
+        (("run", "quickstart", "-n", "0"), "-n"),
+        (("run", "quickstart", "--engine", "magic"), "magic"),
+        (("run", "quikstart"), "did you mean 'quickstart'?"),
+        (("run", "quickstart", "--resume", "--out", "/nonexistent"), "not a run directory"),
+        (("dance",), "No such command 'dance'"),
+        (("serve", "--engine", "magic", "--tokenizer", "/nonexistent"), "tokenizer.json"),
+        (("serve", "--engine", "scripted"), "no tokenizer"),
+        (("serve", "--host", "0.0.0.0", "--no-auth", "--engine", "scripted"), "admin token"),
+        (("serve", "--admin-token", "t", "--no-auth", "--engine", "scripted"), "got both"),
+        (("scenario", "check", "/nonexistent"), "/nonexistent"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_a_usage_error(arguments: tuple[str, ...], words: str):
+    """With exit code 4 (6 where a tokenizer cannot be read) and nothing on standard output."""
+    ended = harness(*arguments)
+
+    assert ended.code == (6 if "tokenizer.json" in words else 4), ended.stderr
+    assert words in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert ended.stdout == ""
+
+
+def test_debugging_shows_where_it_was_raised():
+    """HARNESS_DEBUG=1 adds the traceback, the line stays."""
+    ended = harness("run", "quikstart", env={"HARNESS_DEBUG": "1"})
+
+    assert "Traceback" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("harness: quikstart")
+
+
+def test_an_empty_suite_selects_nothing(tmp_path: Path):
+    """Exit code 5, which is neither a failure nor a success."""
+    ended = harness("run", tmp_path)
+
+    assert ended.code == 5
+    assert "no scenario" in ended.stderr
+
+
+def test_an_error_is_json_when_json_was_asked_for():
+    """So that a script reads one document whatever happens."""
+    ended = harness("run", "quikstart", "--json")
+
+    assert ended.document["exit_code"] == ended.code == 4
+    assert ended.document["error"]["code"] == "scenario_error"
+
+
+def test_scenarios_are_listed():
+    """For readers and for programs."""
+    names = sorted(path.parent.name for path in SCENARIOS.glob("*/scenario.toml"))
+    assert {"length_limited", "long_session", "quickstart"} <= set(names)
+
+    assert [line.split()[0] for line in harness("scenario", "list").stdout.splitlines()] == names
+    listed = harness("scenario", "list", "--json").document["scenarios"]
+    assert [scenario["name"] for scenario in listed] == names
+
+
+def test_scenarios_are_checked(tmp_path: Path):
+    """Right ones are named, wrong ones explained."""
+    assert harness("scenario", "check", write_scenario(tmp_path / "good")).stdout == "good: ok (4 sessions)\n"
+    ended = harness("scenario", "check", write_scenario(tmp_path / "bad", seed="x"))
+
+    assert (ended.code, ended.stdout) == (4, "")
+    assert "seed: expected a valid integer, got 'x'" in ended.stderr
+
+
+def test_the_schema_is_json():
+    """And describes a scenario."""
+    assert json.loads(harness("scenario", "schema").stdout)["title"] == "Scenario"

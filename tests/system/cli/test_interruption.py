@@ -1,0 +1,235 @@
+"""A run that is stopped, killed or starved of disk leaves a readable directory, and takes up where it stopped."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.suite.record.rollout_table import read_rollouts
+from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
+
+pytestmark = pytest.mark.agent
+
+QUICK_THEN_SLOW = [{"metadata": {"turns": 2}}, {"metadata": {"turns": 400, "pause_s": 0.1}}]
+
+
+@pytest.fixture(name="scenario")
+def _scenario(tmp_path: Path) -> Path:
+    """Two sessions that end at once, then two that go on for long."""
+    return write_scenario(tmp_path / "s", prompts=QUICK_THEN_SLOW)
+
+
+def _start_until_slow(scenario: Path, run: Path) -> subprocess.Popen[str]:
+    """A run whose quick sessions are recorded and whose slow ones are in the middle of their work."""
+    process = start_harness("run", scenario, "--out", run, "-n", "2")
+    for number in (2, 3):
+        wait_for(run / "sessions" / str(number) / "agent.log", "Two and more.")
+    return process
+
+
+def _make_quick(scenario: Path, run: Path) -> None:
+    """Let the slow sessions end soon when they run again, without changing the configuration of the run."""
+    for path in (scenario / "scenario.toml", run / "config.toml"):
+        path.write_text(path.read_text().replace("turns = 400", "turns = 3"))
+
+
+def _resume(run: Path) -> dict[str, object]:
+    ended = harness("run", run, "--resume", "--json")
+    assert ended.code == 0, ended.stderr
+    assert "run was interrupted: 2 of 4 rollouts finished" in ended.stderr
+    document: dict[str, object] = ended.document
+    return document
+
+
+def _assert_resumed_well(run: Path, before: dict[int, str | None]) -> None:
+    """Finished sessions are those of before, the others ran, and every token of the database is accounted for."""
+    result = json.loads((run / "result.json").read_text())
+    after = {number: record.session_id for number, record in read_rollouts(run / "run.db").items()}
+    ledger = result["ledger"]
+    database = sqlite3.connect(run / "run.db")
+    (sampled,) = database.execute("SELECT sum(length(output_ids)) / 4 FROM turns").fetchone()
+    database.close()
+
+    assert {number: after[number] for number in (0, 1)} == {number: before[number] for number in (0, 1)}
+    assert sorted(after) == [0, 1, 2, 3]
+    assert (ledger["generated"], ledger["difference"]) == (sampled, 0)
+    assert ledger["dropped"]["interrupted"] > 0
+    assert len((run / "samples.jsonl").read_text().splitlines()) == 4
+
+
+def _sessions(run: Path) -> dict[int, str | None]:
+    return {number: record.session_id for number, record in read_rollouts(run / "run.db").items()}
+
+
+def _agents_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if any(part.endswith("agent.py") for part in child.cmdline())]
+
+
+def test_a_killed_run_is_taken_up(scenario: Path, tmp_path: Path):
+    """`kill -9` at work: what had finished is not run again, nothing of the killed run is left."""
+    run = tmp_path / "run"
+    process = _start_until_slow(scenario, run)
+    agents = _agents_of(process)
+    process.kill()
+    wait(process)
+    _, alive = psutil.wait_procs(agents, timeout=15)
+    before = _sessions(run)
+
+    assert len(agents) == 2
+    assert alive == []
+    assert sorted(before) == [0, 1]
+    assert not (run / "result.json").exists()
+    _make_quick(scenario, run)
+    _resume(run)
+    _assert_resumed_well(run, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_interrupt_drains(scenario: Path, tmp_path: Path, number: signal.Signals):
+    """Agents stop at their next model call; exit code 2, and the command that goes on."""
+    run = tmp_path / "run"
+    process = _start_until_slow(scenario, run)
+    before = _sessions(run)
+    process.send_signal(number)
+    ended = wait(process)
+
+    assert ended.code == 2, ended.stderr
+    assert ended.stderr.splitlines()[-1] == f"resume with: harness run {run} --resume"
+    assert "INTERRUPTED" in ended.stdout
+    assert {record.outcome for record in read_rollouts(run / "run.db").values()} == {"finished", "drained"}
+    assert not (run / "result.json").exists()
+    _make_quick(scenario, run)
+    _resume(run)
+    _assert_resumed_well(run, before)
+
+
+def test_two_interrupts_kill_agents_that_do_not_listen(tmp_path: Path):
+    """One that never calls the model again and ignores SIGTERM is gone within seconds."""
+    program = (
+        "# /// script\n# requires-python = '>=3.11'\n# ///\nimport signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(300)\n"
+    )
+    run = tmp_path / "run"
+    process = start_harness("run", write_scenario(tmp_path / "s", program=program), "--out", run, "-n", "1")
+    wait_for(run / "sessions" / "0" / "agent.log", "deaf")
+    agents = _agents_of(process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    ended = wait(process, timeout_s=20)
+
+    assert ended.code == 2, ended.stderr
+    assert "resume with:" in ended.stderr
+    assert agents
+    assert psutil.wait_procs(agents, timeout=5)[1] == []
+
+
+def test_a_changed_configuration_is_not_resumed(scenario: Path, tmp_path: Path):
+    """Exit code 4 and the keys that differ; flags count."""
+    run = tmp_path / "run"
+    process = _start_until_slow(scenario, run)
+    process.kill()
+    wait(process)
+    ended = harness("run", scenario, "--resume", "--out", run, "--seed", "8")
+
+    assert ended.code == 4
+    assert "scenarios[0].scenario.seed: 3 -> 8" in ended.stderr
+
+
+def test_a_directory_is_resumed_by_one_run_at_a_time(scenario: Path, tmp_path: Path):
+    """The second one says so and leaves the first alone."""
+    run = tmp_path / "run"
+    process = _start_until_slow(scenario, run)
+    ended = harness("run", run, "--resume")
+    process.kill()
+    wait(process)
+
+    assert ended.code == 4
+    assert f"another run is at work in {run}" in ended.stderr
+
+
+def test_a_complete_run_has_nothing_to_resume(tmp_path: Path):
+    """It reports again, without an engine."""
+    scenario = write_scenario(tmp_path / "s")
+    first = harness("run", scenario, "--out", tmp_path / "run", "--json")
+    again = harness("run", scenario, "--out", tmp_path / "run", "--resume", "--json")
+
+    assert again.code == 0
+    assert again.document["scenarios"] == first.document["scenarios"]
+
+
+def test_the_newest_unfinished_run_is_found_by_its_suite(scenario: Path, tmp_path: Path):
+    """Without naming its directory."""
+    process = start_harness("run", scenario, "-n", "2", cwd=tmp_path)
+    deadline = time.monotonic() + 40
+    while not list(tmp_path.glob("runs/s-*/sessions/2/agent.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    wait(process)
+    (run,) = (tmp_path / "runs").iterdir()
+    _make_quick(scenario, run)
+    ended = harness("run", scenario, "--resume", cwd=tmp_path)
+
+    assert ended.code == 0, ended.stderr
+    assert (run / "result.json").is_file()
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB; not being able to have one is a failure in CI and a skip elsewhere."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False, capture_output=True, text=True
+    )
+    if mount.returncode:
+        assert os.environ.get("CI") != "true", f"no small disk in CI: {mount.stderr}"
+        pytest.skip(f"cannot mount a tmpfs: {mount.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_said_and_the_directory_stays_readable(tmp_path: Path, small_disk: Path):
+    """One clear line, exit code 6; what had finished is still there, and the run goes on when there is space."""
+    long = {"steps": [{"text": "word " * 400}]}
+    scenario = write_scenario(
+        tmp_path / "s", script=long, prompts=[{"metadata": {"turns": 3}}, {"metadata": {"turns": 12}}]
+    )
+    run = small_disk / "run"
+    ended = harness("run", scenario, "--out", run, "-n", "1")
+
+    assert ended.code == 6, ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("harness: No space left on device: ")
+    assert last.endswith("free some space, then resume the run")
+    assert "Traceback" not in ended.stderr
+    assert not (run / "result.json").exists()
+    finished = len(read_rollouts(run / "run.db"))
+    assert finished < 4
+
+    bigger = tmp_path / "bigger"
+    shutil.copytree(run, bigger)
+    resumed = harness("run", bigger, "--resume")
+    assert resumed.code == 0, resumed.stderr
+    assert f"run was interrupted: {finished} of 4 rollouts finished" in resumed.stderr
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path: Path):
+    """`harness scenario schema | head -1` does not end in a traceback."""
+    command = f"{shlex.quote(sys.executable)} -m harness scenario schema | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path)
+
+    assert done.stderr == ""

@@ -1,0 +1,192 @@
+"""`harness run` as a process, on a scripted engine and a real agent program."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness_command import harness, write_scenario
+
+pytestmark = pytest.mark.agent
+
+
+def test_a_run_leaves_a_whole_directory(tmp_path: Path):
+    """Configuration, lock, database, samples, logs, and the result last."""
+    ended = harness("run", write_scenario(tmp_path / "s"), "--out", tmp_path / "run")
+
+    assert ended.code == 0, ended.stderr
+    assert "PASSED" in ended.stdout
+    assert "difference 0" in ended.stdout
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.toml", "lock.json", "run.db", "sessions", "samples.jsonl", "result.json"} <= names
+    assert "assistant> One." in (tmp_path / "run" / "sessions" / "0" / "agent.log").read_text()
+
+
+def test_json_is_the_result_file(tmp_path: Path):
+    """One document on standard output; everything else on standard error."""
+    ended = harness("run", write_scenario(tmp_path / "s"), "--out", tmp_path / "run", "--json")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+
+    assert ended.document == result
+    scenario = result["scenarios"][0]
+    assert (result["status"], result["exit_code"], result["ledger"]["difference"]) == ("passed", 0, 0)
+    assert (scenario["sessions"], scenario["turns"], scenario["outcomes"]) == (4, 10, {"finished": 4})
+    assert [rollout["score"]["told"] for rollout in scenario["rollouts"]] == [2, 2, 3, 3]
+
+
+def test_samples_carry_reward_index_and_group(tmp_path: Path):
+    """What a trainer groups and weighs them by; every trained token is in the ledger."""
+    harness("run", write_scenario(tmp_path / "s"), "--out", tmp_path / "run")
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    ledger = json.loads((tmp_path / "run" / "result.json").read_text())["ledger"]
+
+    assert [(s["index"], s["group_index"], s["reward"]) for s in samples] == [
+        (0, 0, 0.2),
+        (1, 0, 0.2),
+        (2, 1, 0.3),
+        (3, 1, 0.3),
+    ]
+    assert sum(sum(s["loss_mask"]) for s in samples) == ledger["trained"] == ledger["generated"]
+
+
+def _requests(run: Path) -> list[tuple[Any, ...]]:
+    """What the engine was asked in every turn of every rollout, in order of the rollouts."""
+    database = sqlite3.connect(run / "run.db")
+    ids = [json.loads(record)["session_id"] for (record,) in database.execute("SELECT record FROM rollouts")]
+    numbers = {
+        json.loads(record)["session_id"]: number
+        for number, record in database.execute("SELECT number, record FROM rollouts")
+    }
+    rows = database.execute("SELECT session_id, turn, prompt_digest, sampling, output_ids FROM turns").fetchall()
+    database.close()
+    assert len(ids) == len(numbers)
+    return sorted(
+        (numbers[session], turn, digest, sampling, output) for session, turn, digest, sampling, output in rows
+    )
+
+
+def test_concurrency_changes_nothing_that_is_asked(tmp_path: Path):
+    """Same seeds, same prompts, same outputs, whatever runs beside it (I10)."""
+    scenario = write_scenario(tmp_path / "s", prompts=[{"metadata": {"turns": 3}}] * 3)
+    for n in ("1", "6"):
+        assert harness("run", scenario, "--out", tmp_path / n, "-n", n).code == 0
+
+    assert _requests(tmp_path / "1") == _requests(tmp_path / "6")
+
+
+def test_a_suite_is_one_run(tmp_path: Path):
+    """Its scenarios share the directory and are reported one by one."""
+    for name in ("a", "b"):
+        write_scenario(tmp_path / "suite" / name)
+    ended = harness("run", tmp_path / "suite", "--out", tmp_path / "run", "--json")
+
+    assert ended.code == 0, ended.stderr
+    assert [scenario["name"] for scenario in ended.document["scenarios"]] == ["a", "b"]
+    assert len(list((tmp_path / "run" / "sessions").iterdir())) == 8
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected", "seen"),
+    [
+        ({"min_reward_mean": 0.9}, "at least 0.9", "0.250"),
+        ({"min_finished": 5}, "at least 5", "4"),
+        ({"min_turns": 3}, "at least 3", "2"),
+        ({"min_tool_calls": 1}, "at least 1", "0"),
+        ({"min_truncated_turns": 1}, "at least 1", "0"),
+        ({"expect_dropped_trailing_turns": True}, "some", "0"),
+    ],
+)
+def test_a_check_that_does_not_hold_fails_the_run(tmp_path: Path, checks: dict[str, Any], expected: str, seen: str):
+    """Exit code 1; the run is complete and says what was expected and what came."""
+    ended = harness("run", write_scenario(tmp_path / "s", checks=checks), "--out", tmp_path / "run", "--json")
+    failed = [check for check in ended.document["scenarios"][0]["checks"] if not check["holds"]]
+
+    assert ended.code == 1
+    assert failed == [{"check": next(iter(checks)), "expected": expected, "seen": seen, "holds": False}]
+
+
+def test_a_check_program_that_raises_costs_its_session_only(tmp_path: Path):
+    """The others keep their rewards; the run is not passed."""
+    check = "def score(session, result, metadata):\n    return 1 / (len(session['turns']) - 2)"
+    ended = harness("run", write_scenario(tmp_path / "s", check=check), "--out", tmp_path / "run", "--json")
+    rollouts = ended.document["scenarios"][0]["rollouts"]
+
+    assert ended.code == 1
+    assert [rollout["reward"] for rollout in rollouts] == [None, None, 1.0, 1.0]
+    assert "ZeroDivisionError" in rollouts[0]["score_error"]
+
+
+def test_turns_after_a_cut_are_dropped_and_counted(tmp_path: Path):
+    """`after_incomplete = "serve"` goes on, the sample does not (I3)."""
+    scenario = write_scenario(
+        tmp_path / "s",
+        prompts=[{"metadata": {"turns": 3}}],
+        limits={"tokens_per_turn": 6},
+        after_incomplete="serve",
+        checks={"expect_dropped_trailing_turns": True, "min_truncated_turns": 2},
+    )
+    ended = harness("run", scenario, "--out", tmp_path / "run", "--json")
+
+    assert ended.code == 0, ended.stdout
+    assert ended.document["scenarios"][0]["dropped_trailing_turns"] == 2
+    assert ended.document["ledger"]["dropped"] == {"after_incomplete": 10}
+
+
+def test_an_agent_that_crashes_is_an_outcome(tmp_path: Path):
+    """Typed, with its cause; the run goes on and is complete."""
+    program = "# /// script\n# requires-python = '>=3.11'\n# ///\nimport sys\nprint('oh no')\nsys.exit(3)\n"
+    ended = harness("run", write_scenario(tmp_path / "s", program=program), "--out", tmp_path / "run", "--json")
+    outcomes = {(rollout["outcome"], rollout["cause"]) for rollout in ended.document["scenarios"][0]["rollouts"]}
+
+    assert outcomes == {("crashed", "agent")}
+    assert (tmp_path / "run" / "sessions" / "3" / "agent.log").read_text() == "oh no\n"
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "empty"])
+def test_a_model_that_is_none_is_a_usage_error(tmp_path: Path, model: str):
+    """Exit code 4 and one line; there is nothing to go on with."""
+    (tmp_path / "empty").mkdir()
+    scenario = write_scenario(tmp_path / "s")
+    ended = harness("run", scenario, "--engine", "local", "--model", model, "--out", tmp_path / "run", cwd=tmp_path)
+
+    assert ended.code == 4
+    assert "resume with" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("harness: ")
+
+
+def test_an_engine_that_is_not_there_is_infrastructure(tmp_path: Path):
+    """Exit code 6, one line, and how to go on."""
+    names = ("--engine", "sglang=http://127.0.0.1:9", "--model", "tiny-random-qwen3")
+    ended = harness("run", write_scenario(tmp_path / "s"), *names, "--out", tmp_path / "run")
+
+    assert ended.code == 6
+    assert f"resume with: harness run {tmp_path / 'run'} --resume" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("harness: ")
+
+
+def test_an_engine_that_fails_later_leaves_a_run_to_resume(tmp_path: Path):
+    """Rollouts that it failed say nothing about the model: exit code 6, no result file.
+
+    It fails for longer than the server and the agent's client library repeat a request.
+    """
+    script = {"steps": [{"text": "One."}, *[{"fault": "unavailable"}] * 20]}
+    ended = harness("run", write_scenario(tmp_path / "s", script=script), "--out", tmp_path / "run")
+
+    assert ended.code == 6, ended.stderr
+    assert "engine_failed" in ended.stdout
+    assert "difference 0" in ended.stdout
+    assert "interrupted" in ended.stdout
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_directory_in_use_is_not_written_to(tmp_path: Path):
+    """A second run must choose another place."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    ended = harness("run", write_scenario(tmp_path / "s"), "--out", tmp_path / "run")
+
+    assert ended.code == 4
+    assert "not empty" in ended.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]

@@ -1,0 +1,57 @@
+"""`harness verify`: what it prints, and the exit code that says it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.harness_command import harness
+from tests.toy_model import write_toy_model
+
+
+def test_a_family_that_keeps_its_promises_passes(tmp_path: Path):
+    """Every property is a line, with how many conversations it was checked on."""
+    folder = write_toy_model(tmp_path)
+
+    ended = harness("verify", "tokens", "--tokenizer", str(folder))
+
+    lines = [line for line in ended.stdout.splitlines() if line.startswith(("pass", "FAIL"))]
+    assert (ended.code, len(lines)) == (0, 7)
+    assert all(line.startswith("pass") and "0 refused, 0 branch" in line for line in lines)
+    assert "answer -> user: cached suffix" in ended.stdout
+
+
+def test_a_broken_promise_fails_and_shows_the_first_mismatch(tmp_path: Path):
+    """A template that renders calls in another way than models of its kind are read."""
+    folder = write_toy_model(tmp_path)
+    template = tmp_path / "broken.jinja"
+    source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template.write_text(source.replace('"arguments": ', '"args": '), encoding="utf-8")
+
+    ended = harness("verify", "tokens", "--tokenizer", str(folder), "--template", str(template), "--json")
+
+    report = json.loads(ended.stdout)
+    [broken] = [entry for entry in report["properties"] if not entry["holds"]]
+    assert (ended.code, report["passed"], broken["name"]) == (1, False, "calls")
+    assert broken["mismatch"]["conversation"] == "user [assistant with calls] tool with tools"
+    assert "France" in broken["mismatch"]["expected"]
+
+
+def test_a_missing_tokenizer_or_renderer_is_named(tmp_path: Path):
+    """With the code of a tokenizer that cannot be used."""
+    assert "tokenizer.json" in harness("verify", "tokens", "--tokenizer", str(tmp_path)).stderr
+    folder = write_toy_model(tmp_path)
+    ended = harness("verify", "tokens", "--tokenizer", str(folder), "--renderer", "nope")
+    assert (ended.code, "expected auto, none or one of" in ended.stderr) == (6, True)
+
+
+@pytest.mark.model
+def test_an_engine_that_says_the_same_is_close(model_dir: Path):
+    """Exit code 0 and figures for readers and programs; an engine nobody knows is a usage error."""
+    same = harness("verify", "engine", "scripted", "scripted", "--model", str(model_dir), "--json")
+    unknown = harness("verify", "engine", "scripted", "magic", "--model", str(model_dir))
+
+    assert same.code == 0, same.stderr
+    report = json.loads(same.stdout)
+    assert (report["is_close"], report["same_tokens"], report["largest"]) == (True, 8, 0.0)
+    assert (unknown.code, "no engine 'magic'" in unknown.stderr) == (4, True)

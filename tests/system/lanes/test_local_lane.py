@@ -1,0 +1,174 @@
+"""The local engine as a lane: a server of this environment, found by every client that speaks to SGLang."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from harness.control.weight_workers import reach
+from harness.engines.base import PauseMode
+from harness.engines.examine.doctor import Answer, diagnose
+from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.errors import LaneError
+from harness.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.machine.process_name import members
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import FinishReason, SamplingParams, VersionSpan, as_ids
+from server_patch.repeat_terminate import RepeatTerminateConfig
+from tests.system.lanes.test_command_line import harness, is_alive
+from tests.toy_model import write_toy_model
+
+PROMPT = as_ids(range(3, 40))
+GREEDY = SamplingParams(8, temperature=0.0, ignore_eos=True)
+ANY_ID = "a" * 32
+GUARD = RepeatTerminateConfig(enabled=True, max_consecutive_token_repeats=8, min_new_tokens=8)
+
+
+def write_weights(folder: Path, seed: int) -> Path:
+    """A tiny random model with the toy tokenizer."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"vocab_size": 259, "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 0}
+    config = transformers.LlamaConfig(**shape, **ids, num_key_value_heads=2, max_position_embeddings=2048)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return write_toy_model(folder)
+
+
+@pytest.fixture(name="weights", scope="module")
+def _weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_weights(tmp_path_factory.mktemp("models") / "tiny-random", seed=0)
+
+
+@pytest.fixture(name="spec")
+def _spec(cache: Path, weights: Path) -> LaneSpec:
+    return LaneSpec(LaneEngine.LOCAL, weights)
+
+
+async def test_a_lane_is_all_that_sessions_need(spec: LaneSpec) -> None:
+    """Generated from, aborted and paused through the provider of SGLang; then gone."""
+    async with open_lane(spec) as lane, SGLangTokenProvider(lane.url, vocab_size=259) as provider:
+        assert (lane.engine, lane.provider) == ("local", f"sglang={lane.url}")
+        assert (provider.capabilities.engine, provider.capabilities.model) == ("local", "tiny-random")
+        first = await provider.generate(PROMPT, GREEDY, request_id=uuid4().hex)
+        assert (first.output_ids.size, first.finish_reason) == (8, FinishReason.LENGTH)
+
+        cut = asyncio.ensure_future(provider.generate(PROMPT, replace(GREEDY, max_new_tokens=2000), request_id=ANY_ID))
+        async with asyncio.timeout(30):
+            while not (await provider.health()).running:
+                await asyncio.sleep(0.01)
+        assert await provider.abort(ANY_ID) == 1
+        assert (await cut).finish_reason is FinishReason.ABORT
+
+        await provider.pause(PauseMode.KEEP)
+        held = asyncio.ensure_future(provider.generate(PROMPT, GREEDY, request_id=uuid4().hex))
+        await provider.resume()
+        assert (await held).output_ids.tolist() == first.output_ids.tolist()
+    assert (members(lane.group), find_lanes()) == ([], [])
+    assert "serving tiny-random at" in lane.log.read_text()
+
+
+async def test_a_weight_update_reaches_it(spec: LaneSpec, tmp_path: Path) -> None:
+    """By the address that the lane states; what follows is sampled by the new weights and says so."""
+    other = await asyncio.to_thread(write_weights, tmp_path / "other", 1)
+    async with open_lane(spec) as lane, AsyncExitStack() as stack:
+        [worker] = (await reach([lane.provider], stack, 60.0)).reached.values()
+        before = await worker.generate(PROMPT, GREEDY, request_id=uuid4().hex)
+        await worker.update_weights(other, "7")
+        after = await worker.generate(PROMPT, GREEDY, request_id=uuid4().hex)
+
+    assert after.version_spans == (VersionSpan("7", 0, 8),)
+    assert before.logprobs.tolist() != after.logprobs.tolist()
+
+
+def test_up_doctor_down(cache: Path, weights: Path) -> None:
+    """As a user types it: the doctor names the engine, and what to call it; `down` ends it."""
+    up = harness("up", "local", "--model", str(weights))
+    try:
+        [lane] = find_lanes()
+        assert (up.returncode, up.stdout.strip()) == (0, lane.url), up.stderr
+        assert f"--engine sglang={lane.url}" in up.stderr
+        examined = harness("doctor", lane.url, "--model", str(weights))
+        title, *findings = examined.stdout.splitlines()
+        assert (examined.returncode, examined.stderr) == (0, "")
+        assert (title.startswith("local "), title.endswith(f"use it as sglang={lane.url}")) == (True, True)
+        assert [line[9:21] for line in findings if not line.startswith("yes ")] == ["repeat guard"]
+        assert lane.name in harness("list").stdout
+    finally:
+        ended = harness("down", "local")
+    assert (ended.stdout, is_alive(lane.pid)) == (f"ended {lane.name}\n", False)
+
+
+async def test_the_variables_of_the_guard_activate_it(spec: LaneSpec, weights: Path) -> None:
+    """The doctor finds it, with the limits that were set."""
+    async with open_lane(replace(spec, env=GUARD.to_environ())) as lane:
+        findings = (await diagnose(lane.url, tokenizer=Tokenizer.load(weights))).findings
+
+    assert [finding.capability for finding in findings if finding.answer is not Answer.YES] == []
+    [guard] = [finding for finding in findings if finding.capability == "repeat guard"]
+    assert GUARD.digest()[:12] in guard.evidence
+
+
+async def test_a_server_that_is_killed_leaves_its_address_free(spec: LaneSpec) -> None:
+    """With its one process the lane is gone and forgotten, and the next one can have its port at once."""
+    lane = await start_lane(spec)
+    os.kill(lane.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while members(lane.group):
+            await asyncio.sleep(0.02)
+    assert (find_lanes(), down(lane)) == ([], False)
+
+    async with open_lane(replace(spec, port=int(lane.url.rpartition(":")[2]))) as again, httpx.AsyncClient() as http:
+        assert (again.url, (await http.get(f"{again.url}/health")).status_code) == (lane.url, 200)
+
+
+async def test_weights_that_cannot_be_served_are_said(spec: LaneSpec, tmp_path: Path) -> None:
+    """The server's last words are in the message."""
+    folder = write_toy_model(tmp_path / "no-weights")
+    with pytest.raises(LaneError, match=r"local-\d+ ended while it started") as caught:
+        await start_lane(replace(spec, model_dir=folder))
+
+    assert "error: " in caught.value.message
+    assert find_lanes() == []
+
+
+async def test_an_argument_that_the_server_does_not_know_is_said(spec: LaneSpec) -> None:
+    """With what to do."""
+    with pytest.raises(LaneError, match="correct or remove it"):
+        await start_lane(replace(spec, arguments=("--tensor-parallel-size", "2")))
+
+
+def test_a_folder_that_is_no_model_is_refused_before_anything_starts(cache: Path, tmp_path: Path) -> None:
+    """With the name of what is missing."""
+    refused = harness("up", "local", "--model", str(tmp_path))
+
+    assert refused.returncode != 0
+    assert "config.json" in refused.stderr
+    assert find_lanes() == []
+
+
+def test_without_torch_the_extra_is_named(cache: Path, weights: Path) -> None:
+    """Before a process is started for it."""
+    program = (
+        "import sys; from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *rest: None if name.partition('.')[0] == 'torch' else find(name, *rest)\n"
+        f"sys.argv = ['harness', 'engine', 'up', 'local', '--model', {str(weights)!r}]\n"
+        "from harness.cli.main import main; main()"
+    )
+    refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+
+    assert refused.returncode == 6
+    assert "the local engine needs torch" in refused.stderr
+    assert "pip install 'session-harness[local]'" in refused.stderr
+    assert find_lanes() == []

@@ -1,0 +1,228 @@
+"""Acknowledged means durable (I9): a server killed in the middle of its work, and a disk that is full."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.dialects.openai_chat import OpenAIChat
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.store.memory import MemoryStore
+from harness.turn_ends import TurnStatus
+from harness.types import Turn
+from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
+from tests.session_servers.served import RawClient, Served, says, serving, url_of
+from tests.session_servers.store_file import ledger_of, read_file
+
+PROGRAM = Path(__file__).with_name("serve_until_killed.py")
+AGENTS = 25
+HI = [user("hi")]
+
+
+@asynccontextmanager
+async def server_process(store: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A server in a process of its own, and its URL; it is killed when the block ends."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROGRAM), str(store), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            url = (await process.stdout.readline()).decode().strip()
+        yield process, url
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+
+class Agent:
+    """Talks until the server is gone; remembers every answer it received."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.messages = [user(f"{name} begins")]
+        self.answers: list[dict] = []
+
+    async def talk(self, url: str) -> None:
+        async with RawClient(url) as client:
+            self.session = Served(**(await client.post("/sessions"))[1])
+            while True:
+                await self.take_turn(client)
+
+    async def take_turn(self, client: RawClient) -> None:
+        status, answer = await client.post(url_of(self.session), body(self.messages, logprobs=True))
+        assert status == 200, answer
+        self.answers.append(answer)
+        reply = answer["choices"][0]["message"]
+        self.messages = [*self.messages, reply, user(f"{self.name} goes on {len(self.answers)}")]
+
+
+async def test_what_was_answered_survives_kill_9(tmp_path):
+    """Every answer that was received is in the file with its ids and logprobs; sessions go on where they were."""
+    store = tmp_path / "sessions.db"
+    agents = [Agent(f"agent {number}") for number in range(AGENTS)]
+    async with server_process(store) as (process, url):
+        async with RawClient(url) as owner:
+            drained = Served(**(await owner.post("/sessions"))[1])
+            await owner.post("/sessions/drain")
+            await owner.post("/sessions/resume")
+        talks = [asyncio.create_task(agent.talk(url)) for agent in agents]
+        async with asyncio.timeout(30):
+            while sum(len(agent.answers) for agent in agents) < 10 * AGENTS:
+                await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        endings = await asyncio.gather(*talks, return_exceptions=True)
+
+    assert all(isinstance(ending, OSError | asyncio.IncompleteReadError) for ending in endings)
+    file = read_file(store)
+    for agent in agents:
+        stored = list(file[agent.session.session_id].turns.values())
+        assert [told(answer) for answer in agent.answers] == [kept(turn) for turn in stored[: len(agent.answers)]]
+        assert [turn.parent for turn in stored] == [None, *range(len(stored) - 1)]
+        assert len(stored) - len(agent.answers) in (0, 1)
+
+    async with server_process(store) as (_, url), RawClient(url) as client:
+        received = [len(agent.answers) for agent in agents]
+        for agent in agents:
+            await agent.take_turn(client)
+        refused, _ = await client.post(url_of(drained), body(HI))
+
+    assert (refused, read_file(store)[drained.session_id].phase) == (404, "closing")
+    after = read_file(store)
+    for agent, count in zip(agents, received, strict=True):
+        turns = after[agent.session.session_id].turns
+        newest = turns[max(turns)]
+        before = turns[count - 1]
+        assert (newest.parent, newest.prompt[: len(before.tokens)]) == (before.index, before.tokens)
+        assert told(agent.answers[-1]) == kept(newest)
+
+
+def told(answer: dict) -> tuple:
+    """What an agent knows of a turn."""
+    choice = answer["choices"][0]
+    return choice["message"]["content"], [entry["logprob"] for entry in choice["logprobs"]["content"]], answer["usage"]
+
+
+def kept(turn) -> tuple:
+    """The same, from the file."""
+    usage = {
+        "prompt_tokens": len(turn.prompt),
+        "completion_tokens": len(turn.output),
+        "total_tokens": len(turn.tokens),
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    return turn.reply["content"], turn.logprobs, usage
+
+
+async def test_a_server_that_is_stopped_leaves_its_sessions_open(tmp_path):
+    """A restart takes up what an orderly stop left, phases and refusals of drained sessions included."""
+    store = tmp_path / "sessions.db"
+    async with serving(*says("1"), store=store) as client:
+        session = await client.create(sampling={"seed": 5})
+        first = await client.say(session, HI)
+        expected = (await client.record(session))["turns"]
+    async with serving(*says("2"), store=store) as client:
+        restored = client.restored
+        await client.say(session, [*HI, first, user("more")])
+        turns = (await client.record(session))["turns"]
+        by_key = await client.http.get("/sessions")
+
+    assert (restored, len(by_key.json()["sessions"])) == (1, 1)
+    assert [turn | {"delivered": True} for turn in turns[:1]] == [turn | {"delivered": True} for turn in expected]
+    assert turns[1]["parent"] == 0
+
+
+class StuckDisk(MemoryStore):
+    """Its first write never comes to an end."""
+
+    is_stuck = True
+
+    async def commit(self, session_id: str, turn: Turn) -> None:
+        """Keep the outcome of a turn."""
+        if self.is_stuck:
+            self.is_stuck = False
+            await asyncio.Event().wait()
+
+
+async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed():
+    """Nobody knows whether the file has it: the same request goes on with the turn and makes it durable."""
+    engine = ScriptedEngine(toy_tokenizer(), Script(steps=(ScriptStep(text="first"), ScriptStep(text="second"))))
+    service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
+    asking = asyncio.create_task(service.serve(await service.read(session, OpenAIChat(), body(HI), patient_client())))
+    while engine._played.total() == 0 or engine._live:
+        await asyncio.sleep(0)
+    asking.cancel()
+    [cancelled] = await asyncio.gather(asking, return_exceptions=True)
+    [given_up] = session.turns
+    again = await service.serve(await service.read(session, OpenAIChat(), body(HI), patient_client()))
+
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert given_up.status is TurnStatus.FAILED
+    assert (again.turn.index, again.turn.reply["content"]) == (0, "second")
+    assert (session.ledger().difference, session.ledger().dropped) == (0, {"failed_turn": given_up.output_ids.size})
+
+
+async def test_deleted_sessions_stay_in_the_file_and_out_of_the_server(tmp_path):
+    """The owner has collected; the file is the record."""
+    store = tmp_path / "sessions.db"
+    async with serving(*says("1"), store=store) as client:
+        session = await client.create()
+        await client.say(session, HI)
+        await client.http.delete(f"/sessions/{session.session_id}")
+    async with serving(store=store) as client:
+        restored = client.restored
+
+    kept_session = read_file(store)[session.session_id]
+    assert (restored, kept_session.phase, len(kept_session.turns)) == (0, "closed", 1)
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path):
+    """A file system of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        reason = f"cannot mount a small tmpfs: {mounted.stderr.strip()}"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+async def test_a_full_disk_refuses_turns_and_loses_none(small_disk):
+    """503 by name, every acknowledged turn readable, the ledger balanced, and service again once there is space."""
+    store, ballast = small_disk / "sessions.db", small_disk / "ballast"
+    ballast.write_bytes(bytes(1_000_000))
+    async with serving(ScriptStep(tokens=tuple(range(3, 259)) * 40), store=store) as client:
+        session = await client.create()
+        answered = 0
+        while (answer := await client.chat(session, [user(f"request {answered}")])).status_code == 200:
+            answered += 1
+        creation = [await client.http.post("/sessions", json={"metadata": {"text": "x" * 100_000}}) for _ in range(30)]
+        record = await client.record(session)
+        readable = read_file(store)[session.session_id]
+        ballast.unlink()
+        again = await client.chat(session, [user("again")])
+        drained = await client.http.post("/sessions/drain")
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_full")
+    assert "sessions.db" in answer.json()["error"]["message"]
+    assert {each.json()["error"]["code"] for each in creation if each.status_code != 200} == {"store_full"}
+    assert answered > 5
+    assert [turn.status for turn in readable.turns.values()] == ["completed"] * answered
+    assert [turn["status"] for turn in record["turns"]] == ["completed"] * answered + ["failed"]
+    ledger = record["ledger"]
+    assert ledger["generated"] == ledger["trained"] + sum(ledger["dropped"].values()) == (answered + 1) * 40 * 256
+    assert ledger["dropped"]["failed_turn"] == 40 * 256
+    assert (again.status_code, drained.status_code) == (200, 200)
+    final = read_file(store)
+    assert {stored.phase for stored in final.values()} == {"closing"}
+    assert ledger_of(final[session.session_id])["trained"] == 40 * 256

@@ -1,0 +1,152 @@
+"""One quickstart run on the real model, looked at by somebody who does not trust the harness.
+
+Nothing here imports the code that produced the run: the database is read with sqlite3, samples with json, and the
+model is asked again by a plain forward pass.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ground_truth import logprobs_of
+from tests.installed_harness import RunShipped
+
+pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860), pytest.mark.xdist_group("quickstart")]
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """A turn with its whole prompt, put together from the rows of the database alone."""
+
+    session_id: str
+    index: int
+    parent: int | None
+    prompt_ids: np.ndarray
+    output_ids: np.ndarray
+    logprobs: np.ndarray
+    prompt_length: int
+    prompt_digest: str
+
+
+@pytest.fixture(scope="module", name="run_dir")
+def _run_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, run_shipped: RunShipped) -> Path:
+    """The directory of a finished quickstart run, from a wheel and on the model that the scenario names."""
+    del model_dir  # fetched before: the run does not wait for it
+    directory = tmp_path_factory.mktemp("quickstart") / "run"
+    done = run_shipped("quickstart", directory)
+    assert done.code == 0, done.stdout + done.stderr
+    return directory
+
+
+@pytest.fixture(scope="module", name="turns")
+def _turns(run_dir: Path) -> list[RecordedTurn]:
+    return list(_read_turns(run_dir / "run.db"))
+
+
+@pytest.fixture(scope="module", name="samples")
+def _samples(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+
+
+def _read_turns(path: Path) -> Iterator[RecordedTurn]:
+    ends: dict[tuple[str, int], np.ndarray] = {}
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    query = (
+        "SELECT session_id, turn, parent, context_ids, output_ids, logprobs, prompt_length, prompt_digest"
+        " FROM turns ORDER BY session_id, turn"
+    )
+    for session_id, turn, parent, context, output, logprobs, length, digest in database.execute(query):
+        before = np.empty(0, np.int32) if parent is None else ends[session_id, parent]
+        prompt = np.concatenate([before, np.frombuffer(context, "<i4")])
+        output_ids = np.frombuffer(output, "<i4")
+        ends[session_id, turn] = np.concatenate([prompt, output_ids])
+        yield RecordedTurn(session_id, turn, parent, prompt, output_ids, np.frombuffer(logprobs, "<f4"), length, digest)
+    database.close()
+
+
+def test_a_run_has_at_least_eight_sessions_that_take_several_turns(turns: list[RecordedTurn]) -> None:
+    """The game is really played: most sessions need more than one guess."""
+    per_session: dict[str, int] = {}
+    for turn in turns:
+        per_session[turn.session_id] = per_session.get(turn.session_id, 0) + 1
+    assert len(per_session) >= 8
+    assert sum(count > 1 for count in per_session.values()) >= 6
+
+
+def test_what_the_engine_got_is_the_parent_and_what_is_new(turns: list[RecordedTurn]) -> None:
+    """The digest taken of each prompt as it was sent equals that of parent + context: nothing sampled was altered."""
+    for turn in turns:
+        sent = turn.prompt_ids.astype("<i4")
+        assert (sent.size, blake2b(sent.tobytes(), digest_size=16).hexdigest()) == (
+            turn.prompt_length,
+            turn.prompt_digest,
+        )
+
+
+def test_prompt_and_output_of_a_turn_begin_the_prompt_of_the_next(turns: list[RecordedTurn]) -> None:
+    """I1 over the whole run."""
+    by_index = {(turn.session_id, turn.index): turn for turn in turns}
+    children = [turn for turn in turns if turn.parent is not None]
+    assert children
+    for turn in children:
+        parent = by_index[turn.session_id, turn.parent]
+        before = np.concatenate([parent.prompt_ids, parent.output_ids])
+        assert turn.prompt_length > before.size
+        assert np.array_equal(turn.prompt_ids[: before.size], before)
+
+
+def test_every_sampled_token_is_in_the_ledger(run_dir: Path, turns: list[RecordedTurn]) -> None:
+    """I4: tokens counted in the database equal the ledger's, and the ledger balances."""
+    ledger = json.loads((run_dir / "result.json").read_text())["ledger"]
+    sampled = sum(turn.output_ids.size for turn in turns)
+    assert ledger["generated"] == sampled
+    assert ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values()) == sampled
+
+
+def test_trained_tokens_of_the_samples_are_those_of_the_ledger(run_dir: Path, samples: list[dict[str, Any]]) -> None:
+    """What the trainer gets is what the ledger promised."""
+    ledger = json.loads((run_dir / "result.json").read_text())["ledger"]
+    assert sum(sum(sample["loss_mask"]) for sample in samples) == ledger["trained"]
+
+
+def test_samples_agree_with_one_plain_forward_pass(samples: list[dict[str, Any]], model_dir: Path) -> None:
+    """For every trained token of every sample: the recorded logprob is the model's own, to 1e-3."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    worst = 0.0
+    for sample in samples:
+        exact = logprobs_of(model, sample["tokens"])[-sample["response_length"] :]
+        trained = np.array(sample["loss_mask"], dtype=bool)
+        assert trained.any()
+        worst = max(worst, float(np.abs(exact - np.array(sample["rollout_log_probs"]))[trained].max()))
+    assert worst < 1e-3
+
+
+def test_parquet_holds_the_same_samples(run_dir: Path, samples: list[dict[str, Any]]) -> None:
+    """Both files are the same data."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(run_dir / "samples.parquet").to_pylist()
+    assert [row["tokens"] for row in rows] == [sample["tokens"] for sample in samples]
+    assert [row["loss_mask"] for row in rows] == [sample["loss_mask"] for sample in samples]
+    assert [row["reward"] for row in rows] == [sample["reward"] for sample in samples]
+
+
+def test_the_run_directory_says_what_was_run(run_dir: Path) -> None:
+    """Configuration, versions and digests, one log per session, the result."""
+    lock = json.loads((run_dir / "lock.json").read_text())
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"config.toml", "lock.json", "run.db", "samples.jsonl", "samples.parquet", "result.json"} <= names
+    assert all(lock[key] for key in ("versions", "digests"))
+    logs = sorted(run_dir.glob("sessions/*/agent.log"))
+    assert len(logs) >= 8
+    assert all(log.stat().st_size for log in logs)

@@ -1,0 +1,533 @@
+"""The choreography of an abort, step by step: what goes wrong costs its own time, and the gate is open afterwards."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.client.connections import SessionServerAddress
+from harness.client.session_server import SessionServerClient
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate, Keep
+from harness.control.abort_report import Step as AbortStep
+from harness.control.engines import EngineInProcess, EngineServer, WorkerKind
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
+from harness.samples.rollout import OutcomeKind
+from harness.server.settings import ServerSettings
+from harness.types import SampleStatus
+from tests.controllers.aborting import (
+    IGNORING,
+    QUICK,
+    cooperate,
+    do_nothing,
+    eventually,
+    ignore,
+    refuse_to_end,
+    returning,
+    stage,
+    stubborn,
+    think,
+)
+from tests.processes.family import Family
+from tests.session_servers.scripted import HANG_UP, SAY_NOTHING, UNREADABLE, canned_server, http_answer
+
+SLOW = ScriptStep(text="A slow answer.", token_delay_s=0.05)
+HANGING = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
+OPEN_GATE = {"state": "open", "epoch": 2, "held": 0, "sessions": 0, "turns_in_flight": 0}
+
+
+async def test_a_rollout_that_is_cut_short_leaves_partial_samples(tmp_path: Path):
+    """The turn in flight is aborted and answered 404; the agent ends by itself; nothing is left."""
+    async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
+        staged.start(cooperate)
+        await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 2)
+        report = await staged.abort(rollout_id=7)
+
+        assert (staged.gate(), staged.sessions(), len(staged.engine._live)) == ("open", 0, 0)
+    [rollout] = report.rollouts
+    [sample] = report.partial_samples
+    assert report.problems == ()
+    assert rollout.outcome.kind is OutcomeKind.DRAINED
+    assert rollout.agent_result == {"status": 404, "code": "turn_aborted"}
+    assert (sample.status, sample.metadata["turns"]) == (SampleStatus.ABORTED, [0, 1])
+    assert sample.metadata["start_rollout_id"] == 7
+    assert tuple(report.seconds) == ORDER
+
+
+async def test_the_report_says_what_was_touched(tmp_path: Path):
+    """Sessions, turns and held requests per server; workers and hooks by name."""
+    async with stage(tmp_path, SLOW) as staged:
+        for agent in (cooperate, cooperate, think):
+            staged.start(agent)
+        await staged.generating(2)
+        await staged.running(3)
+        report = await staged.abort()
+
+    [drained] = report.drained
+    assert (drained.url, drained.error, drained.gate.sessions_closed) == (staged.server.url, None, 3)
+    assert drained.gate.turns_in_flight == 2
+    assert [(answer.name, answer.error) for answer in report.engines] == [("in process", None)]
+    assert [answer.error for answer in report.hooks] == [None]
+    assert (report.turns_left, len(report.results), report.failures) == (0, 3, ())
+
+
+async def test_a_rollout_that_had_ended_is_no_partial(tmp_path: Path):
+    """Its samples are in its rollout; only what was cut short is reported apart."""
+
+    async def once(base_url, **_):
+        await cooperate(base_url)
+
+    async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
+        await staged.start(once, session={"limits": {"turns": 1}})
+        staged.start(cooperate)
+        await staged.generating()
+        report = await staged.abort()
+
+    assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.LIMITED, OutcomeKind.DRAINED]
+    assert [sample.status for sample in report.partial_samples] == [SampleStatus.ABORTED]
+
+
+async def test_nothing_is_kept_that_nobody_wants(tmp_path: Path):
+    """The rollouts are there all the same."""
+    async with stage(tmp_path, HANGING) as staged:
+        staged.start(cooperate)
+        await staged.generating()
+        report = await staged.abort(keep=Keep.NOTHING)
+
+    assert (report.partial_samples, len(report.rollouts[0].samples)) == ((), 1)
+
+
+@pytest.mark.parametrize("agent", [ignore, think, IGNORING, "time.sleep(300)"])
+async def test_an_agent_that_does_not_stop_is_stopped(tmp_path: Path, agent):
+    """Function or program, whether it keeps asking or thinks for ever: after its time it is ended, for good."""
+    async with stage(tmp_path, ScriptStep(text="one")) as staged:
+        staged.start(agent)
+        await staged.running()
+        report = await staged.abort()
+
+        assert (staged.gate(), staged.sessions()) == ("open", 0)
+    [rollout] = report.rollouts
+    assert rollout.outcome.kind is OutcomeKind.DRAINED
+    assert rollout.outcome.detail.startswith("stopped")
+    assert report.problems == ()
+
+
+async def test_the_whole_process_group_of_an_agent_is_ended(tmp_path: Path, survivors):
+    """A child that ignores SIGTERM included."""
+    async with stage(tmp_path) as staged:
+        family = Family(staged.directory / "0")
+        staged.start(ProgramAgent("family", family.command()))
+        pids = await family.appears()
+        report = await staged.abort()
+
+    assert (survivors(pids), report.agents_left) == ([], ())
+
+
+async def test_an_agent_that_cannot_be_ended_is_reported(tmp_path: Path):
+    """A function that ignores its cancellation costs its time; its rollout is collected all the same."""
+    async with stage(tmp_path, grace_s=5) as staged:
+        staged.start(refuse_to_end)
+        await staged.running()
+        report = await staged.abort(replace(QUICK, agents_s=0.1, kill_s=0.2))
+
+        assert (staged.gate(), staged.sessions()) == ("open", 0)
+    [rollout] = report.rollouts
+    assert "ignores its cancellation" in rollout.outcome.detail
+
+
+async def test_a_rollout_without_a_session_ends_at_once(tmp_path: Path):
+    """It waits for a gate that is shut; the abort ends the waiting, and the open gate does not let it in."""
+    async with stage(tmp_path) as staged, SessionServerClient(staged.server.url) as client:
+        somebody = client.gate()
+        await somebody.drain(deadline_s=5)
+        staged.start(cooperate)
+        await asyncio.sleep(0.1)
+        report = await staged.abort()
+        assert staged.gate() == "draining"
+        await somebody.resume(deadline_s=5)
+        again = await staged.start(do_nothing)
+
+        assert again.outcome.kind is OutcomeKind.NO_MODEL_CALL
+    assert [(rollout.outcome.kind, rollout.session_id) for rollout in report.rollouts] == [(OutcomeKind.DRAINED, None)]
+
+
+async def test_rollouts_that_begin_during_an_abort_begin_nothing(tmp_path: Path):
+    """A group that starts its next rollout when one of them ends does not outlive the abort."""
+    async with stage(tmp_path, HANGING) as staged:
+
+        async def group():
+            return [await staged.start(cooperate) for _ in range(3)]
+
+        pending = asyncio.create_task(group())
+        await staged.generating()
+        report = await abort_rollout(
+            [pending],
+            session_servers=[staged.server.url],
+            engine_workers=[EngineInProcess(staged.engine)],
+            agent_hooks=[staged.manager.abort_hooks()],
+            budget=QUICK,
+        )
+
+    assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED] * 3
+    assert [rollout.session_id is None for rollout in report.rollouts] == [False, True, True]
+    assert report.problems == ()
+
+
+# Session servers
+
+
+async def test_unreachable_session_servers_are_tolerated_and_reported(tmp_path: Path):
+    """The others are drained and opened."""
+    async with stage(tmp_path, HANGING) as staged:
+        staged.start(cooperate)
+        await staged.generating()
+        servers = ["http://127.0.0.1:9", staged.server.url]
+        report = await abort_rollout(
+            staged.pending,
+            session_servers=servers,
+            engine_workers=[EngineInProcess(staged.engine)],
+            agent_hooks=[staged.manager.abort_hooks()],
+            budget=QUICK,
+        )
+
+        assert staged.gate() == "open"
+    assert [answer.error is None for answer in report.drained] == [False, True]
+    assert [answer.error is None for answer in report.resumed] == [False, True]
+    assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED]
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_gate_shut(tmp_path: Path, answer: bytes):
+    """It is reported; the others are drained and opened, and what is pending is collected."""
+    async with stage(tmp_path, HANGING) as staged, canned_server(answer) as broken:
+        staged.start(cooperate)
+        await staged.generating()
+        report = await abort_rollout(
+            staged.pending,
+            session_servers=[broken.url, staged.server.url],
+            engine_workers=[EngineInProcess(staged.engine)],
+            agent_hooks=[staged.manager.abort_hooks()],
+            budget=QUICK,
+        )
+
+        assert staged.gate() == "open"
+    assert [answer.error is None for answer in (*report.drained, *report.resumed)] == [False, True] * 2
+    assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED]
+
+
+@pytest.mark.parametrize("first", [HANG_UP, http_answer(503, {"error": {"message": "later"}}), http_answer(500, {})])
+async def test_a_drain_is_asked_for_again(first: bytes):
+    """All verbs are idempotent, so whatever went wrong once may go right."""
+    async with canned_server(first, http_answer(200, OPEN_GATE)) as server:
+        report = await abort_rollout([], session_servers=[server.url], budget=QUICK)
+
+    assert server.requests[:2] == ["POST /sessions/drain"] * 2
+    assert server.requests[-1] == "POST /sessions/resume"
+    assert report.problems == ()
+
+
+async def test_a_session_server_that_hangs_costs_its_time():
+    """Each attempt has its share of it."""
+    async with canned_server(SAY_NOTHING) as server:
+        report = await abort_rollout([], session_servers=[server.url], budget=replace(QUICK, drain_s=0.6, resume_s=0.6))
+
+    assert set(server.requests) == {"POST /sessions/drain", "POST /sessions/resume"}
+    assert min(server.requests.count(request) for request in set(server.requests)) > 1
+    assert all(answer.error for answer in (*report.drained, *report.resumed))
+    assert report.seconds[AbortStep.DRAIN] < 10
+
+
+async def test_the_admin_token_goes_along(tmp_path: Path):
+    """Without it a guarded server is not drained, and the report says why."""
+    async with stage(tmp_path, settings=ServerSettings(admin_token="t0ken")) as staged:
+        refused = await abort_rollout([], session_servers=[staged.server.url], budget=QUICK)
+        report = await abort_rollout(
+            [], session_servers=[SessionServerAddress(staged.server.url, "t0ken")], budget=QUICK
+        )
+
+    assert "401" in str(refused.drained[0].error)
+    assert report.problems == ()
+
+
+# Engines
+
+
+async def test_an_engine_that_ends_nothing_costs_its_time(tmp_path: Path):
+    """It accepts the abort and never answers the generation: the turn is still in flight, the agent is stopped."""
+    async with canned_server(http_answer(200, {})) as engine, stage(tmp_path, HANGING) as staged:
+        staged.start(ignore)
+        await staged.generating()
+        report = await staged.abort(replace(QUICK, engines_s=0.5), workers=[EngineServer(engine.url)])
+
+        assert (staged.gate(), staged.sessions()) == ("open", 0)
+        await staged.engine.abort(None)
+    assert [answer.error for answer in report.engines] == [None]
+    assert (report.turns_left, len(report.rollouts)) == (1, 1)
+    assert len(engine.requests) > 1
+    assert "1 turns still in flight" in "\n".join(report.problems)
+
+
+async def test_an_engine_that_fails_is_reported(tmp_path: Path):
+    """And asked again while a turn is in flight; the other one does its work."""
+    boom = http_answer(500, {"error": {"message": "boom"}})
+    async with canned_server(boom) as engine, stage(tmp_path, HANGING) as staged:
+        staged.start(cooperate)
+        await staged.generating()
+        workers = [EngineServer(engine.url, WorkerKind.SGLANG), EngineInProcess(staged.engine)]
+        report = await staged.abort(workers=workers)
+
+        assert staged.gate() == "open"
+    assert [answer.error is None for answer in report.engines] == [False, True]
+    assert "boom" in str(report.engines[0].error)
+    assert (report.turns_left, [rollout.outcome.kind for rollout in report.rollouts]) == (0, [OutcomeKind.DRAINED])
+
+
+async def test_an_engine_whose_connection_hangs_costs_its_time(tmp_path: Path):
+    """The other one is told meanwhile."""
+    async with canned_server(SAY_NOTHING) as engine, stage(tmp_path, HANGING) as staged:
+        staged.start(cooperate)
+        await staged.generating()
+        workers = [EngineServer(engine.url), EngineInProcess(staged.engine)]
+        report = await staged.abort(replace(QUICK, engines_s=0.5), workers=workers)
+
+        assert staged.gate() == "open"
+    assert "did not answer within 0.5 s" in str(report.engines[0].error)
+    assert (report.engines[1].error, report.turns_left, len(report.rollouts)) == (None, 0, 1)
+
+
+async def test_an_engine_that_is_gone_is_reported(tmp_path: Path):
+    """Nobody waits for it."""
+    report = await abort_rollout([], session_servers=[], engine_workers=["http://127.0.0.1:9"], budget=QUICK)
+
+    assert "cannot be reached" in str(report.engines[0].error)
+
+
+async def test_a_turn_that_an_abort_missed_is_told_again(tmp_path: Path):
+    """It was on its way to the engine: the first abort found nothing."""
+
+    class LateEngine(EngineInProcess):
+        asked = 0
+
+        async def abort_all(self, *, deadline_s: float) -> None:
+            LateEngine.asked += 1
+            if LateEngine.asked > 2:
+                await super().abort_all(deadline_s=deadline_s)
+
+    async with stage(tmp_path, HANGING) as staged:
+        staged.start(cooperate)
+        await staged.generating()
+        report = await staged.abort(workers=[LateEngine(staged.engine)])
+
+    assert LateEngine.asked > 2
+    assert (report.turns_left, report.problems) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests"),
+    [
+        (None, ["POST /abort_request", "POST /abort_requests"]),
+        (WorkerKind.SGLANG, ["POST /abort_request"]),
+        (WorkerKind.VLLM, ["POST /abort_requests"]),
+    ],
+)
+async def test_a_worker_is_told_in_its_own_way(kind, requests):
+    """By its kind; without one it is found out."""
+    answers = [http_answer(404, {}), http_answer(200, {})] if kind is None else [http_answer(200, {})]
+    async with canned_server(*answers) as engine:
+        await EngineServer(engine.url, kind).abort_all(deadline_s=2)
+
+    assert engine.requests == requests
+
+
+async def test_a_server_that_is_no_engine_is_reported():
+    """With what a vLLM server would need."""
+    async with canned_server(http_answer(404, {})) as engine:
+        report = await abort_rollout([], session_servers=[], engine_workers=[f"vllm={engine.url}"], budget=QUICK)
+
+    assert engine.requests == ["POST /abort_requests"]
+    assert "VLLM_SERVER_DEV_MODE" in str(report.engines[0].error)
+
+
+# Hooks
+
+
+async def test_hooks_are_called_in_the_order_of_the_steps(tmp_path: Path):
+    """Mark, ask, end, clear; whatever they raise is reported."""
+    called = []
+
+    async def ask():
+        called.append("abort")
+        raise RuntimeError("no such agent")
+
+    async def stop(seconds):
+        called.append("stop")
+        return ["agent 1"]
+
+    hooks = AgentHooks("mine", lambda keep: called.append(f"mark {keep}"), ask, stop, lambda: called.append("clear"))
+    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=QUICK)
+
+    assert called == ["mark partial_samples", "abort", "stop", "clear"]
+    assert report.hooks[0].error == "RuntimeError: no such agent"
+    assert report.agents_left == ("agent 1",)
+
+
+async def test_a_hook_that_ignores_everything_costs_its_time():
+    """It is left behind; the abort goes on."""
+    hooks = AgentHooks("mine", abort=lambda: stubborn(1))
+    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=replace(QUICK, hooks_s=0.2))
+
+    assert report.hooks[0].error == "did not answer within 0.2 s"
+    assert tuple(report.seconds) == ORDER
+
+
+async def test_a_hook_that_raises_in_its_first_step_stops_nothing():
+    """It is reported like any other."""
+
+    def mark(keep):
+        raise RuntimeError("gone")
+
+    report = await abort_rollout(
+        [returning(1)], session_servers=[], agent_hooks=[AgentHooks("mine", mark)], budget=QUICK
+    )
+
+    assert (report.results, report.problems) == ((1,), ("hook mine: RuntimeError: gone",))
+
+
+async def test_the_abort_function_of_an_agent_is_called_for_each_of_its_rollouts(tmp_path: Path):
+    """With the session that it is to give up."""
+    asked = []
+
+    async def give_up(session_id, metadata, **kwargs):
+        asked.append((session_id, metadata["number"], kwargs["where"]))
+
+    agent = FunctionAgent("remote", lambda **_: think(), {"where": "there"}, give_up)
+    async with stage(tmp_path) as staged:
+        for number in range(2):
+            staged.start(agent, metadata={"number": number})
+        await staged.running(2)
+        report = await staged.abort(replace(QUICK, agents_s=0.1))
+
+    assert sorted(asked, key=lambda each: each[1]) == [
+        (rollout.session_id, number, "there") for number, rollout in enumerate(report.rollouts)
+    ]
+
+
+# Pending tasks
+
+
+async def test_tasks_that_fail_are_skipped():
+    """Their siblings are collected, in their order."""
+
+    async def fail():
+        raise ValueError("a malformed session")
+
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    failing = asyncio.create_task(fail(), name="failing")
+    report = await abort_rollout([returning(1), failing, cancelled, returning(2)], session_servers=[], budget=QUICK)
+
+    assert report.results == (1, 2)
+    assert [(failure.name, failure.fate, failure.detail) for failure in report.failures] == [
+        ("failing", Fate.RAISED, "ValueError: a malformed session"),
+        ("future", Fate.CANCELLED, ""),
+    ]
+
+
+async def test_tasks_that_do_not_end_are_cancelled_and_those_that_ignore_it_are_left():
+    """Never awaited for ever."""
+    hanging = asyncio.create_task(asyncio.sleep(3600), name="hanging")
+    deaf = asyncio.create_task(stubborn(3600), name="deaf")
+    budget = replace(QUICK, agents_s=0.05, kill_s=0.05, collect_s=0.1, cancel_s=0.1)
+    report = await abort_rollout([hanging, deaf, returning(1)], session_servers=[], budget=budget)
+
+    assert report.results == (1,)
+    assert {failure.name: failure.fate for failure in report.failures} == {"hanging": Fate.LATE, "deaf": Fate.LEFT}
+    for _ in range(3):
+        deaf.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({deaf}, timeout=5)
+    assert deaf.done()
+
+
+# The gate reopens
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3])
+async def test_cancelling_an_abort_opens_the_gate(tmp_path: Path, after_s: float):
+    """Wherever it stands: what was pending is cancelled, the gate opens, then the cancellation goes on."""
+    async with stage(tmp_path, HANGING) as staged:
+        staged.start(ignore)
+        await staged.generating()
+        aborting = asyncio.create_task(staged.abort(replace(QUICK, agents_s=5)))
+        await eventually(lambda: staged.gate() == "draining")
+        await asyncio.sleep(after_s)
+        aborting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await aborting
+
+        assert staged.gate() == "open"
+        assert all(task.done() for task in staged.pending)
+        assert (await staged.start(do_nothing)).outcome.kind is OutcomeKind.NO_MODEL_CALL
+
+
+async def test_cancelling_twice_opens_the_gate_all_the_same(tmp_path: Path):
+    """The last step is not interrupted, and bounded."""
+    async with stage(tmp_path) as staged:
+        staged.pending.append(asyncio.create_task(stubborn(2)))
+        aborting = asyncio.create_task(staged.abort(replace(QUICK, agents_s=5)))
+        await eventually(lambda: staged.gate() == "draining")
+        for _ in range(2):
+            aborting.cancel()
+            await asyncio.sleep(0.05)
+        with pytest.raises(asyncio.CancelledError):
+            await aborting
+
+        assert staged.gate() == "open"
+
+
+async def test_ten_aborts_in_a_row_leave_an_open_gate(tmp_path: Path):
+    """With nothing to abort."""
+    async with stage(tmp_path) as staged:
+        reports = [await staged.abort() for _ in range(10)]
+
+        assert (staged.gate(), [report.problems for report in reports]) == ("open", [()] * 10)
+
+
+async def test_two_aborts_at_once_collect_the_same(tmp_path: Path):
+    """Two parts of a trainer that both lose patience do no harm."""
+    async with stage(tmp_path, HANGING) as staged:
+        staged.start(cooperate)
+        await staged.generating()
+        first, second = await asyncio.gather(staged.abort(), staged.abort())
+
+        assert staged.gate() == "open"
+    assert first.rollouts == second.rollouts
+
+
+# The budget
+
+
+def test_the_time_to_reopen_is_never_given_away():
+    """Whatever the steps before it cost."""
+    budget = AbortBudget(drain_s=10, cancel_s=5, resume_s=10, total_s=20)
+
+    assert [budget.left_s(10, elapsed) for elapsed in (0, 2, 5, 100)] == [5, 3, 0, 0]
+    assert budget.working_s + budget.cancel_s + budget.resume_s == budget.total_s
+
+
+async def test_the_total_bounds_all_steps_together(tmp_path: Path):
+    """Servers, engines and tasks that all hang: over after the total, and the gate was told to open."""
+    async with canned_server(SAY_NOTHING) as server, canned_server(SAY_NOTHING) as engine:
+        budget = replace(QUICK, drain_s=0.4, cancel_s=0.1, resume_s=0.3, total_s=1.0)
+        deaf = asyncio.create_task(stubborn(60))
+        report = await abort_rollout([deaf], session_servers=[server.url], engine_workers=[engine.url], budget=budget)
+
+    assert server.requests[-1] == "POST /sessions/resume"
+    assert report.seconds[AbortStep.COLLECT] < 30
+    assert report.failures[0].fate is Fate.LEFT
+    for _ in range(3):
+        deaf.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({deaf}, timeout=5)

@@ -1,0 +1,219 @@
+"""Controllers at once, and controllers that die: whose hold opens what, and when the engines go on."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.client.gate import renewed
+from harness.client.session_server import SessionServerClient
+from harness.control.abort import abort_rollout
+from harness.control.abort_report import AbortBudget
+from harness.control.engines import EngineInProcess
+from harness.control.pause import paused_rollout
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget
+from harness.engines.base import PauseMode
+from harness.engines.scripted import ScriptStep
+from harness.errors import EngineError, EngineUnavailable
+from harness.server.serving import serve
+from harness.server.settings import ServerSettings
+from harness.store.memory import MemoryStore
+from tests.builders import toy_template, user
+from tests.session_servers.served import eventually
+from tests.unit.control.test_weights import CHECKPOINT, Engine, serving
+
+BRIEF = AbortBudget(drain_s=5, engines_s=5, hooks_s=0.1, agents_s=0.05, kill_s=0.05, collect_s=0.5)
+QUICK = UpdateBudget(sweep_s=0, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=0.5, turn_s=10)
+
+
+async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update():
+    """A call that waits for the new weights would meet a paused engine under the old ones."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            report = await abort_rollout(
+                [], session_servers=[client.url], engine_workers=[EngineInProcess(engine)], budget=BRIEF
+            )
+            gate = await client.gate()
+            await update.apply(CHECKPOINT)
+
+        assert report.problems == update.report.problems == ()
+        assert (gate["state"], len(gate["holds"])) == ("paused", 1)
+        assert (await client.gate())["state"] == "open"
+
+
+async def test_an_update_inside_a_pause_does_not_open_its_gate():
+    """The rollout stands still until the block ends."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with paused_rollout([client.url], [EngineInProcess(engine)]):
+            async with WeightUpdater([engine], [client.url]).update(1) as update:
+                await update.apply(CHECKPOINT)
+            gate = await client.gate()
+
+        assert gate["state"] == "paused"
+        assert (await client.gate())["state"] == "open"
+
+
+async def test_the_second_update_waits_until_the_first_has_ended():
+    """Their steps do not interleave."""
+    engine = Engine()
+    async with serving(engine) as client:
+
+        async def update(version: int) -> None:
+            async with WeightUpdater([engine], [client.url], budget=QUICK).update(version) as update:
+                await asyncio.sleep(0.1)
+                await update.apply(CHECKPOINT)
+
+        first = asyncio.create_task(update(1))
+        await eventually(lambda: "pause abort" in engine.events)
+        await update(2)
+        await first
+
+        assert engine.events == ["pause abort", "update 1", "resume", "pause abort", "update 2", "resume"]
+        assert engine._running.is_set()
+
+
+async def test_an_update_that_waits_too_long_says_for_whom_and_touches_nothing():
+    """The engine is not continued under the one that has it."""
+    engine = Engine()
+    impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1):
+            with pytest.raises(EngineUnavailable, match=r"waited 0.1 s for another update .* 'update-"):
+                async with WeightUpdater([engine], [client.url], budget=impatient).update(2):
+                    pytest.fail("the block ran")
+            assert engine.events == ["pause abort"]
+            assert (await client.gate())["state"] == "paused"
+
+        assert engine.events == ["pause abort", "resume"]
+
+
+async def test_a_hold_is_renewed_as_long_as_its_block():
+    """Each renewal gives it its whole time again, by the server's clock, which stands still in between."""
+    engine, now = Engine(), [1_000_000.0]
+    async with serving(engine) as client:
+        gatekeeper = client.server.gatekeeper
+        gatekeeper.clock = lambda: now[0]
+        async with WeightUpdater([engine], [client.url], budget=replace(QUICK, hold_ttl_s=0.3)).update(1) as update:
+            for _ in range(5):
+                now[0] += 0.2
+                await eventually(lambda: gatekeeper.gate.holds[0].until > now[0] + 0.25)
+            await update.apply(CHECKPOINT)
+
+        assert update.report.problems == ()
+
+
+async def test_an_update_whose_hold_ran_out_applies_nothing():
+    """Its engines have gone on, and may be somebody else's by now."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            client.server.gatekeeper.clock = lambda: 1e12
+            await eventually(lambda: not client.server.gatekeeper.gate.holds)
+            with pytest.raises(EngineUnavailable, match="ran out at http://"):
+                await update.apply(CHECKPOINT)
+
+        assert not [event for event in engine.events if event.startswith("update")]
+        assert engine._running.is_set()
+        assert any("hold" in problem for problem in update.report.problems)
+
+
+async def test_an_engine_that_fails_to_go_on_once_is_asked_again():
+    """One refused continue used to leave it paused behind an open gate."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+            engine.fails["resume"] = EngineError("500")
+            asyncio.get_running_loop().call_later(0.2, engine.fails.clear)
+
+        assert update.report.problems == ()
+        assert engine._running.is_set()
+
+
+async def test_an_engine_that_does_not_go_on_in_time_is_named_by_health_until_it_does():
+    """The gate opens; the server goes on asking."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url], budget=QUICK).update(1) as update:
+            await update.apply(CHECKPOINT)
+            engine.fails["resume"] = EngineError("worker seven does not go on")
+        await eventually(lambda: bool(client.server.left_engines._error))
+        left = await client.http.get("/health")
+        engine.fails.clear()
+        await eventually(lambda: client.server.left_engines.problem is None)
+
+        assert any("worker seven" in problem for problem in update.report.problems)
+        assert (left.status_code, "worker seven" in left.json()["engine"]["left_paused"]) == (503, True)
+        assert (await client.http.get("/health")).status_code == 200
+        assert await client.say(await client.create(), [user("a")])
+
+
+async def test_nothing_is_left_of_a_hold_that_was_never_placed():
+    """A controller whose first verb did not arrive ends all the same."""
+    async with serving(Engine()) as client, SessionServerClient(client.url) as server:
+        gate = server.gate("nobody")
+        async with renewed([gate]):
+            report = await gate.resume(deadline_s=5)
+
+    assert report.state == "open"
+
+
+async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile():
+    """What finding 10 cost: a turn past the gate, under weights that are gone."""
+    engine = Engine(ScriptStep(text="hello"))
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            await abort_rollout([], session_servers=[client.url], budget=BRIEF)
+            creating = asyncio.create_task(client.create())
+            await client.held(1)
+            await update.apply(Path("/checkpoint"))
+        await client.say(await creating, [user("a")])
+
+
+class Elsewhere(Engine):
+    """Lives on when its session server ends."""
+
+    async def __aexit__(self, kind, error, trace):
+        """See `TokenProvider`."""
+
+
+@pytest.mark.parametrize("moment", ["before the weights", "after the weights"])
+async def test_an_update_whose_server_was_started_anew_continues_its_engine(moment: str):
+    """A server with its memory gone knows of no hold, so it would never continue what the hold left paused."""
+    engine = Elsewhere()
+    async with AsyncExitStack() as stack:
+        url = (await stack.enter_async_context(serving(engine))).url
+        with suppress(EngineUnavailable):
+            async with WeightUpdater([engine], [url], budget=QUICK).update(1) as update:
+                if moment == "after the weights":
+                    await update.apply(CHECKPOINT)
+                await stack.aclose()
+                anew = ServerSettings(port=int(url.rpartition(":")[2]))
+                await stack.enter_async_context(serve(engine, toy_template(), MemoryStore(), anew))
+                if moment == "before the weights":
+                    await update.apply(CHECKPOINT)
+
+        async with SessionServerClient(url) as server:
+            assert (await server.gate().report(deadline_s=5)).state == "open"
+        assert engine._running.is_set()
+
+
+async def test_an_update_that_gives_up_continues_no_engine_of_the_one_that_has_it():
+    """The other one has not reached the first server; giving its gate back must not wake what was never touched."""
+    engine = Elsewhere()
+    impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
+    async with serving(engine) as first, serving(engine) as second, SessionServerClient(second.url) as other:
+        await other.gate("other").pause(deadline_s=5, engines=True)
+        await engine.pause(PauseMode.ABORT)
+        with pytest.raises(EngineUnavailable, match="'other'"):
+            async with WeightUpdater([engine], [first.url, second.url], budget=impatient).update(1):
+                pytest.fail("the block ran")
+        await eventually(lambda: first.server.left_engines.problem is None)
+
+        assert (await first.gate())["state"] == "open"
+        assert not engine._running.is_set()

@@ -1,0 +1,546 @@
+"""An update of the weights: its order, what it reports, and that everything is open again whatever happens (I8)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from harness.control.weights import WeightUpdater
+from harness.control.weights_report import UpdateBudget, UpdateStep
+from harness.engines.base import PauseMode, TokenProvider
+from harness.engines.pool.pool import EnginePool
+from harness.engines.pool.workers import MISSED_UPDATE
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
+from harness.samples.codec import sample_from_json
+from harness.server.serving import serve
+from harness.store.memory import MemoryStore
+from harness.types import as_ids
+from tests.builders import toy_template, toy_tokenizer, user
+from tests.session_servers.served import PATIENCE_S, Client, eventually
+
+CHECKPOINT = Path("/checkpoint")
+QUICK = UpdateBudget(sweep_s=2, gate_s=2, pause_s=0.1, apply_s=0.3, verify_s=0.3, continue_s=0.1)
+
+
+class Engine(ScriptedEngine):
+    """Notes what is asked of it, and fails on cue."""
+
+    def __init__(self, *steps: ScriptStep, events: list[str] | None = None) -> None:
+        super().__init__(toy_tokenizer(), Script(steps or (ScriptStep(text="Understood."),)))
+        self.events = [] if events is None else events
+        self.may_score = asyncio.Event()
+        self.may_score.set()
+        self.fails: dict[str, Exception | None] = {}
+        """What a verb raises; None: it never returns."""
+
+    async def score(self, input_ids, *, start, session_id=None):
+        """See `TokenProvider`."""
+        await self._note("score")
+        await self.may_score.wait()
+        return await super().score(input_ids, start=start)
+
+    async def pause(self, mode):
+        """See `TokenProvider`."""
+        await self._note(f"pause {mode}")
+        await super().pause(mode)
+
+    async def update_weights(self, path, version):
+        """See `TokenProvider`."""
+        await self._note(f"update {version}")
+        await super().update_weights(path, version)
+
+    async def resume(self):
+        """See `TokenProvider`."""
+        await self._note("resume")
+        await super().resume()
+
+    async def _note(self, event: str) -> None:
+        self.events.append(event)
+        verb = event.partition(" ")[0]
+        if verb in self.fails:
+            failure = self.fails[verb]
+            await (asyncio.Event().wait() if failure is None else _raise(failure))
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+@asynccontextmanager
+async def serving(engine: TokenProvider) -> AsyncIterator[Client]:
+    """A session server in front of `engine`."""
+    async with (
+        serve(engine, toy_template(), MemoryStore()) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        yield Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
+
+
+def pairs(sample) -> list[tuple[float, int]]:
+    """(proximal logprob, its version) of every sampled token."""
+    columns = zip(sample["proximal_logprobs"], sample["proximal_versions"], sample["behavior_versions"], strict=True)
+    return [(value, version) for value, version, behavior in columns if behavior >= 0]
+
+
+def truth(sample, versions: Sequence[int]) -> list[tuple[float, int]]:
+    """The logprob of every sampled token under the version given for it."""
+    start = len(sample["tokens"]) - sample["response_length"]
+    sampled = [start + i for i, behavior in enumerate(sample["behavior_versions"]) if behavior >= 0]
+    tokens = as_ids(sample["tokens"])
+    return [
+        (float(scripted_logprobs(tokens[at : at + 1], at, str(version))[0]), version)
+        for at, version in zip(sampled, versions, strict=True)
+    ]
+
+
+async def test_an_update_sweeps_pauses_applies_and_opens_in_this_order():
+    """The second update sweeps what the version before it sampled; the gate is shut exactly while engines are."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        updater = WeightUpdater([engine], [client.url])
+        gates = []
+        for version in (1, 2):
+            async with updater.update(version) as update:
+                gates.append((await client.gate())["state"])
+                await update.apply(CHECKPOINT)
+            gates.append((await client.gate())["state"])
+
+        assert engine.events == ["pause abort", "update 1", "resume", "score", "pause abort", "update 2", "resume"]
+        assert gates == ["paused", "open", "paused", "open"]
+        assert engine.weight_version == "2"
+        assert update.report.problems == ()
+        assert [worker.weight_version for worker in update.report.workers] == ["2"]
+        [sample] = await client.samples(session)
+        assert pairs(sample) == truth(sample, [1] * len(pairs(sample)))
+
+
+async def test_a_turn_in_flight_goes_on_after_the_update_and_is_scored_on_the_way():
+    """Its agent notices nothing but time; the tokens before the update meet the new version in the resume's prefill."""
+    engine = Engine(ScriptStep(text="0123456789", token_delay_s=0.05))
+    async with serving(engine) as client:
+        session = await client.create()
+        asking = asyncio.create_task(client.chat(session, [user("a")]))
+        await eventually(lambda: any(len(live.output) > 2 for live in engine._live.values()))
+
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        assert (await asking).status_code == 200
+        [sample] = await client.samples(session)
+        behavior = [version for version in sample["behavior_versions"] if version >= 0]
+        assert set(behavior) == {0, 1}
+        assert pairs(sample) == truth(sample, [1] * len(behavior))
+        assert sample["metadata"]["weight_updates"] == {"abort": 1}
+
+
+async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
+    """One request samples under two versions; what it sampled before the update is left to the next sweep."""
+    engine = Engine(ScriptStep(text="0123456789", token_delay_s=0.05))
+    async with serving(engine) as client:
+        session = await client.create()
+        asking = asyncio.create_task(client.chat(session, [user("a")]))
+        await eventually(lambda: any(len(live.output) > 2 for live in engine._live.values()))
+
+        async with WeightUpdater([engine], [client.url], mode=PauseMode.KEEP).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        assert (await asking).status_code == 200
+        [sample] = await client.samples(session)
+        behavior = [version for version in sample["behavior_versions"] if version >= 0]
+        assert set(behavior) == {0, 1}
+        assert [version for _, version in pairs(sample)] == behavior
+        assert sample["metadata"]["weight_updates"] == {"keep": 1}
+        assert engine.events == ["pause keep", "update 1", "resume"]
+
+
+class Mixing(Engine):
+    """Reads its input in pieces: what weights come in between have computed a part of every scoring."""
+
+    answers_scores = False
+
+    async def generate(self, input_ids, params, **options):
+        """See `TokenProvider`; a scoring carries the version of the first sampled token, whatever it is made of."""
+        result = await super().generate(input_ids, params, **options)
+        if result.prompt_logprobs is None or not self.answers_scores:
+            return replace(result, prompt_logprobs=None)
+        mixed = np.full_like(result.prompt_logprobs.logprobs, -0.5)
+        return replace(result, prompt_logprobs=replace(result.prompt_logprobs, logprobs=mixed))
+
+
+async def test_a_scoring_that_spans_two_versions_is_discarded():
+    """Weights change while a request reads its input: it is labelled with the new version and settles nothing.
+
+    It was asked to score from the first turn on, which waits for version 1; the second turn, which version 1 sampled,
+    lies in the same window.
+    """
+    engine = Mixing(ScriptStep(text="one"), ScriptStep(text="two"), ScriptStep(text="three", delay_s=0.3))
+    async with serving(engine) as client:
+        session = await client.create()
+        history = [user("a"), await client.say(session, [user("a")]), user("b")]
+        await engine.update_weights(CHECKPOINT, "1")
+        history += [await client.say(session, history), user("c")]
+        engine.answers_scores = True
+        asking = asyncio.create_task(client.chat(session, history))
+        await client.turns_in_flight(1)
+
+        await engine.pause(PauseMode.KEEP)
+        await engine.update_weights(CHECKPOINT, "2")
+        await engine.resume()
+
+        assert (await asking).status_code == 200
+        [sample] = await client.samples(session)
+        assert set(sample["behavior_versions"]) == {-1, 0, 1, 2}
+        assert sample["proximal_versions"] == sample["behavior_versions"]
+
+
+async def test_a_worker_that_cannot_load_is_fenced_and_reported():
+    """The others serve every session from then on; when a later update reaches it, it serves again."""
+    workers = [Engine(), Engine()]
+    workers[1].fails["update"] = EngineRejected("does not fit")
+    async with serving(EnginePool(workers)) as client:
+        pool = client.engine
+        async with WeightUpdater([pool], [client.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+        sessions = [await client.create() for _ in range(4)]
+        for session in sessions:
+            await client.say(session, [user("a")])
+        versions = [(await client.samples(session))[0]["weight_versions"] for session in sessions]
+        fenced = [worker.fence for worker in pool.workers]
+        workers[1].fails.clear()
+        async with WeightUpdater([pool], [client.url]).update(2) as later:
+            await later.apply(CHECKPOINT)
+
+        assert versions == [["1"]] * 4
+        assert fenced == ["", MISSED_UPDATE]
+        assert [(worker.error is None, worker.is_fenced) for worker in update.report.workers] == [
+            (True, False),
+            (False, True),
+        ]
+        assert "does not fit" in update.report.problems[0]
+        assert update.report.servers[0].weights.fenced == {"1": "0"}
+        assert [worker.fence for worker in pool.workers] == ["", ""]
+        assert later.report.problems == ()
+
+
+async def test_a_server_with_providers_of_its_own_fences_what_was_left_behind():
+    """The updater has providers too, and no pool; the session server is told the version and asks for itself."""
+    workers = [Engine(), Engine()]
+    workers[0].fails["update"] = EngineUnavailable("gone")
+    async with serving(EnginePool(workers)) as client:
+        async with WeightUpdater(workers, [client.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        assert update.report.servers[0].weights.serving == {"1": "1"}
+        assert [worker.fence for worker in client.engine.workers] == [MISSED_UPDATE, ""]
+        assert [worker.is_fenced for worker in update.report.workers] == [False, False]
+
+
+async def test_a_server_whose_only_engine_missed_the_update_is_named_as_a_problem():
+    """It cannot fence what it has no replacement for, so its sessions go on under the old weights: somebody must know.
+
+    The same line tells of an engine that the updater was not given.
+    """
+    updated, forgotten = Engine(), Engine()
+    async with serving(updated) as client, serving(forgotten) as behind:
+        async with WeightUpdater([updated], [client.url, behind.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        [problem] = update.report.problems
+        assert problem.startswith(f"{behind.url}: sessions are served by scripted under weight version '0'")
+
+
+async def test_an_update_that_no_worker_took_is_an_error_and_the_old_weights_serve():
+    """Nobody is fenced: better the old weights than none."""
+    workers = [Engine(), Engine()]
+    for worker in workers:
+        worker.fails["update"] = EngineRejected("does not fit")
+    async with serving(EnginePool(workers)) as client:
+        with pytest.raises(EngineError, match=r"no worker serves weight version 1.*does not fit"):
+            async with WeightUpdater([client.engine], [client.url]).update(1) as update:
+                await update.apply(CHECKPOINT)
+
+        assert (await client.gate())["state"] == "open"
+        assert await client.say(await client.create(), [user("a")])
+        assert [worker.fence for worker in client.engine.workers] == ["", ""]
+
+
+async def test_whatever_the_block_raises_everything_opens_again():
+    """The caller gets its own exception."""
+    engine = Engine()
+    async with serving(engine) as client:
+        with pytest.raises(ZeroDivisionError):
+            async with WeightUpdater([engine], [client.url]).update(1):
+                _ = 1 / 0
+
+        assert engine.events == ["pause abort", "resume"]
+        assert (await client.gate())["state"] == "open"
+        assert await client.say(await client.create(), [user("a")])
+
+
+async def test_a_cancelled_update_opens_everything_again():
+    """The cancellation comes through, after the gates are open."""
+    engine = Engine()
+    engine.fails["update"] = None
+    async with serving(engine) as client:
+
+        async def update_weights() -> None:
+            async with WeightUpdater([engine], [client.url]).update(1) as update:
+                await update.apply(CHECKPOINT)
+
+        updating = asyncio.create_task(update_weights())
+        await eventually(lambda: "update 1" in engine.events)
+        updating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+
+        assert engine.events[-1] == "resume"
+        assert (await client.gate())["state"] == "open"
+
+
+@pytest.mark.parametrize("verb", ["pause", "update", "resume"])
+async def test_an_engine_that_never_answers_costs_its_budget_and_the_gates_open(verb):
+    """One of two workers hangs in one of the verbs."""
+    workers = [Engine(), Engine()]
+    workers[1].fails[verb] = None
+    async with serving(EnginePool(workers)) as client:
+        async with WeightUpdater(workers, [client.url], budget=QUICK).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        assert (await client.gate())["state"] == "open"
+        assert any("did not answer within" in problem for problem in update.report.problems)
+        assert update.report.updated
+        workers[1].fails.clear()
+        await workers[1].resume()
+
+
+async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_more():
+    """What was not reached is counted in the report."""
+    engine = Engine()
+    async with serving(engine) as client:
+        await client.say(await client.create(), [user("a")])
+        await engine.update_weights(CHECKPOINT, "1")
+        engine.fails["score"] = None
+        budget = UpdateBudget(sweep_s=0.05)
+
+        async with WeightUpdater([engine], [client.url], budget=budget).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        sweep = update.report.servers[0].sweep
+        assert sweep.tokens_left == sweep.tokens_waiting > 0
+        assert "were not scored and keep their behaviour values" in update.report.problems[0]
+        assert update.report.telemetry()["weights/proximal_tokens_left"] == sweep.tokens_left
+        assert engine.weight_version == "2"
+
+
+async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too():
+    """The queue of the trainer is swept; what it has taken meanwhile is left to it, and so is what cannot be scored."""
+    engine = Engine()
+    async with serving(engine) as client:
+        queue = []
+        for _ in range(3):
+            session = await client.create()
+            await client.say(session, [user("a")])
+            queue += [sample_from_json(sample) for sample in await client.samples(session)]
+            await client.http.delete(f"/sessions/{session.session_id}")
+        await engine.update_weights(CHECKPOINT, "1")
+        before = list(queue)
+        engine.may_score.clear()
+
+        async def take_one() -> None:
+            await eventually(lambda: engine.events.count("score") == 3)
+            queue.pop(0)
+            engine.may_score.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(take_one())
+            async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
+                await update.apply(CHECKPOINT)
+
+        assert [set(sample.proximal_versions.tolist()) for sample in (before[0], *queue)] == [{0}, {1}, {1}]
+        assert update.report.samples.tokens_settled == sum(sample.response_length for sample in queue)
+        assert update.report.samples.tokens_left == before[0].response_length
+
+
+async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_left_alone():
+    """A least length forbade tokens when it was sampled; what an engine scores knows nothing of that."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a")], min_tokens=1)
+        queue = [sample_from_json(sample) for sample in await client.samples(session)]
+        await client.http.delete(f"/sessions/{session.session_id}")
+        await engine.update_weights(CHECKPOINT, "1")
+
+        async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        assert set(queue[0].proximal_versions.tolist()) == {0}
+        assert (update.report.samples.tokens_waiting, update.report.samples.requests) == (0, 0)
+        assert update.report.samples.tokens_incomparable == queue[0].response_length
+
+
+async def test_a_sample_that_fills_the_context_is_scored_but_for_its_last_token():
+    """As in a session: servers read no input that leaves no room for a token, and what is left is counted."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        queue = [sample_from_json(sample) for sample in await client.samples(session)]
+        await client.http.delete(f"/sessions/{session.session_id}")
+        await engine.update_weights(CHECKPOINT, "1")
+        engine.capabilities = replace(engine.capabilities, context_length=queue[0].tokens.size)
+
+        async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        [sample], report = queue, update.report.samples
+        assert sample.proximal_versions.tolist() == [1] * (sample.response_length - 1) + [0]
+        assert (report.tokens_settled, report.tokens_left) == (sample.response_length - 1, 1)
+
+
+async def test_an_update_without_time_for_a_sweep_leaves_it_out():
+    """Nothing is scored, nothing is asked of the session server before the pause."""
+    engine = Engine()
+    async with serving(engine) as client:
+        await client.say(await client.create(), [user("a")])
+        await engine.update_weights(CHECKPOINT, "1")
+
+        async with WeightUpdater([engine], [client.url], budget=UpdateBudget(sweep_s=0)).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        assert "score" not in engine.events
+        assert update.report.servers[0].sweep is None
+        assert update.report.problems == ()
+
+
+async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_updated():
+    """Unreachable servers are tolerated."""
+    engine = Engine()
+    async with serving(engine) as client:
+        gone = "http://127.0.0.1:9"
+        async with WeightUpdater([engine], [gone, client.url], budget=QUICK).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        assert set(update.report.servers[0].errors) == {
+            UpdateStep.SWEEP,
+            UpdateStep.PAUSE_GATES,
+            UpdateStep.VERIFY,
+            UpdateStep.RESUME_GATES,
+        }
+        assert update.report.servers[1].errors == {}
+        assert engine.weight_version == "1"
+
+
+@pytest.mark.parametrize("sweep_s", [0, 5])
+async def test_going_back_in_versions_is_refused_before_anything_is_touched(sweep_s):
+    """One failing worker would have fenced all that took the lower version; the live one may be applied again."""
+    workers = [Engine(), Engine()]
+    async with serving(EnginePool(workers)) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        await client.engine.update_weights(CHECKPOINT, "7")
+        for worker in workers:
+            worker.events.clear()
+        updater = WeightUpdater([client.engine], [client.url], budget=UpdateBudget(sweep_s=sweep_s))
+
+        with pytest.raises(
+            ScenarioError, match=r"version 7, which is live, or a later one, got 3: .* 8 is next; .* anew"
+        ):
+            async with updater.update(3):
+                pytest.fail("the block ran")
+
+        assert [worker.events for worker in workers] == [[], []]
+        assert [worker.fence for worker in client.engine.workers] == ["", ""]
+        assert (await client.gate())["state"] == "open"
+        for version in (7, 8):
+            async with updater.update(version) as update:
+                await update.apply(CHECKPOINT)
+            assert update.report.problems == ()
+
+
+async def test_a_worker_that_has_gone_ahead_counts_as_live():
+    """Of a pool whose workers disagree the newest version decides: the lower one would be of who missed an update."""
+    workers = [Engine(), Engine()]
+    async with serving(EnginePool(workers)) as client:
+        await workers[1].update_weights(CHECKPOINT, "7")
+
+        with pytest.raises(ScenarioError, match="got 3"):
+            async with WeightUpdater([client.engine], [client.url]).update(3):
+                pytest.fail("the block ran")
+
+
+async def test_a_transfer_of_the_callers_own_is_verified_like_a_checkpoint():
+    """It gets every worker by name; one that it forgot to label is fenced."""
+    workers = [Engine(), Engine()]
+    async with serving(EnginePool(workers)) as client:
+
+        async def transfer(providers, label) -> None:
+            assert list(providers) == ["0", "1"]
+            await providers["0"].update_weights(CHECKPOINT, label)
+
+        async with WeightUpdater([client.engine], [client.url]).update(7) as update:
+            await update.apply(transfer)
+
+        assert [worker.fence for worker in client.engine.workers] == ["", MISSED_UPDATE]
+        assert update.report.workers[1].error == "it reports weight version '0', expected '7'"
+
+
+async def test_a_transfer_that_breaks_off_leaves_no_worker_of_unknown_weights_serving():
+    """What it had reached is verified before anything opens."""
+    workers = [Engine(), Engine()]
+    async with serving(EnginePool(workers)) as client:
+
+        async def transfer(providers, label) -> None:
+            await providers["0"].update_weights(CHECKPOINT, label)
+            raise ConnectionResetError
+
+        with pytest.raises(ConnectionResetError):
+            async with WeightUpdater([client.engine], [client.url]).update(7) as update:
+                await update.apply(transfer)
+
+        assert [worker.fence for worker in client.engine.workers] == ["", MISSED_UPDATE]
+        assert (await client.gate())["state"] == "open"
+
+
+async def test_a_second_attempt_that_breaks_off_is_verified_like_the_first():
+    """What the first one found out says nothing about what the second has reached."""
+    workers = [Engine(), Engine()]
+    for worker in workers:
+        worker.fails["update"] = EngineRejected("does not fit")
+    async with serving(EnginePool(workers)) as client:
+
+        async def transfer(providers, label) -> None:
+            workers[0].fails.clear()
+            await providers["0"].update_weights(CHECKPOINT, label)
+            raise ConnectionResetError
+
+        async def twice() -> None:
+            async with WeightUpdater([client.engine], [client.url]).update(1) as update:
+                with pytest.raises(EngineError):
+                    await update.apply(CHECKPOINT)
+                await update.apply(transfer)
+
+        with pytest.raises(ConnectionResetError):
+            await twice()
+
+        assert [worker.fence for worker in client.engine.workers] == ["", MISSED_UPDATE]
+
+
+async def test_the_report_names_the_pause_and_the_sweep_apart():
+    """Agents wait for everything but the sweep."""
+    engine = Engine()
+    async with serving(engine) as client:
+        async with WeightUpdater([engine], [client.url]).update(1) as update:
+            await update.apply(CHECKPOINT)
+
+        seconds = update.report.seconds
+        assert set(seconds) == set(UpdateStep)
+        assert np.isclose(update.report.pause_s, sum(seconds.values()) - seconds[UpdateStep.SWEEP])

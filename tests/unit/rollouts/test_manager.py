@@ -1,0 +1,550 @@
+"""However an agent, the engine or the server behaves: a typed outcome, and nothing left behind."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from harness.client.session_server import Deadlines
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.errors import Cause
+from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import OutcomeKind
+from harness.server.serving import RunningServer
+from harness.server.settings import ServerSettings
+from harness.types import FinishReason, SampleStatus
+from tests.processes.family import Family
+from tests.session_servers.scripted import canned_server, http_answer, scripted_server
+
+ASK = """
+import json, os, sys, time, urllib.error, urllib.request
+
+def ask(*texts):
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text} for text in texts]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+
+def leave(result):
+    with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
+        file.write(result)
+
+"""
+
+FAST = Deadlines(create_s=1, read_s=2, settle_s=5, delete_s=1)
+
+
+@asynccontextmanager
+async def manager_of(
+    directory: Path, *steps: ScriptStep, settings: ServerSettings | None = None
+) -> AsyncIterator[tuple[SessionManager, RunningServer]]:
+    """A manager of a server whose model says `steps`; no session is left at the end."""
+    async with (
+        scripted_server(directory / "model", *steps, settings=settings) as server,
+        SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager,
+    ):
+        yield manager, server
+        assert len(server.server.sessions) == 0
+
+
+def program(workdir: Path, source: str, **changes: Any) -> AgentTask:
+    """A task for a Python program that may use `ask` and `leave`."""
+    agent = ProgramAgent("probe", (sys.executable, "-S", "-c", ASK + source))
+    task = AgentTask(agent, "Say something.", workdir / "0", "scripted", deadline_s=30)
+    return replace(task, **changes)
+
+
+def function(workdir: Path, run: Any, **changes: Any) -> AgentTask:
+    """A task for an async function."""
+    task = AgentTask(FunctionAgent("probe", run), "Say something.", workdir / "0", "scripted", deadline_s=30)
+    return replace(task, **changes)
+
+
+async def chat(base_url: str, text: str) -> httpx.Response:
+    """One model call."""
+    body = {"model": "scripted", "messages": [{"role": "user", "content": text}]}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.post(f"{base_url}/chat/completions", json=body, timeout=30)
+
+
+async def test_a_program_runs_to_its_end(tmp_path: Path):
+    """With its result, its log, the session's record and a sample for the trainer."""
+    source = """
+answer = ask(open(os.environ["HARNESS_INSTRUCTION_FILE"]).read())
+print(answer)
+leave(json.dumps({"heard": answer}))
+"""
+    task = program(tmp_path, source, metadata={"prompt": 7})
+    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
+        rollout = await manager.run(task)
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.FINISHED, None)
+    assert rollout.agent_result == {"heard": "Hello."}
+    assert (task.workdir / "agent.log").read_text() == "Hello.\n"
+    assert rollout.session["session_id"] == rollout.session_id
+    assert rollout.session["metadata"] == {"prompt": 7}
+    assert [sample.status for sample in rollout.samples] == [SampleStatus.COMPLETED]
+    [turn] = rollout.session["turns"]
+    assert rollout.samples[0].tokens.size == turn["prompt_length"] + turn["output_length"]
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("prompt", {"prompt": "caf\udce9"}),
+        ("metadata", {"metadata": {"file": "caf\udce9"}}),
+        ("session", {"session": {"metadata": {"file": ["caf\udce9"]}}}),
+    ],
+)
+async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes: dict[str, Any]):
+    """What no file and no request can hold is the task's own fault, and nobody else's."""
+    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
+        rollout = await manager.run(program(tmp_path, "ask('Hello?')", **changes))
+        assert (await manager.run(program(tmp_path, "ask('Hello?')"))).outcome.kind is OutcomeKind.FINISHED
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.SCENARIO)
+    assert rollout.outcome.detail.startswith(f"{part}: expected text, got a lone surrogate: ")
+
+
+async def test_a_path_that_is_none_is_an_outcome(tmp_path: Path):
+    """A directory that no system call takes."""
+    task = program(tmp_path / "a\0b", "ask('Hello?')")
+    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
+        rollout = await manager.run(task)
+
+    assert rollout.outcome.kind is OutcomeKind.NOT_STARTED
+
+
+async def test_a_model_call_that_outlives_its_agent_ends_with_it(tmp_path: Path):
+    """Of a helper that the agent left behind: its tokens are undelivered, and the sample is the agent's."""
+    left_behind: list[asyncio.Task[httpx.Response]] = []
+
+    async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
+        await chat(base_url, prompt)
+        left_behind.append(asyncio.create_task(chat(base_url, "and this takes for ever")))
+        while not any(live.output for live in server.server._turns.engine._live.values()):
+            await asyncio.sleep(0.002)
+
+    slow = ScriptStep(text="a long story", fault=ScriptedFault.HANG, fault_after=4, token_delay_s=0.01)
+    async with manager_of(tmp_path, ScriptStep(text="Hello."), slow) as (manager, server):
+        rollout = await manager.run(function(tmp_path, run))
+        late = await left_behind[0]
+
+    [sample] = rollout.samples
+    ledger = rollout.session["ledger"]
+    assert (rollout.outcome.kind, late.status_code) == (OutcomeKind.FINISHED, 404)
+    assert (rollout.session["turns_in_flight"], sample.metadata["turns"]) == (0, [0])
+    assert ledger["generated"] == ledger["trained"] + ledger["dropped"]["undelivered"] > ledger["trained"]
+
+
+async def test_a_function_runs_to_its_end(tmp_path: Path):
+    """By the contract `run(base_url, prompt, request_kwargs, metadata, **kwargs)`."""
+    seen: dict[str, Any] = {}
+
+    async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
+        seen.update(request_kwargs=request_kwargs, metadata=metadata, kwargs=kwargs)
+        answer = await chat(base_url, prompt)
+        return {"status": answer.status_code}
+
+    task = function(tmp_path, run, request_kwargs={"temperature": 0.5}, metadata={"prompt": 7})
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(task)
+
+    assert (rollout.outcome.kind, rollout.agent_result) == (OutcomeKind.FINISHED, {"status": 200})
+    assert seen["request_kwargs"] == {"model": "scripted", "temperature": 0.5}
+    assert seen["metadata"] == {"prompt": 7}
+    assert seen["kwargs"]["session_id"] == rollout.session_id
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("ask('Hi'); sys.exit(3)", OutcomeKind.CRASHED),
+        ("ask('Hi'); os.kill(os.getpid(), 11)", OutcomeKind.CRASHED),
+        ("ask('Hi'); raise KeyError('x')", OutcomeKind.CRASHED),
+        ("sys.exit(0)", OutcomeKind.NO_MODEL_CALL),
+        ("ask('Hi'); leave('no json')", OutcomeKind.GARBAGE),
+        ("ask('Hi'); leave('[1]')", OutcomeKind.GARBAGE),
+        ("ask('Hi'); leave('{}' + ' ' * (2 << 20))", OutcomeKind.GARBAGE),
+        ("ask('Hi'); open(os.environ['HARNESS_RESULT_FILE'], 'wb').write(b'\\xff')", OutcomeKind.GARBAGE),
+        ("sys.exit(127)", OutcomeKind.NOT_STARTED),
+    ],
+)
+async def test_what_a_program_does_wrong_is_its_own_fault(tmp_path: Path, source: str, kind: OutcomeKind):
+    """Typed, never an exception."""
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(program(tmp_path, source))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause, rollout.agent_result) == (kind, Cause.AGENT, None)
+
+
+async def test_a_function_that_raises_has_crashed(tmp_path: Path):
+    """The traceback is in its log."""
+
+    async def run(base_url, prompt, **kwargs):
+        await chat(base_url, prompt)
+        raise KeyError("missing")
+
+    task = function(tmp_path, run)
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(task)
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.CRASHED, Cause.AGENT)
+    assert "KeyError: 'missing'" in rollout.outcome.detail
+    assert "Traceback" in (task.workdir / "agent.log").read_text()
+
+
+async def _exits(**kwargs):
+    sys.exit(2)
+
+
+async def _cancels_itself(**kwargs):
+    raise asyncio.CancelledError
+
+
+async def _takes_no_arguments():
+    pass
+
+
+def _is_not_async(**kwargs):
+    return {}
+
+
+@pytest.mark.parametrize("run", [_exits, _cancels_itself, _takes_no_arguments, _is_not_async])
+async def test_no_function_can_take_the_run_down(tmp_path: Path, run: Any):
+    """Whatever it raises stays with it."""
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(function(tmp_path, run))
+
+    assert rollout.outcome.kind is OutcomeKind.CRASHED
+
+
+async def test_a_function_may_return_garbage(tmp_path: Path):
+    """Judged like a program's file."""
+
+    async def run(base_url, prompt, **kwargs):
+        await chat(base_url, prompt)
+        return {"handle": object()}
+
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(function(tmp_path, run))
+
+    assert (rollout.outcome.kind, rollout.agent_result) == (OutcomeKind.GARBAGE, None)
+
+
+async def test_a_program_that_hangs_is_stopped_at_its_deadline(tmp_path: Path):
+    """Its turns are kept; on a busy machine it needs a longer deadline to come to one."""
+    async with manager_of(tmp_path) as (manager, _):
+        for deadline_s in (1.5, 6, 24):
+            started = time.monotonic()
+            rollout = await manager.run(program(tmp_path, "ask('Hi'); time.sleep(300)", deadline_s=deadline_s))
+            assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.TIMED_OUT, Cause.LIMIT)
+            assert time.monotonic() - started < 200
+            if rollout.samples:
+                break
+
+    assert len(rollout.samples) == 1
+
+
+async def test_a_function_that_swallows_its_cancellation_does_not_hold_up_the_run(tmp_path: Path):
+    """It is reported after a bounded wait, and ended with the manager."""
+    cancellations = 0
+
+    async def run(**kwargs):
+        nonlocal cancellations
+        while cancellations < 2:
+            try:
+                await asyncio.sleep(300)
+            except asyncio.CancelledError:
+                cancellations += 1
+
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(function(tmp_path, run, deadline_s=0.2))
+        assert cancellations == 1
+
+    assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
+    assert "ignores its cancellation" in rollout.outcome.detail
+    assert cancellations == 2
+
+
+async def test_a_turn_in_flight_when_the_agent_is_stopped_is_recorded(tmp_path: Path):
+    """The engine sampled its tokens, so they must be accounted for."""
+    slow = ScriptStep(text="A slow answer.", token_delay_s=0.1)
+    async with manager_of(tmp_path, slow) as (manager, _):
+        rollout = await manager.run(program(tmp_path, "ask('Hi')", deadline_s=1))
+
+    assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
+    assert len(rollout.session["turns"]) == 1
+    assert rollout.session["ledger"]["generated"] > 0
+
+
+@pytest.mark.parametrize("command", [("/no/such/agent",), ("no-such-agent",), ("/etc/passwd",)])
+async def test_an_agent_that_does_not_exist_is_not_started(tmp_path: Path, command: tuple[str, ...]):
+    """The session is given back."""
+    task = AgentTask(ProgramAgent("probe", command), "Hi", tmp_path / "0", "scripted")
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(task)
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.AGENT)
+    assert command[0] in rollout.outcome.detail
+
+
+async def test_a_working_directory_that_cannot_be_made_is_our_fault(tmp_path: Path):
+    """The agent has nothing to do with it."""
+    (tmp_path / "file").touch()
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(program(tmp_path / "file", "ask('Hi')"))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.HARNESS)
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(1)"])
+async def test_an_agent_at_the_limit_of_its_session_is_not_to_blame(tmp_path: Path, end: str):
+    """Whether it takes the refusal well or not."""
+    source = f"""
+ask("one")
+try:
+    ask("two")
+except urllib.error.HTTPError as error:
+    assert error.code == 404
+    {end or "pass"}
+"""
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(program(tmp_path, source, session={"limits": {"turns": 1}}))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.LIMITED, Cause.LIMIT)
+
+
+async def test_an_agent_is_not_to_blame_for_a_failing_engine(tmp_path: Path):
+    """It made its call and got no answer."""
+    async with manager_of(tmp_path, ScriptStep(fault=ScriptedFault.UNAVAILABLE)) as (manager, _):
+        rollout = await manager.run(program(tmp_path, "ask('Hi')"))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.ENGINE_FAILED, Cause.ENGINE)
+
+
+async def test_a_truncated_turn_is_a_truncated_sample(tmp_path: Path):
+    """The status tells the trainer."""
+    async with manager_of(tmp_path, ScriptStep(text="cut", finish=FinishReason.LENGTH)) as (manager, _):
+        rollout = await manager.run(program(tmp_path, "ask('Hi')"))
+
+    assert [sample.status for sample in rollout.samples] == [SampleStatus.TRUNCATED]
+
+
+async def test_a_drained_session_is_a_drained_rollout(tmp_path: Path):
+    """The agent is told at its next call."""
+    drained = asyncio.Event()
+
+    async def run(base_url, prompt, **kwargs):
+        await chat(base_url, "one")
+        drained.set()
+        while (answer := await chat(base_url, "two")).status_code != 404:
+            await asyncio.sleep(0.01)
+        return {"code": answer.json()["error"]["code"]}
+
+    async with manager_of(tmp_path) as (manager, server), asyncio.TaskGroup() as tasks:
+        rollout = tasks.create_task(manager.run(function(tmp_path, run)))
+        await drained.wait()
+        await post(server.url, "/sessions/drain")
+
+    assert rollout.result().outcome.kind is OutcomeKind.DRAINED
+    assert rollout.result().agent_result == {"code": "session_closed"}
+    assert rollout.result().samples
+
+
+async def test_a_rollout_that_meets_a_shut_gate_waits_and_then_gives_up(tmp_path: Path):
+    """It is data of the run, to be repeated by a resumed one."""
+    async with manager_of(tmp_path) as (manager, server):
+        await post(server.url, "/sessions/drain")
+        rollout = await manager.run(program(tmp_path, "ask('Hi')"))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.DRAINED, Cause.LIMIT)
+    assert (rollout.session_id, rollout.session["turns"], rollout.samples) == (None, [], ())
+
+
+async def test_an_impossible_session_is_the_scenarios_fault(tmp_path: Path):
+    """The server's words are in the detail."""
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(program(tmp_path, "ask('Hi')", session={"limits": {"turns": "many"}}))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.SCENARIO)
+    assert "limits.turns" in rollout.outcome.detail
+
+
+async def test_a_server_that_is_not_there_is_our_fault(tmp_path: Path):
+    """No agent is started for it."""
+    async with SessionManager("http://127.0.0.1:9", deadlines=FAST) as manager:
+        rollout = await manager.run(program(tmp_path, "ask('Hi')"))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.HARNESS_FAILED, Cause.HARNESS)
+    assert not (tmp_path / "0").exists()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        http_answer(500, {"error": {"message": "bug", "code": "internal_error"}}),
+        http_answer(200, {"turns": "none"}),
+        http_answer(200, {"turns": {}, "samples": [{"tokens": [1]}]}),
+    ],
+)
+async def test_a_record_that_cannot_be_read_costs_one_rollout(tmp_path: Path, record: bytes):
+    """The agent ran, its session is lost, the run goes on."""
+    created = http_answer(200, {"session_id": "a1", "base_url": "http://127.0.0.1:9", "api_key": "k"})
+    async with canned_server(created, record) as server, SessionManager(server.url, deadlines=FAST) as manager:
+        rollout = await manager.run(program(tmp_path, ""))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.HARNESS_FAILED, Cause.HARNESS)
+    assert "session not readable" in rollout.outcome.detail
+
+
+async def test_the_admin_token_opens_a_guarded_server(tmp_path: Path):
+    """Without it nothing is created."""
+    settings = ServerSettings(admin_token="t0ken")
+    async with manager_of(tmp_path, settings=settings) as (stranger, server):
+        refused = await stranger.run(program(tmp_path, "ask('Hi')"))
+        async with SessionManager(server.url, admin_token="t0ken", deadlines=FAST) as manager:
+            rollout = await manager.run(program(tmp_path, "ask('Hi')"))
+
+    assert (refused.outcome.kind, refused.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.SCENARIO)
+    assert rollout.outcome.kind is OutcomeKind.FINISHED
+
+
+async def test_cancelling_a_rollout_ends_its_agent_and_gives_the_session_back(tmp_path: Path, survivors):
+    """Then the cancellation goes on."""
+    source = "leave(json.dumps({'pid': os.getpid()})); time.sleep(300)"
+    task = program(tmp_path, source)
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = asyncio.create_task(manager.run(task))
+        while not (result := read_text(task.workdir / "result.json")):
+            await asyncio.sleep(0.01)
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+        assert survivors([json.loads(result)["pid"]]) == []
+
+
+async def test_a_session_that_was_on_its_way_when_its_rollout_was_cancelled_is_given_back(tmp_path: Path):
+    """The server made it, and nobody would ever delete it."""
+    async with manager_of(tmp_path) as (manager, server):
+        await post(server.url, "/sessions/pause")
+        rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
+        while not server.server.gatekeeper.held:
+            await asyncio.sleep(0.01)
+        rollout.cancel()
+        await asyncio.sleep(0.05)
+        await post(server.url, "/sessions/resume")
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+
+async def test_a_rollout_that_waits_for_the_gate_is_cancelled_at_once(tmp_path: Path):
+    """It does not ask again."""
+    shut = http_answer(503, {"error": {"code": "gate_closed"}}, "retry-after: 60")
+    patient = replace(FAST, create_s=300, delete_s=60)
+    async with canned_server(shut) as server, SessionManager(server.url, deadlines=patient) as manager:
+        rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+    assert server.requests == ["POST /sessions"]
+
+
+async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
+    """It may clean up after itself."""
+    events: list[str] = []
+
+    async def run(**kwargs):
+        events.append("started")
+        try:
+            await asyncio.sleep(300)
+        finally:
+            events.append("cleaned up")
+
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = asyncio.create_task(manager.run(function(tmp_path, run)))
+        while not events:
+            await asyncio.sleep(0.01)
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+        assert events == ["started", "cleaned up"]
+
+
+HARNESS = """
+import asyncio, sys
+from pathlib import Path
+from harness.rollouts.manager import SessionManager
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
+
+async def main(url, workdir, *command):
+    async with SessionManager(url) as manager, asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            task = AgentTask(ProgramAgent("probe", command), "Hi", Path(workdir, str(number)), "scripted")
+            tasks.create_task(manager.run(task))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_agents_and_their_children_do_not_survive_kill_9_of_the_harness(tmp_path: Path, survivors):
+    """Three rollouts at once, each with a child that ignores SIGTERM."""
+    families = [Family(tmp_path / str(number)) for number in range(3)]
+    async with scripted_server(tmp_path / "model") as server:
+        command = (sys.executable, "-c", HARNESS, server.url, str(tmp_path), *families[0].command())
+        harness = await asyncio.create_subprocess_exec(*command)
+        pids = [pid for family in families for pid in await family.appears()]
+        harness.kill()
+        await harness.wait()
+
+    assert len(pids) == 6
+    assert survivors(pids, timeout_s=10) == []
+
+
+async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
+    """Of every kind, in one manager."""
+    sources = ["ask('Hi')", "sys.exit(1)", "print('x' * 3_000_000)", "ask('Hi'); time.sleep(300)"]
+    async with scripted_server(tmp_path / "model") as server:
+        before = await resources()
+        async with SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager:
+            tasks = [program(tmp_path / str(n), source, deadline_s=4) for n, source in enumerate(sources * 2)]
+            rollouts = await asyncio.gather(*(manager.run(task) for task in tasks))
+        after = await resources()
+
+    kinds = [OutcomeKind.FINISHED, OutcomeKind.CRASHED, OutcomeKind.NO_MODEL_CALL, OutcomeKind.TIMED_OUT]
+    assert [rollout.outcome.kind for rollout in rollouts] == kinds * 2
+    assert after == before
+
+
+async def resources() -> tuple[int, int, int]:
+    """Open files, child processes and tasks of this process, once closed connections have been noticed."""
+    await asyncio.sleep(0.1)
+    process = psutil.Process()
+    return process.num_fds(), len(process.children(recursive=True)), len(asyncio.all_tasks())
+
+
+async def post(url: str, path: str) -> None:
+    """An admin verb."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        (await client.post(path)).raise_for_status()
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that may not be there yet."""
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,242 @@
+"""Turns that an engine cut short: continued when that may be, ended when it may not, and never twice the same token."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from harness.engines.base import PauseMode
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.server.settings import ServerSettings
+from tests.builders import EOS, toy_tokenizer, user
+from tests.session_servers.served import eventually, says, serving
+
+HI = [user("hi")]
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.05)
+CUT = ScriptStep(text="a long answer", fault=ScriptedFault.ABORT, fault_after=4)
+
+
+async def sampling(client) -> None:
+    """Return once the engine has sampled a token of the request that it works on."""
+    await eventually(lambda: any(live.output for live in client.engine._live.values()))
+
+
+def ids(text: str) -> list[int]:
+    return toy_tokenizer().encode_plain(text)
+
+
+async def test_a_turn_that_a_pause_cut_short_goes_on_after_it():
+    """The agent sees one answer; the record shows two segments, and all tokens are trained."""
+    async with serving(SLOW) as client:
+        session = await client.create(sampling={"seed": 1})
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.pause(PauseMode.ABORT)
+        await client.held(1)
+        await client.engine.update_weights(None, "1")
+        await client.engine.resume()
+        await client.http.post("/sessions/resume")
+        answer = await request
+        [turn] = (await client.record(session))["turns"]
+        record = await client.record(session)
+
+    assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
+    assert (turn["status"], turn["output_ids"]) == ("completed", [*ids(SLOW.text), EOS])
+    assert [span["version"] for span in turn["weight_versions"]] == ["0", "1"]
+    assert [each["finish_reason"] for each in turn["segments"]] == ["abort", "stop"]
+    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}}
+
+
+async def test_a_turn_may_be_paused_any_number_of_times():
+    """Pauses are asked for: they never use up the patience for aborts that nobody asked for."""
+    async with serving(SLOW, settings=ServerSettings(max_unsolicited_aborts=0)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        for _ in range(4):
+            await sampling(client)
+            await client.http.post("/sessions/pause")
+            await client.engine.abort(None)
+            await client.held(1)
+            await client.http.post("/sessions/resume")
+        answer = await request
+        [turn] = (await client.record(session))["turns"]
+
+    assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
+    assert len(turn["segments"]) == 5
+
+
+OBJECT = {"type": "json_object"}
+
+
+async def test_a_turn_that_follows_a_schema_begins_again_after_a_pause():
+    """An engine would follow the grammar from its beginning; the partial output is in the ledger, and in no sample."""
+    whole = ScriptStep(text='{"b": 2}')
+    async with serving(ScriptStep(text='{"a": 1}', token_delay_s=0.05), whole) as client:
+        session = await client.create(sampling={"seed": 1})
+        request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.pause(PauseMode.ABORT)
+        await client.held(1)
+        await client.engine.resume()
+        await client.http.post("/sessions/resume")
+        answer = await request
+        record = await client.record(session)
+        [sample] = (await client.http.get(f"/sessions/{session.session_id}/samples")).json()["samples"]
+
+    [turn], ledger = record["turns"], record["ledger"]
+    assert answer.json()["choices"][0]["message"]["content"] == whole.text
+    assert turn["output_ids"] == [*ids(whole.text), EOS]
+    assert [(each["start"], each["finish_reason"]) for each in turn["segments"]] == [(0, "stop")]
+    assert ledger["trained"] == sum(sample["loss_mask"]) == len(ids(whole.text)) + 1
+    assert ledger["dropped"] == {"restarted": ledger["generated"] - ledger["trained"]}
+    assert ledger["dropped"]["restarted"] > 0
+
+
+async def test_a_drained_turn_that_follows_a_schema_keeps_its_partial():
+    """Nothing begins again: what was sampled is the aborted turn's."""
+    async with serving(ScriptStep(text='{"a": 1}', token_delay_s=0.05)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
+        await sampling(client)
+        await client.http.post("/sessions/drain")
+        await client.engine.abort(None)
+        answer = await request
+        [turn] = (await client.record(session))["turns"]
+
+    assert answer.status_code == 404
+    assert (turn["status"], turn["end"]) == ("aborted", "drained")
+    assert 0 < len(turn["output_ids"]) < len('{"a": 1}')
+
+
+async def test_a_schema_that_the_engine_cannot_follow_is_refused():
+    """By name, before anything is sampled."""
+    async with serving(ScriptStep(text="{}")) as client:
+        client.engine.capabilities = replace(client.engine.capabilities, follows_json_schema=False)
+        answer = await client.chat(await client.create(), HI, response_format=OBJECT)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert "scripted follows no schema" in answer.json()["error"]["message"]
+
+
+async def test_an_abort_that_nobody_asked_for_is_continued():
+    """The engine dropped the request by itself."""
+    async with serving(CUT) as client:
+        session = await client.create()
+        message = await client.say(session, HI)
+        [turn] = (await client.record(session))["turns"]
+
+    assert message["content"] == "a long answer"
+    assert [(each["start"], each["end"]) for each in turn["segments"]] == [(0, 4), (4, 14)]
+
+
+async def test_a_turn_that_is_cut_short_again_and_again_is_aborted():
+    """Bounded: an engine that drops everything does not keep a turn for ever."""
+    hang = ScriptStep(text="never", fault=ScriptedFault.HANG)
+    async with serving(hang, settings=ServerSettings(max_unsolicited_aborts=2)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        for _ in range(3):
+            await client.turns_in_flight(1)
+            await client.engine.abort(None)
+            await eventually(lambda: not any(live.aborted.is_set() for live in client.engine._live.values()))
+        answer = await request
+        [turn] = (await client.record(session))["turns"]
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+    assert (turn["status"], len(turn["segments"])) == ("aborted", 3)
+
+
+async def test_a_drained_turn_in_flight_is_aborted_with_its_partial():
+    """404, no retry, and what was sampled is in the sample."""
+    async with serving(SLOW) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/drain")
+        await client.engine.abort(None)
+        answer = await request
+        [turn] = (await client.record(session))["turns"]
+        [sample] = await client.samples(session)
+
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
+    assert (turn["status"], turn["end"]) == ("aborted", "drained")
+    assert 0 < len(turn["output_ids"]) < len(SLOW.text)
+    assert (sample["status"], sum(sample["loss_mask"])) == ("aborted", len(turn["output_ids"]))
+
+
+async def test_a_drain_before_the_engine_was_asked_sends_nothing_to_it():
+    """A turn that waits at the gate when the drain comes is refused; one that continues ends with what it has."""
+    async with serving(SLOW) as client:
+        waiting, running = await client.create(), await client.create()
+        cut = asyncio.create_task(client.chat(running, HI))
+        await client.turns_in_flight(1)
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        held = asyncio.create_task(client.chat(waiting, HI))
+        await client.held(2)
+        await client.http.post("/sessions/drain")
+        answers = await asyncio.gather(cut, held)
+        records = [await client.record(session) for session in (running, waiting)]
+
+    assert [answer.json()["error"]["code"] for answer in answers] == ["turn_aborted", "session_closed"]
+    assert [len(record["turns"]) for record in records] == [1, 0]
+
+
+async def test_a_turn_held_for_too_long_waits_for_a_retry():
+    """503 with Retry-After; the same request goes on with the partial."""
+    async with serving(SLOW, settings=ServerSettings(pause_timeout_s=0.05)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        refused = await request
+        partial = (await client.record(session))["ledger"]
+        await client.http.post("/sessions/resume")
+        message = await client.say(session, HI)
+        record = await client.record(session)
+
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    assert partial["generated"] == partial["dropped"]["undelivered"] > 0
+    assert message["content"] == SLOW.text
+    assert (len(record["turns"]), record["ledger"]["trained"], record["ledger"]["generated"]) == (1, 23, 23)
+
+
+@pytest.mark.parametrize("fault", [ScriptedFault.UNAVAILABLE, ScriptedFault.DISCONNECT])
+async def test_an_engine_that_fails_for_a_moment_is_asked_again(fault):
+    """The agent notices nothing; a fresh request id, the same seed."""
+    settings = ServerSettings(engine_retry_s=0.01)
+    async with serving(ScriptStep(text="x", fault=fault), *says("fine"), settings=settings) as client:
+        session = await client.create(sampling={"seed": 1})
+        message = await client.say(session, HI)
+        [turn] = (await client.record(session))["turns"]
+
+    assert (message["content"], turn["status"], len(turn["segments"])) == ("fine", "completed", 1)
+
+
+async def test_an_engine_that_fails_after_a_partial_leaves_it_for_the_retry():
+    """What was sampled before is not sampled again."""
+    async with serving(SLOW) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        await client.held(1)
+        able = client.engine.capabilities
+        client.engine.capabilities = replace(able, vocab_size=1)
+        await client.http.post("/sessions/resume")
+        failed = await request
+        partial = await client.record(session)
+        client.engine.capabilities = able
+        message = await client.say(session, HI)
+        record = await client.record(session)
+
+    assert (failed.status_code, failed.json()["error"]["code"]) == (400, "engine_rejected")
+    assert [turn["end"] for turn in partial["turns"]] == ["engine_failed"]
+    assert partial["ledger"]["generated"] == partial["ledger"]["dropped"]["undelivered"] > 0
+    assert message["content"] == SLOW.text
+    assert [len(turn["segments"]) for turn in record["turns"]] == [2]
+    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}}

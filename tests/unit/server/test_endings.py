@@ -1,0 +1,287 @@
+"""Turns that are ended from outside: by a drain, by the owner who collects. Each ends, whatever its engine does."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import httpx
+import pytest
+
+from harness.engines.base import PauseMode
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.server.serving import serve
+from harness.server.settings import ServerSettings
+from harness.store.memory import MemoryStore
+from tests.builders import toy_template, toy_tokenizer, user
+from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with
+
+HI = [user("hi")]
+HANG = ScriptStep(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.01)
+CUT = ScriptStep(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
+
+
+class DeafEngine(ScriptedEngine):
+    """Hangs in its requests, and hears no abort."""
+
+    is_deaf = True
+
+    async def abort(self, request_id: str | None) -> int:
+        return 0 if self.is_deaf else await super().abort(request_id)
+
+
+async def sampling(client) -> None:
+    """Return once the engine has sampled a token."""
+    await eventually(lambda: any(live.output for live in client.engine._live.values()))
+
+
+def grace(seconds: float) -> ServerSettings:
+    return ServerSettings(drain_grace_s=seconds)
+
+
+async def test_a_drained_turn_of_an_engine_that_never_answers_ends():
+    """404, ABORTED with what an earlier request had brought, and nothing is in flight."""
+    long = ScriptStep(text="a long and slow answer" * 50, token_delay_s=0.01)
+    engine = DeafEngine(toy_tokenizer(), Script((long,)))
+    async with serving_with(engine, settings=grace(0.2)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        engine.is_deaf = False
+        await engine.abort(None)
+        await client.held(1)
+        engine.is_deaf = True
+        await client.http.post("/sessions/resume")
+        await client.turns_in_flight(1)
+        await engine.pause(PauseMode.KEEP)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        record, gate = await client.record(session), await client.gate()
+        [sample] = await client.samples(session)
+
+    [turn] = record["turns"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+    assert (turn["status"], turn["end"], gate["turns_in_flight"]) == ("aborted", "drained", 0)
+    assert 0 < len(turn["output_ids"]) == sum(sample["loss_mask"]) == record["ledger"]["generated"]
+
+
+async def test_a_drained_turn_that_samples_on_is_handed_over_within_the_grace():
+    """The engine is told before the grace is over, so that its partial is not lost."""
+    async with serving(HANG, settings=grace(0.5)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        [turn] = (await client.record(session))["turns"]
+
+    assert (answer.status_code, turn["status"]) == (404, "aborted")
+    assert turn["output_ids"]
+
+
+async def test_a_drained_turn_may_end_by_itself():
+    """A drain ends sessions, and loses no running turn that comes to its end in time."""
+    async with serving(SLOW, settings=grace(PATIENCE_S)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/drain")
+        answer = await request
+
+    assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
+
+
+async def test_ending_a_session_ends_what_its_agent_left_in_flight(tmp_path):
+    """The late call is answered 404, its tokens are undelivered, and the agent's sample is what it was."""
+    async with serving(*says("done"), HANG, store=tmp_path / "s.db") as client:
+        session = await client.create()
+        await client.say(session, HI)
+        late = asyncio.create_task(client.chat(session, [user("a helper that outlives its agent")]))
+        await sampling(client)
+        ended = await client.http.post(f"/sessions/{session.session_id}/end")
+        answer = await late
+        refused = await client.chat(session, HI)
+        record = await client.record(session)
+        [sample] = await client.samples(session)
+    async with serving(store=tmp_path / "s.db") as client:
+        after_restart = await client.record(session)
+
+    assert (ended.json()["phase"], ended.json()["turns_in_flight"]) == ("ended", 0)
+    assert [each.json()["error"]["code"] for each in (answer, refused)] == ["session_closed"] * 2
+    assert {each.headers["x-should-retry"] for each in (answer, refused)} == {"false"}
+    assert (record["refusals"], sample["metadata"]["turns"], sample["status"]) == ({}, [0], "completed")
+    assert record["ledger"]["dropped"] == {"undelivered": len(record["turns"][1]["output_ids"])}
+    assert (after_restart["phase"], after_restart["ledger"]) == ("ended", record["ledger"])
+
+
+async def test_ending_a_session_that_was_drained_leaves_it_drained():
+    """What a drain cut short is ABORTED and trained, whoever collects meanwhile."""
+    async with serving(HANG) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/drain")
+        ended = await client.http.post(f"/sessions/{session.session_id}/end")
+        await request
+        [sample] = await client.samples(session)
+
+    assert (ended.json()["phase"], sample["status"]) == ("closing", "aborted")
+
+
+@pytest.mark.parametrize("selection", ["last", "leaves", "turns"])
+async def test_a_turn_that_was_aborted_before_its_first_token_is_no_sample(selection):
+    """Nobody divides by its length; the record counts it."""
+    async with serving(ScriptStep(text="late", delay_s=60)) as client:
+        session = await client.create(selection=selection)
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        await client.http.post("/sessions/drain")
+        await client.engine.abort(None)
+        await request
+        record, samples = await client.record(session), await client.samples(session)
+
+    assert [turn["status"] for turn in record["turns"]] == ["aborted"]
+    assert (samples, record["empty_samples"]) == ([], 1)
+
+
+async def test_ending_waits_no_longer_than_it_was_told():
+    """The answer says what is left in flight."""
+    engine = DeafEngine(toy_tokenizer(), Script((HANG,)))
+    async with serving_with(engine) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        ended = await client.http.post(f"/sessions/{session.session_id}/end", json={"within_s": 0.01})
+        engine.is_deaf = False
+        await engine.abort(None)
+        await request
+
+    assert ended.json()["turns_in_flight"] == 1
+
+
+async def test_a_turn_held_at_the_gate_ends_with_its_session():
+    """A pause holds nobody whose session has ended."""
+    async with serving(CUT) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        await client.held(1)
+        ended = await client.http.post(f"/sessions/{session.session_id}/end")
+        answer = await request
+
+    assert (ended.json()["turns_in_flight"], answer.status_code) == (0, 404)
+
+
+async def test_a_call_at_the_gate_ends_with_its_session_although_the_store_failed(tmp_path):
+    """The DELETE is 503 and may be repeated; nobody waits at the gate for a session that is over."""
+    path = tmp_path / "s.db"
+    async with serving(store=path) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.held(1)
+        with closing(sqlite3.connect(path)) as operator:
+            operator.execute("CREATE TRIGGER t BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'no'); END")
+            operator.commit()
+        deleted = await client.http.delete(f"/sessions/{session.session_id}")
+        answer = await request
+
+    assert (deleted.status_code, answer.status_code) == (503, 404)
+
+
+async def test_deleting_a_session_ends_its_requests_in_the_engine():
+    """Nobody samples for a session that is gone."""
+    async with serving(HANG) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        deleted = await client.http.delete(f"/sessions/{session.session_id}")
+        running = len(client.engine._live)
+        answer = await request
+
+    assert (deleted.status_code, running, answer.status_code) == (204, 0, 404)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_turn_that_ends_with_its_session_before_its_first_token_answers_nobody(is_deleted):
+    """404, and never an answer without words that no file holds."""
+    async with serving(ScriptStep(text="late", delay_s=60)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        path = f"/sessions/{session.session_id}"
+        await (client.http.delete(path) if is_deleted else client.http.post(f"{path}/end"))
+        answer = await request
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+
+
+class HandingOverStore(MemoryStore):
+    """Has the engine hand over what it has at the very moment at which a session ends."""
+
+    engine: ScriptedEngine
+
+    async def set_phase(self, session) -> None:
+        """See `SessionStore`."""
+        del session
+        await self.engine.abort(None)
+
+
+async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
+    """As if it had come a moment later: it waits for a successor, and is `undelivered`."""
+    engine, store = ScriptedEngine(toy_tokenizer(), Script((CUT,))), HandingOverStore()
+    store.engine = engine
+    async with (
+        serve(engine, toy_template(), store) as running,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        session = (await http.post("/sessions")).json()
+        path = f"/sessions/{session['session_id']}"
+        request = asyncio.create_task(http.post(f"{path}/v1/chat/completions", json={"messages": HI}))
+        await eventually(lambda: any(live.output for live in engine._live.values()))
+        await http.post(f"{path}/end")
+        answer = await request
+        record, samples = (await http.get(path)).json(), (await http.get(f"{path}/samples")).json()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+    assert [turn["end"] for turn in record["turns"]] == ["session_ended"]
+    assert (record["ledger"]["dropped"], samples["samples"]) == ({"undelivered": 4}, [])
+
+
+async def test_an_ended_session_may_be_taken_over():
+    """Its successor goes on with what was cut short: nothing is sampled twice."""
+    async with serving(CUT) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await sampling(client)
+        await client.http.post(f"/sessions/{session.session_id}/end")
+        await request
+        successor = await client.create(resumes=session.session_id)
+        client.engine._played[successor.session_id] = 1  # the step that was cut, as a model would go on
+        message = await client.say(successor, HI)
+        record = await client.record(successor)
+
+    assert message["content"] == CUT.text
+    assert [len(turn["segments"]) for turn in record["turns"]] == [2]
+
+
+async def test_ending_a_session_that_is_not_there_crashes_nobody():
+    """Collecting must not crash a rollout."""
+    async with serving() as client:
+        answer = await client.http.post(f"/sessions/{'0' * 32}/end")
+
+    assert (answer.status_code, answer.json()["phase"], answer.json()["turns_in_flight"]) == (200, "unknown", 0)
+
+
+@pytest.mark.parametrize("body", [b'{"within_s": -1}', b'{"within_s": "x"}', b'{"unknown": 1}', b"[]", b"{"])
+async def test_a_body_that_ends_nothing_changes_nothing(body):
+    """400, and the session goes on."""
+    async with serving() as client:
+        session = await client.create()
+        answer = await client.http.post(f"/sessions/{session.session_id}/end", content=body)
+        phase = (await client.record(session))["phase"]
+
+    assert (answer.status_code, phase) == (400, "open")

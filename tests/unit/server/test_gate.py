@@ -1,0 +1,393 @@
+"""The gate over HTTP, row by row: open, paused, draining."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import httpx
+import pytest
+
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.server.settings import ServerSettings
+from tests.builders import user
+from tests.session_servers.served import eventually, says, serving, url_of
+from tests.session_servers.store_file import read_file
+
+HI = [user("hi")]
+IMPATIENT = ServerSettings(pause_timeout_s=0.05)
+SLOW = ScriptStep(text="slow", delay_s=0.1)
+
+
+async def test_an_open_gate_serves():
+    """Both kinds of work."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        message = await client.say(session, HI)
+
+    assert message["content"] == "hello"
+
+
+async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
+    """The agent notices nothing but time; resume says how many it released."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        paused = (await client.http.post("/sessions/pause")).json()
+        request = asyncio.create_task(client.say(session, HI))
+        await client.held(1)
+        report = await client.gate()
+        resumed = (await client.http.post("/sessions/resume")).json()
+        message = await request
+
+    assert (paused["state"], paused["changed"], report["held"], report["turns_in_flight"]) == ("paused", True, 1, 0)
+    assert (resumed["state"], resumed["changed"], resumed["released"]) == ("open", True, 1)
+    assert message["content"] == "hello"
+
+
+async def test_a_paused_gate_holds_new_sessions():
+    """They are created after resume."""
+    async with serving() as client:
+        await client.http.post("/sessions/pause")
+        request = asyncio.create_task(client.create())
+        await client.held(1)
+        assert (await client.gate())["sessions"] == 0
+        await client.http.post("/sessions/resume")
+        session = await request
+
+        assert (await client.record(session))["phase"] == "open"
+
+
+@pytest.mark.parametrize("work", ["create", "turn"])
+async def test_holding_is_bounded(work):
+    """After the pause timeout: 503 with Retry-After, which clients retry; nothing is recorded."""
+    async with serving(settings=IMPATIENT) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        answer = await (client.http.post("/sessions") if work == "create" else client.chat(session, HI))
+        report = await client.gate()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "gate_closed")
+    assert int(answer.headers["retry-after"]) > 0
+    assert "x-should-retry" not in answer.headers
+    assert (report["held"], report["turns_in_flight"]) == (0, 0)
+
+
+async def test_flapping_does_not_let_a_held_request_slip_or_starve():
+    """Open for a moment and paused again: a waiter is served when it gets a chance and held once only."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        request = asyncio.create_task(client.say(session, HI))
+        await client.held(1)
+        for _ in range(5):
+            await client.http.post("/sessions/resume")
+            await client.http.post("/sessions/pause")
+        await client.http.post("/sessions/resume")
+
+        assert (await request)["content"] == "hello"
+        assert (await client.gate())["held"] == 0
+
+
+async def test_reading_and_deleting_pass_a_paused_gate():
+    """Only new work waits."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        await client.say(session, HI)
+        await client.http.post("/sessions/pause")
+        record = await client.record(session)
+        deleted = await client.http.delete(f"/sessions/{session.session_id}")
+
+    assert (len(record["turns"]), deleted.status_code) == (1, 204)
+
+
+async def test_a_draining_gate_ends_open_sessions_for_good():
+    """404 while draining and after resume; sessions created later are served; what was recorded stays."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        message = await client.say(session, HI)
+        drained = (await client.http.post("/sessions/drain")).json()
+        while_draining = await client.chat(session, [*HI, message, user("more")])
+        await client.http.post("/sessions/resume")
+        after_resume = await client.chat(session, [*HI, message, user("more")])
+        record = await client.record(session)
+        fresh = await client.say(await client.create(), HI)
+
+    assert (drained["state"], drained["changed"], drained["sessions_closed"]) == ("draining", True, 1)
+    for answer in (while_draining, after_resume):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+        assert answer.headers["x-should-retry"] == "false"
+    assert (record["phase"], len(record["turns"]), record["refusals"]) == ("closing", 1, {"session_closed": 2})
+    assert fresh["content"] == "hello"
+
+
+async def test_a_draining_gate_creates_nothing():
+    """503 with Retry-After until resume."""
+    async with serving() as client:
+        await client.http.post("/sessions/drain")
+        refused = await client.http.post("/sessions")
+        await client.http.post("/sessions/resume")
+        created = await client.http.post("/sessions")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "gate_closed")
+    assert int(refused.headers["retry-after"]) > 0
+    assert created.status_code == 200
+
+
+async def test_a_drain_loses_no_turn_in_flight():
+    """What was admitted is recorded and, complete as it is, answered."""
+    async with serving(SLOW) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        record = await client.record(session)
+
+    assert answer.status_code == 200
+    assert ([turn["status"] for turn in record["turns"]], record["phase"]) == (["completed"], "closing")
+
+
+async def test_a_drain_and_an_abort_end_a_turn_in_flight_as_aborted():
+    """The engine is told to stop: stored ABORTED, answered 404."""
+    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        await client.http.post("/sessions/drain")
+        await client.engine.abort(None)
+        answer = await request
+        record = await client.record(session)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+    assert [(turn["status"], len(turn["output_ids"])) for turn in record["turns"]] == [("aborted", 2)]
+
+
+async def test_a_drain_turns_held_work_away():
+    """Paused, then drained: a held turn gets its terminal answer, a held creation is asked to come again."""
+    async with serving() as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        turn = asyncio.create_task(client.chat(session, HI))
+        create = asyncio.create_task(client.http.post("/sessions"))
+        await client.held(2)
+        await client.http.post("/sessions/drain")
+
+        assert ((await turn).status_code, (await create).status_code) == (404, 503)
+
+
+async def test_no_session_slips_through_a_drain(tmp_path):
+    """Creations that race with a drain are closed by it or refused: after it no session is open."""
+    async with serving(store=tmp_path / "sessions.db") as client:
+        creations = [asyncio.create_task(client.http.post("/sessions")) for _ in range(40)]
+        while not len(client.server.sessions):
+            await asyncio.sleep(0)
+        await client.http.post("/sessions/drain")
+        answers = await asyncio.gather(*creations)
+        phases = [line["phase"] for line in (await client.http.get("/sessions")).json()["sessions"]]
+        turns = [
+            await client.http.post(
+                f"/sessions/{answer.json()['session_id']}/v1/chat/completions", json={"messages": HI}
+            )
+            for answer in answers
+            if answer.status_code == 200
+        ]
+
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    assert set(phases) <= {"closing"}
+    assert {turn.status_code for turn in turns} <= {404}
+
+
+@pytest.mark.parametrize("rounds", range(8))
+async def test_a_drain_that_comes_while_a_session_is_created_does_not_miss_it(rounds):
+    """Wherever the creation stands by then: what has passed the gate is closed by the drain."""
+    async with serving() as client:
+        transport = httpx.ASGITransport(client.server.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            creation = asyncio.create_task(http.post("/sessions"))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            await http.post("/sessions/drain")
+            await creation
+
+        assert (await client.gate())["sessions_open"] == 0
+
+
+async def test_a_long_prompt_does_not_stop_the_server_and_a_drain_meanwhile_is_seen():
+    """Encoding takes a second in a thread; a drain that comes meanwhile is served, and the turn does not start."""
+    async with serving(context_length=1 << 22) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, [user("x" * 3_000_000)]))
+        await asyncio.sleep(0.1)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        record = await client.record(session)
+
+    assert (answer.status_code, record["turns"]) == (404, [])
+
+
+@pytest.mark.parametrize("verb", ["drain", "pause", "resume"])
+async def test_verbs_are_idempotent_and_report(verb):
+    """The second time nothing changes, and the answer says so."""
+    async with serving() as client:
+        await client.create()
+        await client.http.post("/sessions/pause" if verb == "resume" else "/sessions/resume")
+        first, second = [(await client.http.post(f"/sessions/{verb}")).json() for _ in range(2)]
+
+    assert (first["changed"], second["changed"]) == (True, False)
+    assert (first["state"], first["epoch"]) == (second["state"], second["epoch"])
+    assert second.get("sessions_closed", 0) == second.get("released", 0) == 0
+
+
+async def test_a_client_that_gives_up_while_held_does_not_wait_for_ever():
+    """Its request is turned away in the end; nothing is counted as waiting."""
+    async with serving(*says("hello"), settings=ServerSettings(pause_timeout_s=0.2)) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        with pytest.raises(httpx.ReadTimeout):
+            await client.http.post(url_of(session), json={"messages": HI}, timeout=0.05)
+        await client.held(1)
+        await client.held(0)
+        record = await client.record(session)
+
+    assert record["turns"] == []
+
+
+async def test_the_server_stops_in_bounded_time_with_turns_in_flight():
+    """A generation that never ends does not keep the server: its task ends, the engine is free."""
+    async with asyncio.timeout(15):
+        async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG)) as client:
+            session = await client.create()
+            request = asyncio.create_task(client.chat(session, HI))
+            await client.turns_in_flight(1)
+            engine = client.engine
+        await asyncio.gather(request, return_exceptions=True)
+
+    assert (await engine.health()).running == 0
+
+
+async def test_a_server_leaves_no_task_and_no_socket_behind():
+    """After the block, only this test's own task runs, and the address is free again."""
+    async with serving(*says("hello")) as client:
+        await client.say(await client.create(), HI)
+        host, _, port = client.url.removeprefix("http://").partition(":")
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))
+
+
+async def test_a_drain_is_durable_before_it_is_answered(tmp_path):
+    """An independent reader of the file finds every session marked as soon as the answer is there."""
+    async with serving(*says("hello"), store=tmp_path / "sessions.db") as client:
+        for session in [await client.create() for _ in range(5)]:
+            await client.say(session, HI)
+        drained = (await client.http.post("/sessions/drain")).json()
+        stored = read_file(tmp_path / "sessions.db")
+
+    assert (drained["sessions_closed"], drained["sessions_open"], drained["sessions"]) == (5, 0, 5)
+    assert [session.phase for session in stored.values()] == ["closing"] * 5
+
+
+async def test_a_drain_that_the_store_cannot_keep_says_so_and_is_kept_the_next_time(tmp_path):
+    """503, which whoever drains repeats; meanwhile no turn is served."""
+    path = tmp_path / "sessions.db"
+    async with serving(*says("hello"), store=path) as client:
+        session = await client.create()
+        refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'disk trouble'); END"
+        change_file(path, refuse)
+        failed = await client.http.post("/sessions/drain")
+        turn = await client.chat(session, HI)
+        change_file(path, "DROP TRIGGER refuse")
+        drained = await client.http.post("/sessions/drain")
+
+    assert (failed.status_code, failed.json()["error"]["code"]) == (503, "store_failed")
+    assert turn.status_code == 404
+    assert (drained.status_code, drained.json()["sessions_closed"]) == (200, 0)
+    assert [each.phase for each in read_file(path).values()] == ["closing"]
+
+
+async def test_drains_at_once_close_each_session_once():
+    """Whoever drains too learns that there was nothing left to do."""
+    async with serving() as client:
+        for _ in range(10):
+            await client.create()
+        answers = await asyncio.gather(*(client.http.post("/sessions/drain") for _ in range(5)))
+        reports = [answer.json() for answer in answers]
+
+    assert sum(report["sessions_closed"] for report in reports) == 10
+    assert sorted(report["changed"] for report in reports) == [False] * 4 + [True]
+    assert {report["epoch"] for report in reports} == {1}
+
+
+async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
+    """Whoever pauses knows by that when the engines are idle."""
+    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        paused = (await client.http.post("/sessions/pause")).json()
+        await client.engine.abort(None)
+        await client.held(1)
+        waiting = await client.gate()
+        await client.http.post("/sessions/resume")
+        answer = await request
+
+    assert (paused["turns_in_flight"], paused["turns_held"]) == (1, 0)
+    assert (waiting["turns_in_flight"], waiting["turns_held"], waiting["held"]) == (1, 1, 1)
+    assert answer.json()["choices"][0]["message"]["content"] == "abc"
+
+
+async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
+    """Stored ABORTED with its partial, answered 404; the engine never hears of it again."""
+    async with serving(ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.turns_in_flight(1)
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        await client.held(1)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        record, played = await client.record(session), client.engine._played.total()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+    assert answer.headers["x-should-retry"] == "false"
+    assert [(turn["status"], len(turn["output_ids"])) for turn in record["turns"]] == [("aborted", 2)]
+    assert played == 1
+
+
+async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
+    """It waits to be sent again after a failure; the drain ends it, whatever the engine said."""
+    failing = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
+    async with serving(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as client:
+        session = await client.create()
+        request = asyncio.create_task(client.chat(session, HI))
+        await eventually(lambda: client.engine._played.total() == 1 and not client.engine._live)
+        await client.http.post("/sessions/drain")
+        answer = await request
+        record, played = await client.record(session), client.engine._played.total()
+
+    assert played == 1
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
+    assert answer.json()["error"]["code"] == "turn_aborted"
+    assert [(turn["status"], turn["end"]) for turn in record["turns"]] == [("aborted", "drained")]
+
+
+async def test_ten_drains_in_a_row_leave_a_gate_that_serves():
+    """Each ends the sessions of its time, and no other."""
+    async with serving(*says("hello")) as client:
+        for _ in range(10):
+            session = await client.create()
+            assert (await client.http.post("/sessions/drain")).json()["sessions_closed"] == 1
+            assert (await client.http.post("/sessions/resume")).json()["state"] == "open"
+            assert (await client.chat(session, HI)).status_code == 404
+        message = await client.say(await client.create(), HI)
+        report = await client.gate()
+
+    assert message["content"] == "hello"
+    assert (report["epoch"], report["sessions"], report["sessions_open"]) == (20, 11, 1)
+
+
+def change_file(path, statement):
+    """Run a statement of somebody else on the store's file."""
+    with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
+        connection.execute(statement)

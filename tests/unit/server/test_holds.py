@@ -1,0 +1,405 @@
+"""Holds on the gate over HTTP: whose they are, how they end, what survives a restart, and what is refused."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from harness.engines.base import PauseMode
+from harness.engines.scripted import Script, ScriptedEngine
+from harness.errors import EngineUnavailable
+from harness.server.serving import serve
+from harness.sessions.gate import Hold, HoldKind
+from harness.store.connect import open_store
+from harness.store.memory import MemoryStore
+from harness.store.sqlite import SQLiteStore
+from tests.builders import toy_template, toy_tokenizer, user
+from tests.session_servers.served import eventually, says, serving, serving_with
+
+HI = [user("hi")]
+
+
+async def verb(client, name, holder=None, **fields):
+    """What a verb of the gate answers to `holder`."""
+    body = ({"holder": holder} if holder else {}) | fields
+    return await client.http.post(f"/sessions/{name}", json=body)
+
+
+async def test_the_end_of_an_abort_does_not_open_the_gate_of_an_update():
+    """Each releases its own; the turn goes on when the last one has."""
+    async with serving(*says("hello")) as client:
+        await verb(client, "pause", "update")
+        await verb(client, "drain", "abort")
+        after_abort = (await verb(client, "resume", "abort")).json()
+        session = asyncio.create_task(client.create())
+        await client.held(1)
+        opened = (await verb(client, "resume", "update")).json()
+
+        assert (after_abort["state"], after_abort["changed"], after_abort["released"]) == ("paused", True, 0)
+        assert (opened["state"], opened["changed"], opened["released"]) == ("open", True, 1)
+        assert await session
+
+
+async def test_a_bare_resume_opens_nobody_elses_gate():
+    """It releases the anonymous hold, whether there is one or not."""
+    async with serving() as client:
+        await verb(client, "pause", "update")
+        await verb(client, "pause")
+        first, second = [(await verb(client, "resume")).json() for _ in range(2)]
+
+    assert (first["state"], second["state"]) == ("paused", "paused")
+    assert [hold["holder"] for hold in second["holds"]] == ["update"]
+
+
+async def test_the_gate_lists_its_holds():
+    """Who, what, and for how long; a bare verb lasts an hour, a named one a minute."""
+    async with serving() as client:
+        await verb(client, "pause")
+        await verb(client, "pause", "update", engines=True)
+        await verb(client, "drain", "abort", ttl_s=5)
+        report = await client.gate()
+
+    assert report["state"] == "draining"
+    assert [(hold["holder"], hold["kind"], hold["engines"]) for hold in report["holds"]] == [
+        ("anonymous", "pause", False),
+        ("update", "pause", True),
+        ("abort", "drain", False),
+    ]
+    seconds = [hold["ends_in_s"] for hold in report["holds"]]
+    assert [0 < left <= most for left, most in zip(seconds, (3600, 60, 5), strict=True)] == [True] * 3
+    assert seconds[0] > 3000
+
+
+@pytest.mark.parametrize("state", ["paused", "draining", "paused again"])
+async def test_a_drained_session_is_answered_404_in_every_state_of_the_gate(state):
+    """Its agent must stop, whoever pauses meanwhile."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        await verb(client, "drain", "abort")
+        if state != "draining":
+            await verb(client, "pause", "update")
+        if state == "paused again":
+            await verb(client, "resume", "abort")
+        answer = await client.chat(session, HI)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_pause_does_not_soften_a_drain():
+    """Creations are still refused, not held."""
+    async with serving() as client:
+        await verb(client, "drain", "abort")
+        paused = (await verb(client, "pause", "update")).json()
+        refused = await client.http.post("/sessions")
+
+    assert (paused["state"], paused["changed"]) == ("draining", False)
+    assert refused.status_code == 503
+
+
+async def test_a_call_that_waits_at_the_gate_is_answered_when_its_session_is_deleted():
+    """Its session will never be open again."""
+    async with serving() as client:
+        session = await client.create()
+        await verb(client, "pause", "update")
+        asking = asyncio.create_task(client.chat(session, HI))
+        await client.held(1)
+        await client.http.delete(f"/sessions/{session.session_id}")
+
+        assert (await asking).status_code == 404
+
+
+async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted():
+    """Its controller has died: what waits goes on, and the log and the metrics say why."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        await verb(client, "pause", "dead", ttl_s=0.1)
+        message = await client.say(session, HI)
+        metrics = (await client.http.get("/metrics")).text
+        late = await verb(client, "resume", "dead")
+        again = await verb(client, "pause", "dead")
+        report = await client.gate()
+
+    assert message["content"] == "hello"
+    assert "harness_gate_holds_expired_total 1.0" in metrics
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in (late, again)] == [
+        (409, "hold_expired")
+    ] * 2
+    assert (report["state"], report["holds"]) == ("open", [])
+
+
+async def test_a_hold_that_is_renewed_lasts():
+    """By the same verb of the same holder; nothing changes by that."""
+    async with serving() as client:
+        await verb(client, "pause", "alive", ttl_s=0.3)
+        renewed = (await verb(client, "pause", "alive", ttl_s=60)).json()
+        await verb(client, "pause", "other", ttl_s=0.1)
+        await eventually(lambda: len(client.server.gatekeeper.gate.holds) == 1)
+        await asyncio.sleep(0.3)  # longer than the hold would have lasted
+
+        assert (renewed["changed"], renewed["epoch"]) == (False, 1)
+        assert (await client.gate())["state"] == "paused"
+
+
+async def test_renewing_never_shuts_a_gate_that_is_open():
+    """A renewal that arrives late, after the release, must not hold anybody up."""
+    async with serving() as client:
+        await verb(client, "pause", "mine", ttl_s=5)
+        renewed = (await verb(client, "renew", "mine", ttl_s=500)).json()
+        await verb(client, "resume", "mine")
+        late = await verb(client, "renew", "mine")
+        report = await client.gate()
+
+    assert renewed["holds"][0]["ends_in_s"] > 5
+    assert (late.status_code, late.json()["error"]["code"]) == (404, "hold_not_found")
+    assert report["state"] == "open"
+
+
+BAD = [
+    ({"holder": ""}, "holder"),
+    ({"holder": 7}, "holder"),
+    ({"holder": "x" * 201}, "holder"),
+    ({"ttl_s": 0}, "ttl_s"),
+    ({"ttl_s": -1}, "ttl_s"),
+    ({"ttl_s": 86_401}, "ttl_s"),
+    ({"ttl_s": "60"}, "ttl_s"),
+    ({"ttl_s": True}, "ttl_s"),
+    ({"engines": "yes"}, "engines"),
+    ({"holde": "x"}, None),
+    (["holder"], None),
+]
+
+
+@pytest.mark.parametrize("name", ["pause", "drain"])
+@pytest.mark.parametrize(("body", "param"), BAD)
+async def test_a_body_that_makes_no_sense_is_refused_and_changes_nothing(name, body, param):
+    """One 400 that names the field."""
+    async with serving() as client:
+        answer = await client.http.post(f"/sessions/{name}", json=body)
+        report = await client.gate()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert answer.json()["error"]["param"] == param
+    assert (report["state"], report["holds"]) == ("open", [])
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"holder": "\\ud800"}', b"\xff", b'{"ttl_s": NaN}'])
+async def test_a_body_that_is_no_json_is_refused(content):
+    """As everywhere."""
+    async with serving() as client:
+        answer = await client.http.post("/sessions/pause", content=content)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+async def test_a_holder_that_is_unknown_is_told_so_and_opens_nothing():
+    """A second release of the same hold as well."""
+    async with serving() as client:
+        await verb(client, "pause", "update")
+        await verb(client, "pause", "mine")
+        await verb(client, "resume", "mine")
+        answers = [await verb(client, "resume", holder) for holder in ("mine", "stranger")]
+        report = await client.gate()
+
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [(404, "hold_not_found")] * 2
+    assert report["state"] == "paused"
+
+
+# Restarts
+
+
+async def test_holds_survive_a_restart(tmp_path):
+    """A server that comes back in the middle of an update is still paused, until the hold is released or runs out."""
+    store = tmp_path / "sessions.db"
+    async with serving(*says("hello"), store=store) as client:
+        session = await client.create()
+        await verb(client, "pause", "update", engines=True)
+        await verb(client, "drain", "abort")
+        await verb(client, "resume", "abort")
+        await verb(client, "pause", "short", ttl_s=0.1)
+        await eventually(lambda: len(client.server.gatekeeper.gate.holds) == 1)
+    async with serving(*says("hello"), store=store) as client:
+        report = await client.gate()
+        late = await client.chat(session, HI)
+        await verb(client, "resume", "update", engines_continued=True)
+        fresh = await client.say(await client.create(), HI)
+    async with serving(store=store) as client:
+        last = await client.gate()
+
+    assert (report["state"], [hold["holder"] for hold in report["holds"]]) == ("paused", ["update"])
+    assert (late.status_code, fresh["content"]) == (404, "hello")
+    assert (last["state"], last["holds"]) == ("open", [])
+
+
+class SlowStore(SQLiteStore):
+    """A store that notes phases when it is told to."""
+
+    def __init__(self, path) -> None:
+        super().__init__(path)
+        self.disk = asyncio.Event()
+        self.waiting = 0
+
+    async def set_phase(self, session) -> None:
+        self.waiting += 1
+        await self.disk.wait()
+        await super().set_phase(session)
+
+
+async def test_a_drain_that_was_released_while_it_was_made_durable_does_not_come_back(tmp_path):
+    """Its holder gave up waiting and released it; the next server is open, and not shut until the hold runs out."""
+    store, engine = SlowStore(tmp_path / "sessions.db"), ScriptedEngine(toy_tokenizer())
+    async with (
+        serve(engine, toy_template(), store) as running,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        await http.post("/sessions")
+        draining = asyncio.create_task(http.post("/sessions/drain", json={"holder": "abort", "ttl_s": 3600}))
+        await eventually(lambda: store.waiting == 1)
+        released = await http.post("/sessions/resume", json={"holder": "abort"})
+        store.disk.set()
+        drained = await draining
+    async with serving(store=tmp_path / "sessions.db") as client:
+        after = await client.gate()
+
+    assert (released.status_code, drained.json()["sessions_closed"]) == (200, 1)
+    assert (after["state"], after["holds"]) == ("open", [])
+
+
+async def test_a_hold_that_ran_out_while_the_server_was_down_is_over(tmp_path):
+    """Its holder is told when it comes back."""
+    store = tmp_path / "sessions.db"
+    async with open_store(store) as kept:
+        await kept.keep_hold(Hold("dead", HoldKind.PAUSE, until=1.0))
+    async with serving(store=store) as client:
+        report = await client.gate()
+        late = await verb(client, "resume", "dead")
+
+    assert (report["state"], late.status_code) == ("open", 409)
+
+
+# Engines under a hold
+
+
+async def test_engines_that_a_dead_controller_left_paused_are_continued():
+    """When its hold runs out; the turn that waited in the engine is answered."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        await verb(client, "pause", "update", engines=True, ttl_s=0.1)
+        await client.engine.pause(PauseMode.ABORT)
+        message = await client.say(session, HI)
+        metrics = (await client.http.get("/metrics")).text
+
+    assert message["content"] == "hello"
+    assert "harness_engines_woken_total 1.0" in metrics
+
+
+@pytest.mark.parametrize("name", ["pause", "drain", "renew", "resume"])
+async def test_engines_that_a_late_controller_paused_are_continued(name):
+    """It learns that its hold ran out by whatever verb comes first, and has paused them since."""
+    async with serving(*says("hello")) as client:
+        await verb(client, "pause", "update", engines=True, ttl_s=0.05)
+        await eventually(lambda: not client.server.gatekeeper.gate.holds)
+        await eventually(lambda: not client.server.gatekeeper.gate.left)
+        await client.engine.pause(PauseMode.ABORT)
+        late = await verb(client, name, "update")
+        await eventually(client.engine._running.is_set)
+
+    assert late.json()["error"]["code"] == "hold_expired"
+
+
+async def test_engines_stay_paused_while_another_hold_covers_them():
+    """A second controller that still works must not find them running."""
+    async with serving() as client:
+        await verb(client, "pause", "first", engines=True, ttl_s=0.1)
+        refused = await verb(client, "pause", "second", engines=True)
+        await client.engine.pause(PauseMode.ABORT)
+        await eventually(client.engine._running.is_set)
+        second = await verb(client, "pause", "second", engines=True)
+        await client.engine.pause(PauseMode.ABORT)
+        await verb(client, "pause", "watcher", ttl_s=0.1)
+        await eventually(lambda: len(client.server.gatekeeper.gate.holds) == 1)
+        still = client.engine._running.is_set()
+        await verb(client, "resume", "second")
+        await eventually(client.engine._running.is_set)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "engines_held")
+    assert "x-should-retry" not in refused.headers
+    assert (second.status_code, still) == (200, False)
+
+
+class Stubborn(ScriptedEngine):
+    """Refuses to go on for a while."""
+
+    refuses = True
+    asked = 0
+
+    async def resume(self):
+        """See `TokenProvider`."""
+        self.asked += 1
+        if self.refuses:
+            raise EngineUnavailable("worker http://10.0.0.7:30000 answered /continue_generation with 500")
+        await super().resume()
+
+
+async def test_health_names_the_engine_that_was_left_paused_until_it_goes_on():
+    """It is asked again and again."""
+    engine = Stubborn(toy_tokenizer(), Script(says("hello")))
+    async with (
+        serve(engine, toy_template(), MemoryStore()) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=10) as http,
+    ):
+        well = await http.get("/health")
+        await http.post("/sessions/pause", json={"holder": "update", "engines": True})
+        await engine.pause(PauseMode.ABORT)
+        held = await http.get("/health")
+        await http.post("/sessions/resume", json={"holder": "update"})
+        await eventually(lambda: engine.asked > 1)
+        left = await http.get("/health")
+        engine.refuses = False
+        await eventually(lambda: running.server.left_engines.problem is None)
+        again = await http.get("/health")
+
+    assert [answer.status_code for answer in (well, held, left, again)] == [200, 200, 503, 200]
+    assert left.json()["status"] == "engine_paused"
+    assert "http://10.0.0.7:30000" in left.json()["engine"]["left_paused"]
+    assert "'update'" in left.json()["engine"]["left_paused"]
+
+
+async def test_a_server_that_dies_while_engines_are_left_continues_them_when_it_is_back(tmp_path):
+    """The hold is in the store until somebody has continued them."""
+    store = tmp_path / "sessions.db"
+    async with serving(store=store) as client:
+        client.engine.resume = _refuse  # type: ignore[method-assign]
+        await verb(client, "pause", "update", engines=True)
+        await verb(client, "resume", "update")
+        await eventually(lambda: bool(client.server.left_engines._error))
+    async with serving(store=store) as client:
+        await eventually(lambda: not client.server.gatekeeper.gate.left)
+        report = await client.gate()
+        metrics = (await client.http.get("/metrics")).text
+
+        assert report["state"] == "open"
+        assert "harness_engines_woken_total 1.0" in metrics
+    async with serving(store=store) as client:
+        assert not client.server.gatekeeper.gate.left
+        assert (await client.http.get("/metrics")).text.count("harness_engines_woken_total 0.0") == 1
+
+
+async def test_engines_that_go_on_at_last_leave_the_next_anonymous_hold_in_the_store(tmp_path):
+    """A bare pause that was placed while those of the one before were still being continued survives a restart."""
+    engine = Stubborn(toy_tokenizer())
+    async with serving_with(engine, store=tmp_path / "sessions.db") as client:
+        await verb(client, "pause", engines=True)
+        await verb(client, "resume")
+        await eventually(lambda: engine.asked > 0)
+        paused = (await verb(client, "pause")).json()
+        engine.refuses = False
+        await eventually(lambda: not client.server.gatekeeper.gate.left)
+    async with serving(store=tmp_path / "sessions.db") as client:
+        after = await client.gate()
+
+    assert (paused["state"], after["state"]) == ("paused", "paused")
+
+
+async def _refuse() -> None:
+    raise EngineUnavailable("not now")

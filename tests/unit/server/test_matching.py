@@ -1,0 +1,75 @@
+"""A client that sends its history back slightly changed: what stays one branch, and what the record says otherwise."""
+
+from harness.server.settings import ServerSettings
+from tests.builders import tool, user
+from tests.session_servers.served import says, serving
+
+HI = [user("hi")]
+ADD = [tool("add", properties={"a": {"type": "integer"}})]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def respelled(message):
+    """The message with its tool arguments serialised in another way."""
+    [call] = message["tool_calls"]
+    return {**message, "tool_calls": [{**call, "function": {**call["function"], "arguments": '{"a":1}'}}]}
+
+
+def result_of(message):
+    """A tool result for the message's call."""
+    return {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "2"}
+
+
+async def test_a_loose_session_keeps_the_stored_tokens_of_a_respelled_call():
+    """The branch goes on, and its tokens are those that were sampled, not those of the client's spelling (I1)."""
+    async with serving(*says(CALL, "done")) as client:
+        session = await client.create(matching=["loose_tool_calls"])
+        first = await client.say(session, HI, tools=ADD)
+        await client.say(session, [*HI, respelled(first), result_of(first)], tools=ADD)
+        before, after = (await client.record(session))["turns"]
+
+    known = before["prompt_ids"] + before["output_ids"]
+    assert after["parent"] == 0
+    assert after["prompt_ids"][: len(known)] == known
+    assert "diverged" not in after["notes"]
+
+
+async def test_a_strict_session_branches_and_says_where():
+    """Message index, field and both values."""
+    async with serving(*says(CALL, "done")) as client:
+        session = await client.create()
+        first = await client.say(session, HI, tools=ADD)
+        await client.say(session, [*HI, respelled(first), result_of(first)], tools=ADD)
+        _, after = (await client.record(session))["turns"]
+
+    assert after["parent"] is None
+    diverged = after["notes"]["diverged"]
+    assert (diverged["message"], diverged["field"]) == (1, "tool_calls")
+    assert '{\\"a\\": 1}' in diverged["recorded"]
+    assert '{\\"a\\":1}' in diverged["sent"]
+
+
+async def test_a_resample_is_a_sibling_and_no_divergence():
+    """Asking the same again rewrites nothing."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        await client.say(session, HI)
+        await client.say(session, HI)
+        _, again = (await client.record(session))["turns"]
+
+    assert (again["parent"], "diverged" in again["notes"]) == (None, False)
+
+
+async def test_a_function_must_be_allowed_by_the_operator():
+    """A path in a request names code; only the server's owner may let it run."""
+    path = "tests.custom_matching:role_only"
+    async with serving(*says("one", "two")) as client:
+        refused = await client.http.post("/sessions", json={"matching": [path]})
+    async with serving(*says("one", "two"), settings=ServerSettings(matchings=(path,))) as client:
+        session = await client.create(matching=[path])
+        reply = await client.say(session, HI)
+        await client.say(session, [user("rewritten"), {**reply, "content": "rewritten too"}, user("more")])
+        _, after = (await client.record(session))["turns"]
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "matching")
+    assert after["parent"] == 0

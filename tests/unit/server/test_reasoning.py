@@ -1,0 +1,42 @@
+"""Reasoning over the wire: served apart from the content, and what a client that drops it can expect."""
+
+import pytest
+from tokenizers import AddedToken
+
+from harness.dialects.openai_chat import OpenAIChat
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.store.memory import MemoryStore
+from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.tokenizer import Tokenizer
+from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
+
+
+def reasoning_tokenizer() -> ChatTemplateTokenizer:
+    """The toy tokenizer of a model that reasons between two ids of its own."""
+    raw = type(toy_tokenizer()._raw).from_str(toy_tokenizer()._raw.to_str())
+    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<think>", "</think>")])
+    return ChatTemplateTokenizer(Tokenizer(raw, eos_ids=toy_tokenizer().eos_ids), toy_template().template)
+
+
+@pytest.mark.parametrize(
+    ("matching", "keeps_reasoning", "parent"),
+    [((), True, 0), ((), False, None), (("ignore_reasoning",), False, 0), (("ignore_reasoning",), True, 0)],
+)
+async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning, parent):
+    """With it the branch goes on; without it that is for the session's matching to say."""
+    chat_tokenizer = reasoning_tokenizer()
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="<think>\nhm\n</think>\n\nyes"),)))
+    service = turn_service(engine, chat_tokenizer, MemoryStore())
+    session = new_session(matching=matching)
+
+    async def say(messages):
+        return await service.serve(await service.read(session, OpenAIChat(), body(messages), patient_client()))
+
+    async with engine:
+        first = await say([user("a")])
+        reply = dict(first.turn.reply)
+        sent = reply if keeps_reasoning else {name: reply[name] for name in ("role", "content")}
+        second = await say([user("a"), sent, user("b")])
+
+    assert reply == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    assert second.turn.parent == parent

@@ -1,0 +1,180 @@
+"""Clients that leave, time out and ask again: no token is sampled twice, nothing that was answered is lost (I5)."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.samples.versions import unsettled_label
+from tests.builders import EOS, toy_tokenizer, user
+from tests.session_servers.served import eventually, says, serving, url_of
+
+HI = [user("hi")]
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.01)
+LATE = ScriptStep(text="late", delay_s=0.1)
+
+
+async def leave(client, session, messages=HI, *, after_s: float = 0.06, **headers: str) -> None:
+    """A client whose patience ends."""
+    with pytest.raises(httpx.ReadTimeout):
+        await client.http.post(url_of(session), json={"messages": messages}, timeout=after_s, headers=headers)
+
+
+async def settled(client, session) -> None:
+    """Return once the session has nothing in flight."""
+    await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+
+
+async def ask(client, session, **headers: str) -> dict:
+    answer = await client.http.post(url_of(session), json={"messages": HI}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_the_engine_stops_when_the_client_leaves():
+    """The partial is kept, and dropped as undelivered as long as nobody comes for it."""
+    async with serving(SLOW) as client:
+        session = await client.create()
+        await leave(client, session)
+        await settled(client, session)
+        record = await client.record(session)
+        samples = await client.samples(session)
+
+    [turn] = record["turns"]
+    assert (turn["status"], turn["end"], turn["delivered"]) == ("aborted", "client_left", False)
+    assert 0 < len(turn["output_ids"]) < len(SLOW.text)
+    assert record["ledger"]["dropped"] == {"undelivered": len(turn["output_ids"])}
+    assert samples == []
+
+
+async def test_a_retry_goes_on_with_the_partial():
+    """Clients that time out send no header; the bytes are the same, so it is the same turn."""
+    async with serving(SLOW) as client:
+        session = await client.create()
+        await leave(client, session)
+        await settled(client, session)
+        answer = await ask(client, session)
+        record = await client.record(session)
+
+    [turn] = record["turns"]
+    assert answer["choices"][0]["message"]["content"] == SLOW.text
+    assert turn["output_ids"] == [*toy_tokenizer().encode_plain(SLOW.text), EOS]
+    assert (len(turn["segments"]), turn["delivered"]) == (2, True)
+    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}}
+
+
+async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():
+    """No second request beside the first."""
+    async with serving(ScriptStep(text="x", fault=ScriptedFault.HANG), SLOW) as client:
+        session = await client.create()
+        await asyncio.gather(leave(client, session), asyncio.sleep(0.06))
+        answer = await ask(client, session)
+        record = await client.record(session)
+
+    assert answer["choices"][0]["message"]["content"] == SLOW.text
+    assert len(record["turns"]) == 1
+
+
+async def test_a_partial_survives_the_server(tmp_path):
+    """The next server takes the turn up where the last one left it (I9)."""
+    async with serving(SLOW, store=tmp_path / "s.db") as client:
+        session = await client.create()
+        await leave(client, session)
+        await settled(client, session)
+        before = (await client.record(session))["turns"][0]["output_ids"]
+    async with serving(*says("ignored"), SLOW, store=tmp_path / "s.db") as client:
+        client.engine._played[session.session_id] = 2  # the step that was cut, as a model would go on
+        answer = await ask(client, session)
+        [turn] = (await client.record(session))["turns"]
+
+    assert turn["output_ids"][: len(before)] == before
+    assert answer["choices"][0]["message"]["content"] == SLOW.text
+
+
+async def test_an_answer_that_nobody_read_is_replayed():
+    """The client gave up just when its answer came: a reset connection says so, and the retry gets that answer."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        reader, writer = await asyncio.open_connection(*client.url.removeprefix("http://").split(":"))
+        content = json.dumps({"messages": HI}).encode()
+        head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        writer.transport.pause_reading()
+        writer.write(head.encode() + content)
+        await eventually(lambda: any(turn.delivered for turn in client.server.sessions.get(session.session_id).turns))
+        writer.transport.abort()
+        again = await client.http.post(url_of(session), content=content)
+        record = await client.record(session)
+
+    assert (again.json()["choices"][0]["message"]["content"], len(record["turns"])) == ("one", 1)
+    assert record["turns"][0]["delivered"] is True
+    del reader
+
+
+@pytest.mark.parametrize("header", [{"x-stainless-retry-count": "1"}, {"idempotency-key": "a"}])
+async def test_a_delivered_answer_is_replayed_for_a_client_that_says_so(header):
+    """Body, ids and logprobs as before."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        first = await ask(client, session, **({} if "idempotency-key" not in header else header))
+        again = await ask(client, session, **header)
+        record = await client.record(session)
+
+    assert again == first
+    assert len(record["turns"]) == 1
+
+
+@pytest.mark.parametrize("header", [{}, {"x-stainless-retry-count": "0"}, {"idempotency-key": "b"}])
+async def test_the_same_body_again_is_a_sample_of_its_own(header):
+    """A deliberate re-sample is a sibling."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create(selection="leaves")
+        await ask(client, session, **({"idempotency-key": "a"} if "idempotency-key" in header else {}))
+        again = await ask(client, session, **header)
+        record = await client.record(session)
+
+    assert again["choices"][0]["message"]["content"] == "two"
+    assert [turn["parent"] for turn in record["turns"]] == [None, None]
+
+
+async def test_a_client_that_says_it_retries_joins_the_turn_in_flight():
+    """Both get the one answer; the engine is asked once."""
+    async with serving(LATE, *says("another")) as client:
+        session = await client.create()
+        first = asyncio.create_task(ask(client, session))
+        await client.turns_in_flight(1)
+        second = asyncio.create_task(ask(client, session, **{"x-stainless-retry-count": "1"}))
+        answers = await asyncio.gather(first, second)
+        record = await client.record(session)
+
+    assert answers[0] == answers[1]
+    assert len(record["turns"]) == 1
+
+
+@pytest.mark.parametrize("header", [{"x-stainless-retry-count": "1"}, {"idempotency-key": "a"}])
+async def test_a_call_and_its_retry_that_wait_for_the_weights_are_one_turn(header):
+    """Neither is admitted when the other arrives; both get the one answer, and the engine is asked once."""
+    async with serving(*says("one", "another")) as client:
+        session = await client.create()
+        client.engine.relabel(unsettled_label("1"))
+        calls = [asyncio.create_task(ask(client, session, **header)) for _ in range(2)]
+        await eventually(lambda: len(client.server.callers) == 2)
+        client.engine.relabel("1")
+        answers = await asyncio.gather(*calls)
+        record = await client.record(session)
+
+    assert answers[0] == answers[1]
+    assert [turn["output_length"] for turn in record["turns"]] == [len("one") + 1]
+
+
+async def test_a_client_that_leaves_a_closed_gate_is_not_held_any_more():
+    """Nothing was admitted, nothing is counted as waiting."""
+    async with serving(*says("x")) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        await leave(client, session)
+        await client.held(0)
+        record = await client.record(session)
+
+    assert (record["turns"], record["refusals"]) == ([], {"client_left": 1})

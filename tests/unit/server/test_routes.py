@@ -1,0 +1,327 @@
+"""Routes, identity and refusals: every answer is JSON, and what is refused changes nothing."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from harness.dialects.request_limits import RequestLimits
+from harness.errors import HarnessError, ScenarioError
+from harness.server.settings import ServerSettings
+from tests.builders import body, user
+from tests.session_servers.served import says, serving, url_of
+
+HI = [user("hi")]
+
+
+async def test_a_session_is_created_with_id_url_and_key():
+    """32 hex digits; the URL ends in the session's prefix, as agents are pointed to it."""
+    async with serving() as client:
+        answer = (await client.http.post("/sessions")).json()
+
+    assert len(bytes.fromhex(answer["session_id"])) == 16
+    assert answer["base_url"] == f"{client.url}/sessions/{answer['session_id']}"
+    assert set(answer) == {"session_id", "base_url", "api_key"}
+
+
+async def test_a_public_url_is_what_agents_are_told():
+    """Behind another name, the base URL is that name."""
+    async with serving(settings=ServerSettings(public_url="https://gateway/h/")) as client:
+        session = await client.create()
+
+    assert session.base_url == f"https://gateway/h/sessions/{session.session_id}"
+
+
+async def test_sessions_are_listed():
+    """One line each, in order of creation."""
+    async with serving() as client:
+        sessions = [await client.create() for _ in range(3)]
+        await client.say(sessions[1], HI)
+        listed = (await client.http.get("/sessions")).json()["sessions"]
+
+    assert [line["session_id"] for line in listed] == [session.session_id for session in sessions]
+    assert [line["turns"] for line in listed] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_the_prefix_answers_agents_that_look_first(path, method):
+    """Some agents ask for the base URL before they begin."""
+    async with serving() as client:
+        session = await client.create()
+        answer = await client.http.request(method, f"/sessions/{session.session_id}{path}")
+
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert bool(answer.content) == (method == "GET")
+
+
+@pytest.mark.parametrize("prefix", ["", "/sessions/{id}"])
+async def test_the_model_is_listed(prefix):
+    """By its name, in the form that clients parse."""
+    async with serving(settings=ServerSettings(model="my-model")) as client:
+        session = await client.create()
+        answer = await client.http.get(prefix.format(id=session.session_id) + "/v1/models")
+
+    assert [card["id"] for card in answer.json()["data"]] == ["my-model"]
+
+
+async def test_health_and_metrics():
+    """What operators and dashboards read."""
+    async with serving() as client:
+        session = await client.create()
+        await client.say(session, HI)
+        await client.chat(session, [])
+        health = await client.http.get("/health")
+        metrics = (await client.http.get("/metrics")).text
+
+    assert health.json()["engine"] == health.json()["engine"] | {"name": "scripted", "ready": True, "running": 0}
+    assert (health.status_code, health.json()["status"], health.json()["gate"]) == (200, "ok", "open")
+    assert 'harness_turns_total{status="completed"} 1.0' in metrics
+    assert 'harness_errors_total{code="invalid_request"} 1.0' in metrics
+    assert "harness_turns_in_flight 0.0" in metrics
+    assert "harness_sessions_open 1.0" in metrics
+
+
+UNKNOWN = ["/", "/nope", "/sessions/", "/v1/chat", "/v1/chat/completions/", "/sessions/x/v1/completions", "/../etc"]
+
+
+async def test_an_unknown_route_is_json():
+    """Agents parse answers: never HTML, never a redirect."""
+    async with serving() as client:
+        answers = [await client.http.request(method, path) for path in UNKNOWN for method in ("GET", "POST", "PUT")]
+
+    assert {(answer.status_code, answer.headers["content-type"]) for answer in answers} == {(404, "application/json")}
+    assert {answer.json()["error"]["code"] for answer in answers} == {"route_not_found"}
+    assert {answer.headers["x-should-retry"] for answer in answers} == {"false"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/sessions/drain/x"), ("PUT", "/sessions"), ("GET", "/v1/chat/completions"), ("DELETE", "/health")],
+)
+async def test_another_method_of_a_route_is_json(method, path):
+    """405 or 404, with a code."""
+    async with serving() as client:
+        answer = await client.http.request(method, path)
+
+    assert answer.status_code in (404, 405)
+    assert answer.json()["error"]["code"] in ("method_not_allowed", "route_not_found")
+
+
+async def test_an_unknown_session_has_an_empty_record_and_no_turns():
+    """Collecting what was reclaimed must not crash a rollout; a turn on it is terminal."""
+    unknown = "0" * 32
+    async with serving() as client:
+        record = (await client.http.get(f"/sessions/{unknown}")).json()
+        samples = (await client.http.get(f"/sessions/{unknown}/samples")).json()
+        turn = await client.http.post(f"/sessions/{unknown}/v1/chat/completions", json={"messages": HI})
+
+    assert (record["session_id"], record["phase"], record["turns"], samples) == (
+        unknown,
+        "unknown",
+        [],
+        {"samples": []},
+    )
+    assert record["ledger"] == {"generated": 0, "trained": 0, "masked": 0, "dropped": {}}
+    assert (turn.status_code, turn.json()["error"]["code"]) == (404, "session_not_found")
+    assert turn.headers["x-should-retry"] == "false"
+
+
+async def test_deleting_is_idempotent_and_final():
+    """204 as often as it is asked; the record is empty, turns are terminal."""
+    async with serving() as client:
+        session = await client.create()
+        await client.say(session, HI)
+        statuses = [(await client.http.delete(f"/sessions/{session.session_id}")).status_code for _ in range(3)]
+        record = await client.record(session)
+        turn = await client.chat(session, HI)
+
+    assert (statuses, record["turns"], turn.status_code) == ([204] * 3, [], 404)
+
+
+ADMIN = [
+    ("POST", "/sessions"),
+    ("GET", "/sessions"),
+    ("GET", "/sessions/{id}"),
+    ("GET", "/sessions/{id}/samples"),
+    ("DELETE", "/sessions/{id}"),
+    ("POST", "/sessions/drain"),
+    ("POST", "/sessions/pause"),
+    ("POST", "/sessions/resume"),
+    ("GET", "/sessions/gate"),
+    ("GET", "/metrics"),
+]
+
+
+NOT_THE_TOKEN = [
+    {},
+    {"authorization": "Bearer wrong"},
+    {"authorization": "Bearer sekret-nearly"},
+    {"authorization": "Bearer"},
+    {"authorization": "Basic sekret"},
+    {"x-api-key": ""},
+    {"authorization": "Bearer ünïcode".encode()},
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_admin_verbs_need_the_admin_token(method, path):
+    """Neither nothing nor something like it: 401, and nothing happens."""
+    async with (
+        serving(settings=ServerSettings(admin_token="sekret")) as client,
+        httpx.AsyncClient(base_url=client.url) as stranger,
+    ):
+        url = path.format(id=(await client.create()).session_id)
+        refused = [await stranger.request(method, url, headers=headers) for headers in NOT_THE_TOKEN]
+        listed = (await client.http.get("/sessions")).json()["sessions"]
+        gate = await client.gate()
+        allowed = await client.http.request(method, url)
+
+    assert [answer.status_code for answer in refused] == [401] * len(NOT_THE_TOKEN)
+    assert {answer.json()["error"]["code"] for answer in refused} == {"unauthorized"}
+    assert ([line["phase"] for line in listed], gate["epoch"]) == (["open"], 0)
+    assert allowed.status_code in (200, 204)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", ""])
+async def test_an_open_server_without_a_token_is_refused(host):
+    """Binding to the network needs a token; nothing is bound before that is known."""
+    with pytest.raises(ScenarioError, match="admin token"):
+        async with serving(settings=ServerSettings(host=host)):
+            pytest.fail("it was served")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
+def test_loopback_needs_no_token(host):
+    """A machine of one's own."""
+    ServerSettings(host=host).check()
+
+
+async def test_a_port_in_use_is_a_sentence():
+    """Not a traceback, and no group of exceptions."""
+    async with serving() as client:
+        port = int(client.url.rpartition(":")[2])
+        with pytest.raises(HarnessError, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with serving(settings=ServerSettings(port=port)):
+                pytest.fail("it was served")
+
+
+async def test_an_exception_in_the_block_comes_out_as_itself():
+    """A program that embeds the server catches what it raised."""
+    with pytest.raises(KeyError):
+        async with serving():
+            raise KeyError("mine")
+
+
+REFUSED = {
+    "no JSON": b"{",
+    "no object": b"[]",
+    "no messages": b'{"messages": []}',
+    "unknown role": b'{"messages": [{"role": "robot", "content": "x"}]}',
+    "wrong type": b'{"messages": [{"role": "user", "content": 3}]}',
+    "two choices": body(HI, n=2),
+    "stream options without a stream": body(HI, stream_options={"include_usage": True}),
+    "too many alternatives": body(HI, logprobs=True, top_logprobs=6),
+    "half a surrogate pair": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    "NUL": b'{"messages": [{"role": "user", "content": "x"}]}\x00',
+    "huge number": body(HI, seed=10**40),
+    "deep": b"[" * 50_000,
+    "empty": b"",
+    "binary": bytes(range(256)),
+}
+
+
+async def test_what_is_refused_changes_nothing():
+    """Malformed requests of every kind: 400 in the OpenAI form; they are counted, and nothing else has changed."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        message = await client.say(session, HI)
+        before = await client.record(session)
+        answers = [await client.http.post(url_of(session), content=raw) for raw in REFUSED.values()]
+        after = await client.record(session)
+        next_turn = await client.chat(session, [*HI, message, user("go on")])
+
+    assert [answer.status_code for answer in answers] == [400] * len(REFUSED)
+    assert all(set(answer.json()["error"]) == {"message", "type", "param", "code"} for answer in answers)
+    assert all(answer.headers["x-should-retry"] == "false" for answer in answers)
+    assert sum(after["refusals"].values()) == len(REFUSED)
+    assert after | {"turns": None, "refusals": None} == before | {"turns": None, "refusals": None}
+    assert [turn | {"delivered": True} for turn in after["turns"]] == [
+        turn | {"delivered": True} for turn in before["turns"]
+    ]
+    assert next_turn.status_code == 200
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"limits": {"turns": 0}}', b'{"metadata": {"a": 1e999}}', b"\xff"])
+async def test_a_session_that_cannot_be_configured_is_not_created(raw):
+    """400 and no session."""
+    async with serving() as client:
+        answer = await client.http.post("/sessions", content=raw)
+        listed = (await client.http.get("/sessions")).json()["sessions"]
+
+    assert (answer.status_code, listed) == (400, [])
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is_known(chunked):
+    """Declared or not: 413 in the OpenAI form, state unchanged, and the server goes on."""
+    large = body([user("x" * 3_000_000)])
+
+    async def pieces():
+        for start in range(0, len(large), 65_536):
+            yield large[start : start + 65_536]
+
+    async with serving(*says("hello"), settings=ServerSettings(limits=RequestLimits(body_bytes=100_000))) as client:
+        session = await client.create()
+        try:
+            answer = await client.http.post(url_of(session), content=pieces() if chunked else large)
+        except httpx.WriteError:  # the server answered and hung up while the client was still sending
+            answer = None
+        record = await client.record(session)
+        next_turn = await client.chat(session, HI)
+
+    assert answer is None or (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert (record["turns"], next_turn.status_code) == ([], 200)
+
+
+async def test_a_client_that_leaves_while_sending_harms_nobody():
+    """Half a body, then silence: no turn, and the server goes on."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        host, _, port = client.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST {url_of(session)} HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        next_turn = await client.chat(session, HI)
+        record = await client.record(session)
+
+    assert (next_turn.status_code, len(record["turns"])) == (200, 1)
+
+
+async def test_a_long_message_is_encoded_exactly_too():
+    """Texts long enough to be encoded off the event loop take the same path through the tree."""
+    text = "ünïcode <|im_end|> " * 2_000
+    async with serving(*says("hello", "more")) as client:
+        session = await client.create()
+        first = await client.say(session, [user(text)])
+        await client.say(session, [user(text), first, user(text)])
+        before, after = (await client.record(session))["turns"]
+
+    known = before["prompt_ids"] + before["output_ids"]
+    assert (after["parent"], after["prompt_ids"][: len(known)]) == (0, known)
+
+
+def test_error_bodies_are_json_even_for_odd_paths():
+    """A path of any characters comes back in a message that can be encoded."""
+
+    async def ask() -> httpx.Response:
+        async with serving() as client:
+            return await client.http.get("/%00%ff/%F0%9F%98%80/" + "x" * 5_000)
+
+    answer = asyncio.run(ask())
+
+    assert json.loads(answer.content)["error"]["code"] == "route_not_found"
+    assert len(answer.content) < 1_000

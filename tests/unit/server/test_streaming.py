@@ -1,0 +1,308 @@
+"""Streamed chat completions: what arrives, when, and what of it is remembered."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.server.connection import ClientConnection
+from harness.server.settings import ServerSettings
+from harness.server.streaming import StreamedAnswer, StreamedTurn
+from harness.types import FinishReason, Message
+from tests.builders import tool, user
+from tests.session_servers.served import Client, Served, eventually, says, serving, url_of
+
+HI = [user("hi")]
+TALKATIVE = ServerSettings(comment_every_s=0.01)
+TACITURN = ServerSettings(comment_every_s=60)
+SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.02)
+HANGS = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer that is arriving."""
+
+    response: httpx.Response
+    lines: AsyncIterator[str]
+
+    async def comment(self) -> None:
+        """Return at the next comment."""
+        async for line in self.lines:
+            if line.startswith(":"):
+                return
+        pytest.fail("no comment came")
+
+    async def events(self) -> list[Any]:
+        """The data of all further events; `[DONE]` is the last."""
+        data = [line.removeprefix("data: ") async for line in self.lines if line.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        return [json.loads(line) for line in data[:-1]]
+
+
+@asynccontextmanager
+async def streaming(
+    client: Client, session: Served, messages: Sequence[Message] = HI, **fields: Any
+) -> AsyncIterator[Stream]:
+    """A streamed model call; leaving the block early is a client that leaves."""
+    request = {"model": "m", "messages": list(messages), "stream": True, **fields}
+    async with client.http.stream("POST", url_of(session), json=request) as response:
+        yield Stream(response, response.aiter_lines())
+
+
+def text_of(events: Sequence[Any], field: str = "content") -> str:
+    """What the deltas add up to."""
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    return "".join(delta.get(field) or "" for delta in deltas)
+
+
+async def delivered(client: Client, session: Served) -> list[bool]:
+    """Which turns the record calls delivered."""
+    return [turn["delivered"] for turn in (await client.record(session))["turns"]]
+
+
+async def test_a_streamed_answer_is_the_recorded_one():
+    """Text, how it finished, and the turn in the record."""
+    async with serving(*says("hello there")) as client:
+        session = await client.create()
+        async with streaming(client, session) as stream:
+            events = await stream.events()
+        turn = (await client.record(session))["turns"][0]
+
+    assert stream.response.status_code == 200
+    assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert text_of(events) == turn["reply"]["content"] == "hello there"
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    assert turn["delivered"]
+
+
+async def test_streamed_and_whole_answers_go_on_in_one_branch():
+    """A tool call that came in deltas is sent back and recognised."""
+    async with serving(*says(CALL, "It is 5.")) as client:
+        session = await client.create()
+        async with streaming(client, session, tools=[tool()]) as stream:
+            events = await stream.events()
+        parts = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])]
+        call = parts[0] | {"function": {"name": "add", "arguments": "".join(p["function"]["arguments"] for p in parts)}}
+        history = [
+            *HI,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "5"},
+        ]
+        message = await client.say(session, history, tools=[tool()])
+        samples = await client.samples(session)
+
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert message["content"] == "It is 5."
+    assert [sample["metadata"]["turns"] for sample in samples] == [[0, 1]]
+
+
+async def test_usage_and_logprobs_come_when_they_are_asked_for():
+    """Usage in a last chunk without choices, a logprob for each sampled token."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        async with streaming(client, session, stream_options={"include_usage": True}, logprobs=True) as stream:
+            *_, finish, usage = await stream.events()
+        turn = (await client.record(session))["turns"][0]
+
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == len(turn["output_ids"])
+    assert [entry["logprob"] for entry in finish["choices"][0]["logprobs"]["content"]] == turn["logprobs"]
+
+
+async def test_a_held_turn_is_told_that_somebody_is_there():
+    """Comments while the gate is shut, the answer after it opened; nothing else in between."""
+    async with serving(*says("hello"), settings=TALKATIVE) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        async with streaming(client, session) as stream:
+            for _ in range(3):
+                await stream.comment()
+            assert (await client.gate())["held"] == 1
+            await client.http.post("/sessions/resume")
+            events = await stream.events()
+
+    assert text_of(events) == "hello"
+
+
+async def test_a_slow_engine_is_waited_for_with_comments():
+    """No delta before the turn is recorded."""
+    async with serving(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as client:
+        session = await client.create()
+        async with streaming(client, session) as stream:
+            await stream.comment()
+            assert (await client.record(session))["turns"] == []
+            events = await stream.events()
+
+    assert text_of(events) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("steps", "fields", "refused"),
+    [
+        ((), {"n": 2}, (400, "invalid_request")),
+        ((), {"messages": []}, (400, "invalid_request")),
+        ((ScriptStep(text="abc", fault=ScriptedFault.ABORT),), {}, (404, "turn_aborted")),
+        ((ScriptStep(fault=ScriptedFault.REJECT),), {}, (400, "engine_rejected")),
+    ],
+)
+async def test_an_error_that_comes_soon_has_its_own_status(steps, fields, refused):
+    """As without streaming, so that clients react to it as they do."""
+    async with serving(*steps, settings=TACITURN) as client:
+        session = await client.create()
+        async with streaming(client, session, **fields) as stream:
+            answer = json.loads(await stream.response.aread())
+        record = await client.record(session)
+
+    assert (stream.response.status_code, answer["error"]["code"]) == refused
+    assert stream.response.headers["content-type"] == "application/json"
+    assert record["refusals"] == {refused[1]: 1}
+
+
+async def test_a_session_that_is_over_refuses_a_streamed_turn_like_any_other():
+    """404, and no retry."""
+    async with serving() as client:
+        session = await client.create()
+        await client.http.post("/sessions/drain")
+        async with streaming(client, session) as stream:
+            answer = json.loads(await stream.response.aread())
+
+    assert (stream.response.status_code, answer["error"]["code"]) == (404, "session_closed")
+    assert stream.response.headers["x-should-retry"] == "false"
+
+
+async def test_an_error_after_the_answer_has_begun_is_an_event():
+    """In the form of the dialect, counted like others; the answer ends, and nothing of the turn was sent."""
+    async with serving(HANGS, settings=TALKATIVE) as client:
+        session = await client.create()
+        async with streaming(client, session) as stream:
+            await stream.comment()
+            await client.turns_in_flight(1)
+            await client.http.post("/sessions/drain")
+            await client.engine.abort(None)
+            events = await stream.events()
+        record = await client.record(session)
+        metrics = (await client.http.get("/metrics")).text
+
+    assert [event["error"]["code"] for event in events] == ["turn_aborted"]
+    assert [(turn["status"], turn["delivered"]) for turn in record["turns"]] == [("aborted", False)]
+    assert record["refusals"] == {"turn_aborted": 1}
+    assert 'harness_errors_total{code="turn_aborted"} 1.0' in metrics
+
+
+async def test_a_drain_ends_a_held_stream():
+    """Paused, then drained: the answer that had begun ends with the reason."""
+    async with serving(settings=TALKATIVE) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        async with streaming(client, session) as stream:
+            await stream.comment()
+            await client.http.post("/sessions/drain")
+            events = await stream.events()
+
+    assert [event["error"]["code"] for event in events] == ["session_closed"]
+
+
+async def test_a_client_that_leaves_a_held_stream_is_noticed():
+    """Nobody waits at the gate for it, and no turn begins."""
+    async with serving(settings=TALKATIVE) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        async with streaming(client, session) as stream:
+            await stream.comment()
+        await eventually(lambda: client.server.gatekeeper.held == 0)
+        await client.http.post("/sessions/resume")
+        record = await client.record(session)
+
+    assert (record["turns"], record["turns_in_flight"]) == ([], 0)
+
+
+@pytest.mark.parametrize("settings", [TALKATIVE, TACITURN])
+async def test_a_client_that_leaves_stops_the_engine(settings):
+    """Before and after its answer has begun; the partial output is kept, and is not called delivered."""
+    async with serving(HANGS, settings=settings) as client:
+        session = await client.create()
+        request = asyncio.create_task(take_all(client, session))
+        await client.turns_in_flight(1)
+        request.cancel()
+        await asyncio.wait([request])
+        await client.turns_in_flight(0)
+        await eventually(lambda: len(client.server.sessions.get(session.session_id).turns) == 1)
+        turn = (await client.record(session))["turns"][0]
+
+    assert (turn["status"], len(turn["output_ids"]), turn["delivered"]) == ("aborted", 2, False)
+
+
+async def test_a_client_that_comes_back_for_its_stream_gets_the_whole_answer():
+    """The same turn goes on: every token is sampled once and trained."""
+    async with serving(SLOW, settings=TALKATIVE) as client:
+        session = await client.create()
+        async with streaming(client, session) as stream:
+            await stream.comment()
+            await eventually(lambda: any(live.output for live in client.engine._live.values()))
+        await client.turns_in_flight(0)
+        events = await take_all(client, session)
+        record = await client.record(session)
+
+    [turn] = record["turns"]
+    assert text_of(events) == turn["reply"]["content"] == SLOW.text
+    assert len(turn["segments"]) == 2
+    assert record["ledger"]["generated"] == record["ledger"]["trained"] == len(turn["output_ids"])
+
+
+async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
+    """The error goes on to the web server, which cuts the connection: never an end that could be read as one."""
+    sent = []
+
+    async def serve():
+        await asyncio.sleep(0.05)
+        raise ZeroDivisionError
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    turn = StreamedTurn(serve=serve, content=bytes, failure=pytest.fail, delivery=pytest.fail)
+    answer = StreamedAnswer(turn, ClientConnection(receive, {}), comment_every_s=0.01)
+    with pytest.raises(ZeroDivisionError):
+        await answer({}, receive, send)
+
+    assert [message["type"] for message in sent[:2]] == ["http.response.start", "http.response.body"]
+    assert all(message["more_body"] for message in sent[1:])
+
+
+async def take_all(client: Client, session: Served) -> list[Any]:
+    """The events of a streamed call."""
+    async with streaming(client, session) as stream:
+        return await stream.events()
+
+
+async def test_a_cut_off_answer_is_streamed_with_its_reason():
+    """`length`, as without streaming."""
+    async with serving(ScriptStep(text="abc", finish=FinishReason.LENGTH)) as client:
+        session = await client.create()
+        events = await take_all(client, session)
+
+    assert (text_of(events), events[-1]["choices"][0]["finish_reason"]) == ("abc", "length")
+
+
+async def test_many_streams_at_once_leave_nothing_behind():
+    """Every one gets its own answer."""
+    async with serving(ScriptStep(text="hello", delay_s=0.05), settings=TALKATIVE) as client:
+        sessions = [await client.create() for _ in range(32)]
+        answers = await asyncio.gather(*(take_all(client, session) for session in sessions))
+        flags = [await delivered(client, session) for session in sessions]
+        gate = await client.gate()
+
+    assert [text_of(events) for events in answers] == ["hello"] * 32
+    assert flags == [[True]] * 32
+    assert (gate["held"], gate["turns_in_flight"]) == (0, 0)

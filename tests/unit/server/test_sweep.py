@@ -1,0 +1,506 @@
+"""Scoring what waits for the live version before that version disappears, and what the workers serve afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from harness.engines.base import LogprobScale, check_request
+from harness.engines.pool.pool import EnginePool
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
+from harness.errors import EngineRejected
+from harness.server.live_version import LiveVersion
+from harness.server.serving import serve
+from harness.server.sweep import Sweep
+from harness.sessions.weight_update import SweepRequest
+from harness.store.base import SessionStore
+from harness.store.connect import open_store
+from harness.store.sqlite import SQLiteStore
+from harness.types import PromptLogprobs, SamplingParams, as_ids
+from tests.builders import assistant, toy_template, toy_tokenizer, user
+from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, says
+
+NOWHERE = Path("/nowhere")
+
+
+class Engine(ScriptedEngine):
+    """Keeps what it was asked to score."""
+
+    def __init__(self, *steps: ScriptStep) -> None:
+        super().__init__(toy_tokenizer(), Script(steps or says("one", "two", "three")))
+        self.scored: list[tuple[int, int]] = []
+        """(start, end) of each request."""
+        self.may_score = asyncio.Event()
+        self.may_score.set()
+
+    async def score(self, input_ids, *, start, session_id=None):
+        """As the scripted engine, once it may."""
+        self.scored.append((start, input_ids.size))
+        await self.may_score.wait()
+        return await super().score(input_ids, start=start)
+
+
+class MovingEngine(Engine):
+    """Its weights change while it scores."""
+
+    async def score(self, input_ids, *, start, session_id=None):
+        """Under the version after the one that was live."""
+        scoring = await super().score(input_ids, start=start)
+        return PromptLogprobs(start, scoring.logprobs, str(int(self.weight_version) + 1))
+
+
+@asynccontextmanager
+async def serving(engine, store: Path | str = "memory") -> AsyncIterator[Client]:
+    """A server in front of `engine`."""
+    async with serving_on(engine, open_store(store)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving_on(engine, store: SessionStore) -> AsyncIterator[Client]:
+    """The same, on a store of the caller's."""
+    async with (
+        serve(engine, toy_template(), store) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        yield Client(http, engine, running.server, running.url, running.restored)
+
+
+async def two_turns(client: Client, **config) -> Served:
+    """A session that sits in a tool call after its second turn."""
+    session = await client.create(**config)
+    first = await client.say(session, [user("a")])
+    await client.say(session, [user("a"), first, user("b")])
+    return session
+
+
+async def sweep(client: Client, version: int, **fields):
+    """The report of a sweep."""
+    answer = await client.http.post("/sessions/sweep", json={"version": version, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def scored_share(sample) -> float:
+    """The share of sampled tokens with a true proximal value, each of which is checked."""
+    behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
+    tokens, start = as_ids(sample["tokens"]), len(sample["tokens"]) - sample["response_length"]
+    for version in set(proximal[behavior >= 0].tolist()):
+        true = scripted_logprobs(tokens, 0, str(version))[start:]
+        where = (proximal == version) & (behavior >= 0)
+        assert np.array_equal(np.asarray(sample["proximal_logprobs"], np.float32)[where], true[where])
+    return float((proximal[behavior >= 0] == behavior[behavior >= 0] + 1).mean())
+
+
+async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_sweep():
+    """Both turns of it, with one request that starts at the first sampled token."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        sampled = sum(version >= 0 for version in sample["behavior_versions"])
+        assert scored_share(sample) == 1.0
+        assert sample["metadata"]["staleness"]["proximal_share"] == 1.0
+        assert engine.scored == [(len(sample["tokens"]) - sample["response_length"], len(sample["tokens"]))]
+        assert (report["sessions"], report["requests"], report["tokens_left"]) == (1, 1, 0)
+        assert report["tokens_waiting"] == report["tokens_settled"] == sampled
+        assert not report["is_running"]
+
+
+async def test_nothing_waits_before_an_update_and_after_a_sweep():
+    """A second sweep, and one under the version that sampled, ask the engine for nothing."""
+    engine = Engine()
+    async with serving(engine) as client:
+        await two_turns(client)
+        assert (await sweep(client, 0))["requests"] == 0
+        await engine.update_weights(NOWHERE, "1")
+        await sweep(client, 1)
+
+        assert (await sweep(client, 1))["tokens_waiting"] == 0
+        assert len(engine.scored) == 1
+
+
+async def test_what_was_swept_survives_a_restart(tmp_path):
+    """Scores are durable when the sweep answers (I9)."""
+    engine = Engine()
+    async with serving(engine, tmp_path / "store.sqlite") as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+        await sweep(client, 1)
+        before = await client.samples(session)
+
+    async with serving(engine, tmp_path / "store.sqlite") as client:
+        assert await client.samples(session) == before
+
+
+async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach():
+    """The tokens left keep their behaviour values."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+        engine.may_score.clear()
+
+        report = await sweep(client, 1, budget_s=0.05)
+
+        [sample] = await client.samples(session)
+        assert report["tokens_left"] == report["tokens_waiting"] > 0
+        assert sample["proximal_versions"] == sample["behavior_versions"]
+        assert sample["proximal_logprobs"] == sample["rollout_log_probs"]
+
+
+async def test_sessions_that_live_longest_go_first_a_bounded_number_at_a_time():
+    """Concurrency 2: with the engine stuck, only the two oldest have been asked for."""
+    engine = Engine(ScriptStep(text="x"))
+    async with serving(engine) as client:
+        lengths = []
+        for number in range(4):
+            session = await client.create()
+            await client.say(session, [user("q" * (10 * number + 1))])
+            lengths.append(len((await client.samples(session))[0]["tokens"]))
+        await engine.update_weights(NOWHERE, "1")
+        engine.may_score.clear()
+        running = asyncio.create_task(sweep(client, 1, concurrency=2))
+        await eventually(lambda: len(engine.scored) == 2)
+
+        progress = (await client.http.get("/sessions/sweep")).json()
+
+        assert [end for _, end in engine.scored] == lengths[:2]
+        assert (progress["is_running"], progress["sessions"], progress["sessions_done"]) == (True, 4, 0)
+        engine.may_score.set()
+        assert (await running)["sessions_done"] == 4
+        assert [end for _, end in engine.scored] == lengths
+
+
+async def test_branches_that_share_a_prefix_score_it_once():
+    """The second branch starts behind what the first has settled."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create(selection="leaves")
+        first = await client.say(session, [user("a")])
+        for text in ("left", "right"):
+            await client.say(session, [user("a"), first, user(text)])
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        samples = await client.samples(session)
+        turns = (await client.record(session))["turns"]
+        assert [scored_share(sample) for sample in samples] == [1.0, 1.0]
+        assert [start for start, _ in engine.scored] == [len(turns[0]["prompt_ids"]), len(turns[2]["prompt_ids"])]
+        assert report["tokens_settled"] == report["tokens_waiting"]
+
+
+async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_token():
+    """No server reads an input that leaves no room for a token; the one token that does not fit is counted."""
+
+    class Strict(Engine):
+        async def score(self, input_ids, *, start, session_id=None):
+            check_request(self.capabilities, input_ids, SamplingParams(max_new_tokens=1), start)
+            return await super().score(input_ids, start=start)
+
+    engine = Strict(ScriptStep(text="a long answer " * 4))
+    engine.capabilities = replace(engine.capabilities, context_length=40)
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a")])
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        assert (len(sample["tokens"]), sample["status"]) == (40, "truncated")
+        assert sample["proximal_versions"] == [1] * (sample["response_length"] - 1) + [0]
+        assert (report["tokens_left"], report["requests"], report["failures"]) == (1, 1, {})
+
+
+async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
+    """An open session may go on from any branch, a closed one delivers the selected one."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await client.create()
+        await client.say(session, [user("a title?")])
+        await client.say(session, [user("a")])
+        await engine.update_weights(NOWHERE, "1")
+        await client.http.post("/sessions/drain")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        assert scored_share(sample) == 1.0
+        assert report["requests"] == 1
+
+
+async def test_a_scoring_of_another_version_settles_nothing():
+    """The weights moved inside the request: its values are of neither version."""
+    engine = MovingEngine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        [sample] = await client.samples(session)
+        assert sample["proximal_versions"] == sample["behavior_versions"]
+        assert (report["tokens_settled"], report["requests"]) == (0, 1)
+        assert report["tokens_left"] == report["tokens_waiting"]
+
+
+async def test_a_sweep_of_a_version_that_is_not_live_is_refused():
+    """After the update it is too late; nothing is asked of the engine."""
+    engine = Engine()
+    async with serving(engine) as client:
+        await two_turns(client)
+        await engine.update_weights(NOWHERE, "2")
+
+        answer = await client.http.post("/sessions/sweep", json={"version": 1})
+
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
+        assert "live version 2" in answer.json()["error"]["message"]
+        assert engine.scored == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "body"), ({"version": -1}, "version"), ({"version": 1, "budget_s": 0}, "budget_s"), ({"vresion": 1}, "body")],
+)
+async def test_a_sweep_that_is_not_understood_is_refused(body, param):
+    """The answer names the field."""
+    async with serving(Engine()) as client:
+        answer = await client.http.post("/sessions/sweep", json=body)
+
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(f"{param}: ")
+
+
+async def test_tokens_on_another_scale_are_counted_and_left_alone():
+    """At temperature 0.7 after-temperature logprobs and raw prompt logprobs do not mix."""
+    engine = Engine()
+    engine.capabilities = replace(engine.capabilities, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
+    async with serving(engine) as client:
+        heated = await two_turns(client, sampling={"temperature": 0.7})
+        plain = await two_turns(client, sampling={"temperature": 1.0})
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        assert scored_share((await client.samples(heated))[0]) == 0.0
+        assert scored_share((await client.samples(plain))[0]) == 1.0
+        assert report["tokens_incomparable"] > 0
+        assert report["tokens_left"] == 0
+
+
+async def test_an_engine_that_fails_for_one_session_is_counted_and_the_others_are_scored():
+    """A session of one branch has no other to go on with."""
+
+    class Rejecting(Engine):
+        async def score(self, input_ids, *, start, session_id=None):
+            if len(self.scored) == 0:
+                self.scored.append((start, input_ids.size))
+                raise EngineRejected("not this one")
+            return await super().score(input_ids, start=start)
+
+    engine = Rejecting()
+    async with serving(engine) as client:
+        failed, scored = await two_turns(client), await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1, concurrency=1)
+
+        assert scored_share((await client.samples(failed))[0]) == 0.0
+        assert scored_share((await client.samples(scored))[0]) == 1.0
+        assert report["failures"] == {"engine_rejected": 1}
+
+
+async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again():
+    """The branches before and after it are scored; the tokens of the failed one are counted and left alone."""
+
+    class Rejecting(Engine):
+        async def score(self, input_ids, *, start, session_id=None):
+            scoring = await super().score(input_ids, start=start)
+            if len(self.scored) == 2:
+                raise EngineRejected("not this branch")
+            return scoring
+
+    engine = Rejecting()
+    async with serving(engine) as client:
+        session = await client.create(selection="leaves")
+        for text in ("first", "second", "third"):
+            await client.say(session, [user(text)])
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        first, second, third = await client.samples(session)
+        assert [scored_share(sample) for sample in (first, second, third)] == [1.0, 0.0, 1.0]
+        assert [end for _, end in engine.scored] == [len(sample["tokens"]) for sample in (first, second, third)]
+        assert (report["requests"], report["failures"], report["sessions_done"]) == (3, {"engine_rejected": 1}, 1)
+        assert report["tokens_left"] == second["response_length"]
+
+
+async def test_a_turn_in_flight_is_left_to_the_request_that_makes_it():
+    """Its recorded ancestors are scored; the partial has no outcome yet."""
+    engine = Engine(ScriptStep(text="one"), ScriptStep(text="two", token_delay_s=60))
+    async with serving(engine) as client:
+        session = await client.create()
+        first = await client.say(session, [user("a")])
+        asking = asyncio.create_task(client.chat(session, [user("a"), first, user("b")]))
+        await client.turns_in_flight(1)
+        await engine.update_weights(NOWHERE, "1")
+
+        report = await sweep(client, 1)
+
+        turns = (await client.record(session))["turns"]
+        assert report["tokens_settled"] == len(turns[0]["output_ids"])
+        await client.http.post("/sessions/drain")
+        await engine.abort(None)
+        await asking
+
+
+async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_on_with_it():
+    """Its first part is recorded and waits, and another outcome of it is on its way to the store."""
+    engine = Engine(ScriptStep(text="a slow answer", token_delay_s=60))
+    async with serving(engine) as client:
+        session = await client.create()
+        gone = asyncio.create_task(client.chat(session, [user("a")]))
+        await eventually(lambda: any(live.output for live in engine._live.values()))
+        gone.cancel()
+        await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+        await engine.update_weights(NOWHERE, "1")
+        again = asyncio.create_task(client.chat(session, [user("a")]))
+        await client.turns_in_flight(1)
+
+        report = await sweep(client, 1)
+
+        assert (report["tokens_waiting"], engine.scored) == (0, [])
+        await client.http.post("/sessions/drain")
+        await engine.abort(None)
+        await again
+
+
+async def test_a_session_that_is_taken_over_meanwhile_is_swept_in_its_successor():
+    """What the report calls settled is settled in a session that somebody will collect."""
+    engine = Engine()
+    async with serving(engine) as client:
+        session = await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+        await client.http.post("/sessions/drain")
+        await client.http.post("/sessions/resume")
+        engine.may_score.clear()
+        sweeping = asyncio.create_task(sweep(client, 1))
+        await eventually(lambda: len(engine.scored) == 1)
+        successor = await client.create(resumes=session.session_id)
+        engine.may_score.set()
+        report = await sweeping
+        [sample] = await client.samples(successor)
+
+    assert scored_share(sample) == 1.0
+    assert (report["tokens_settled"], report["tokens_left"]) == (sum(sample["loss_mask"]), 0)
+
+
+class SlowStore(SQLiteStore):
+    """Scores wait before they reach the disk, turns before they are known to be on it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.scores, self.turns = asyncio.Event(), asyncio.Event()
+        self.scores.set()
+        self.turns.set()
+        self.scores_waiting = self.turns_on_disk = 0
+
+    async def keep_scores(self, *given) -> None:
+        self.scores_waiting += 1
+        await self.scores.wait()
+        await super().keep_scores(*given)
+
+    async def commit(self, *given) -> None:
+        await super().commit(*given)
+        self.turns_on_disk += 1
+        await self.turns.wait()
+
+
+async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outcome(tmp_path):
+    """The sweep has scored its first part, the disk already has the whole of it: the file can be read again."""
+    engine = Engine(ScriptStep(text="one"), ScriptStep(text="a slow answer", fault=ScriptedFault.HANG, fault_after=4))
+    store = SlowStore(tmp_path / "s.db")
+    async with serving_on(engine, store) as client:
+        session = await client.create()
+        first = await client.say(session, [user("a")])
+        messages = [user("a"), first, user("b")]
+        gone = asyncio.create_task(client.chat(session, messages))
+        await eventually(lambda: any(live.output for live in engine._live.values()))
+        gone.cancel()
+        await eventually(lambda: store.turns_on_disk == 2)
+        await engine.update_weights(NOWHERE, "1")
+        store.scores.clear()
+        store.turns.clear()
+        sweeping = asyncio.create_task(sweep(client, 1))
+        await eventually(lambda: store.scores_waiting == 1)
+        again = asyncio.create_task(client.chat(session, messages))
+        await eventually(lambda: store.turns_on_disk == 3)
+        store.scores.set()
+        await sweeping
+        store.turns.set()
+        assert (await again).status_code == 200
+        [before] = await client.samples(session)
+    async with serving(Engine(), tmp_path / "s.db") as client:
+        [after] = await client.samples(session)
+
+    assert after["tokens"] == before["tokens"]
+    assert scored_share(after) > 0
+
+
+async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up():
+    """The server asks its workers itself, and fences the one that reports another version."""
+    workers = [Engine(), Engine()]
+    pool = EnginePool(workers)
+    async with serving(pool) as client:
+        await workers[0].update_weights(NOWHERE, "1")
+
+        behind = (await client.http.post("/sessions/weights", json={"version": 1})).json()
+        session = await two_turns(client)
+        [sample] = await client.samples(session)
+        await workers[1].update_weights(NOWHERE, "2")
+        await workers[0].update_weights(NOWHERE, "2")
+        caught_up = (await client.http.post("/sessions/weights", json={"version": 2})).json()
+
+        assert behind == {"version": 1, "serving": {"0": "1"}, "fenced": {"1": "0"}}
+        assert sample["weight_versions"] == ["1"]
+        assert caught_up == {"version": 2, "serving": {"0": "2", "1": "2"}, "fenced": {}}
+
+
+async def test_no_worker_is_fenced_when_none_has_the_version():
+    """Old weights serve better than none."""
+    pool = EnginePool([Engine(), Engine()])
+    async with serving(pool) as client:
+        found = (await client.http.post("/sessions/weights", json={"version": 1})).json()
+
+        assert found == {"version": 1, "serving": {"0": "0", "1": "0"}, "fenced": {}}
+        assert (await client.say(await client.create(), [user("a")])) == assistant("one")
+
+
+async def test_a_sweep_over_many_sessions_lets_others_get_on():
+    """Counting what waits, before and after, is done session by session: nobody waits for all of it."""
+    engine = Engine()
+    async with serving(engine) as client:
+        for _ in range(30):
+            await client.create()
+        store = open_store("memory")
+        asked = Sweep(engine, LiveVersion(engine, store, patience_s=1), store, client.server.sessions, SweepRequest(0))
+        rounds = 0
+        sweeping = asyncio.create_task(asked.run())
+        while not sweeping.done():
+            rounds += 1
+            await asyncio.sleep(0)
+
+    assert (await sweeping).tokens_left == 0
+    assert rounds > 60

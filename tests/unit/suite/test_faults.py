@@ -1,0 +1,314 @@
+"""Every action on real runs: what it does to the sessions, what their agents are told, and that nothing is lost."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.samples.codec import sample_from_json
+from harness.suite.faults.firing import Firing
+from harness.suite.record.config import Overrides
+from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.run.interrupts import Interrupts
+from harness.suite.run.open_run import begin_run, resume_run
+from harness.suite.run.progress import Silence
+from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.run.runner import SuiteRun
+from harness.turn_ends import TurnStatus
+from harness.types import Sample
+from tests.harness_command import write_scenario
+from tests.session_servers.store_file import read_file
+
+SHIPPED = Path(__file__).parents[2] / "scenarios" / "abort_end_of_rollout"
+PROGRAM = (SHIPPED / "agent.py").read_text()
+CHECK = (SHIPPED / "check.py").read_text()
+SLOW = {"steps": [{"text": "An answer that takes its time.", "token_delay_s": 0.005}]}
+
+
+async def play(suite: Path | str, out: Path, overrides: Overrides | None = None) -> RunReport:
+    """Run `suite`."""
+    opened = begin_run(str(suite), overrides or Overrides(), out)
+    return await SuiteRun(opened.selection, opened.directory, Silence(), Interrupts()).execute()
+
+
+async def play_faults(tmp_path: Path, *faults: dict[str, Any], **keys: Any) -> ScenarioReport:
+    """A scenario of two sessions with three calls each, in which `faults` come; nothing invalid comes out of it."""
+    scenario = {
+        "samples_per_prompt": 2,
+        "prompts": [{"metadata": {"calls": 3, "tool_s": 0.05}}],
+        "faults": list(faults),
+        "checks": {"min_reward_mean": 1.0, "expect_dropped_trailing_turns": False},
+        **keys,
+    }
+    directory = write_scenario(tmp_path / "s", program=PROGRAM, check=CHECK, script=SLOW, **scenario)
+    report = await play(directory, tmp_path / "run")
+    assert report.ledger.difference == 0
+    samples = [sample_from_json(sample) for record in report.scenarios[0].records for sample in record.samples]
+    assert incomplete_inside(tmp_path / "run" / "run.db", samples) == []
+    assert report.status is RunStatus.PASSED, report.scenarios[0].verdicts
+    return report.scenarios[0]
+
+
+def incomplete_inside(database: Path, samples: Iterable[Sample]) -> list[list[int]]:
+    """Incomplete turns, read from the file by somebody else, behind which a sample has a token (I2, I3)."""
+    sessions = read_file(database)
+    return [
+        turn.tokens
+        for sample in samples
+        for turn in sessions[sample.metadata["session_id"]].turns.values()
+        if turn.status != TurnStatus.COMPLETED
+        if len(turn.tokens) < sample.tokens.size and sample.tokens[: len(turn.tokens)].tolist() == turn.tokens
+    ]
+
+
+def only(scenario: ScenarioReport) -> Firing:
+    """The one time that the one fault came."""
+    ((firing,),) = [fault.firings for fault in scenario.faults]
+    return firing
+
+
+def outcomes(scenario: ScenarioReport) -> list[str]:
+    """How the sessions ended, in their order."""
+    return [record.outcome.value for record in sorted(scenario.records, key=lambda record: record.number)]
+
+
+async def test_a_drain_ends_the_sessions_that_are_open(tmp_path: Path):
+    """All of them, whoever triggered it; agents are told 404."""
+    fault = {"action": "drain", "at_turn": 2, "sessions": [0]}
+    scenario = await play_faults(tmp_path, fault, prompts=[{"metadata": {"calls": 30}}])
+
+    assert outcomes(scenario) == ["drained", "drained"]
+    assert [set(bystander.told) for bystander in only(scenario).sessions] == [{"404 session_closed"}] * 2
+
+
+async def test_a_pause_is_invisible(tmp_path: Path):
+    """The turn that the engine cut short goes on as the same turn."""
+    scenario = await play_faults(tmp_path, {"action": "pause", "at_turn": 2, "at_token": 4, "seconds": 0.3})
+
+    assert outcomes(scenario) == ["finished", "finished"]
+    assert {str(bystander.turns) for bystander in only(scenario).sessions} == {"{'completed': 3}"}
+    assert not any(bystander.told for bystander in only(scenario).sessions)
+
+
+async def test_an_unasked_abort_is_continued(tmp_path: Path):
+    """In the middle of a turn, and of one that the engine has not begun yet."""
+    middle = {"action": "abort_engine", "at_turn": 1, "at_token": 3, "sessions": [0]}
+    beginning = {"action": "abort_engine", "at_turn": 2, "sessions": [1]}
+    scenario = await play_faults(tmp_path, middle, beginning)
+
+    assert outcomes(scenario) == ["finished", "finished"]
+    turns = [turn for session in read_file(tmp_path / "run" / "run.db").values() for turn in session.turns.values()]
+    assert sorted(len(turn.segments) for turn in turns) == [1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("after_incomplete", "turns", "dropped"), [("serve", 6, 3), ("refuse", 3, 0)])
+async def test_an_agent_that_goes_on_from_half_an_answer(
+    tmp_path: Path, after_incomplete: str, turns: int, dropped: int
+):
+    """The third of six turns is aborted for good: the sample ends with it, whatever the session lets its agent do."""
+    aborts = [{"action": "abort_engine", "at_turn": 3, "at_token": token} for token in (2, 5, 8, 11)]
+    scenario = await play_faults(
+        tmp_path,
+        *aborts,
+        after_incomplete=after_incomplete,
+        prompts=[{"metadata": {"calls": 6}}],
+        samples_per_prompt=1,
+        checks={},
+    )
+
+    (record,) = scenario.records
+    (sample,) = record.samples
+    assert record.session.turns == turns
+    assert (sample["status"], sample["metadata"]["turns"]) == ("aborted", [0, 1, 2])
+    assert sample["metadata"].get("dropped_trailing_turns", 0) == dropped
+
+
+async def test_a_killed_agent_has_crashed(tmp_path: Path):
+    """Its session alone."""
+    scenario = await play_faults(tmp_path, {"action": "kill_agent", "at_turn": 2, "at_token": 3, "sessions": [1]})
+
+    assert outcomes(scenario) == ["finished", "crashed"]
+    assert only(scenario).did == "1 agent killed"
+
+
+async def test_a_stopped_agent_goes_on(tmp_path: Path):
+    """Its answer waits for it."""
+    scenario = await play_faults(tmp_path, {"action": "stop_agent", "at_turn": 2, "sessions": [0], "seconds": 0.4})
+
+    assert outcomes(scenario) == ["finished", "finished"]
+    assert only(scenario).did == "1 agent stopped"
+
+
+async def test_a_stopped_agent_goes_on_while_the_server_is_gone(tmp_path: Path):
+    """The SIGCONT goes to who was stopped: that nobody can be asked who is there changes nothing."""
+    stop = {"action": "stop_agent", "at_turn": 2, "sessions": [0], "seconds": 0.3}
+    kill = {"action": "kill_server", "at_turn": 2, "sessions": [0], "seconds": 1.0}
+    scenario = await play_faults(tmp_path, stop, kill, agent={"profile": "agent.py", "deadline_s": 20.0})
+
+    assert outcomes(scenario) == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "problem"),
+    [
+        (
+            [
+                {"action": "stop_agent", "at_turn": 2, "sessions": [0], "seconds": 60.0},
+                {"action": "kill_agent", "at_turn": 2, "sessions": [0]},
+            ],
+            "stop_agent: 1 agent stopped, 1 of them ended before the SIGCONT",
+        ),
+        (
+            [{"action": "kill_server", "at_second": 0.5, "seconds": 0.5}] * 2,
+            "kill_server: the server had been killed before, and was not back yet",
+        ),
+        (
+            [{"action": "kill_engine", "at_second": 0.5, "seconds": 0.5}] * 2,
+            "kill_engine: the engine had been killed before, and was not back yet",
+        ),
+    ],
+)
+async def test_a_fault_that_reaches_nobody_is_a_problem(tmp_path: Path, faults: list[dict[str, Any]], problem: str):
+    """An undoing whose agent is gone, a blow on what is gone already: the run says so, and fails."""
+    prompts = [{"metadata": {"calls": 10, "tool_s": 0.1}}]
+    directory = write_scenario(
+        tmp_path / "s", program=PROGRAM, check=CHECK, script=SLOW, faults=faults, prompts=prompts
+    )
+    report = await play(directory, tmp_path / "run")
+
+    assert [each.seen for each in report.scenarios[0].verdicts if not each.holds] == [problem]
+    assert report.status is RunStatus.CHECKS_FAILED
+
+
+async def test_an_agent_that_stays_stopped_is_ended_at_its_deadline(tmp_path: Path):
+    """SIGKILL reaches what SIGTERM does not."""
+    fault = {"action": "stop_agent", "at_turn": 2, "sessions": [0]}
+    scenario = await play_faults(tmp_path, fault, agent={"profile": "agent.py", "deadline_s": 6.0})
+
+    assert outcomes(scenario) == ["timed_out", "finished"]
+
+
+async def test_a_dead_engine_that_comes_back_serves_again(tmp_path: Path):
+    """What was in flight is lost and asked for again."""
+    scenario = await play_faults(tmp_path, {"action": "kill_engine", "at_turn": 2, "at_token": 3, "seconds": 0.3})
+
+    assert outcomes(scenario) == ["finished", "finished"]
+    assert only(scenario).did.startswith("the engine was killed with ")
+
+
+async def test_a_dead_engine_fails_the_sessions(tmp_path: Path):
+    """Agents are told 5xx; the runs are settled all the same, because the scenario wanted to see this."""
+    prompts = [{"metadata": {"calls": 3, "attempts": 2}}]
+    scenario = await play_faults(tmp_path, {"action": "kill_engine", "at_turn": 2}, prompts=prompts)
+
+    assert not set(outcomes(scenario)) & {"drained", "harness_failed"}
+    told = {words for bystander in only(scenario).sessions for words in bystander.told}
+    assert "503 engine_unavailable" in told
+
+
+@pytest.mark.parametrize(
+    ("action", "keys", "told"),
+    [
+        ("engine_500", {}, set()),
+        ("malformed_reply", {}, {"502 engine_reply_invalid"}),
+        ("cut_connection", {"at_token": 4}, set()),
+        ("cut_connection", {}, set()),
+        ("engine_hang", {"seconds": 0.3}, set()),
+        ("engine_hang", {"seconds": 0.3, "at_token": 4}, set()),
+        ("slow_network", {"seconds": 0.3}, set()),
+    ],
+)
+async def test_a_broken_network_costs_one_request(tmp_path: Path, action: str, keys: dict[str, Any], told: set[str]):
+    """The turn is asked for again, by the server or by the agent, and the session comes to its end."""
+    scenario = await play_faults(tmp_path, {"action": action, "at_turn": 2, "sessions": [0], **keys})
+
+    assert outcomes(scenario) == ["finished", "finished"]
+    assert {words for bystander in only(scenario).sessions for words in bystander.told} == told
+
+
+async def test_a_killed_server_comes_back_with_its_sessions(tmp_path: Path):
+    """Agents that ask again go on where they were."""
+    fault = {"action": "kill_server", "at_turn": 2, "at_token": 4, "sessions": [0], "seconds": 0.3}
+    scenario = await play_faults(tmp_path, fault)
+
+    assert outcomes(scenario) == ["finished", "finished"]
+    assert only(scenario).did.startswith("the server was killed with ")
+    assert [record.session.turns for record in scenario.records] == [3, 3]
+
+
+async def test_a_request_that_arrives_twice_is_one_turn(tmp_path: Path):
+    """The second one goes on with what the first one has come to."""
+    scenario = await play_faults(tmp_path, {"action": "duplicate_request", "at_turn": 2, "at_token": 4})
+
+    assert outcomes(scenario) == ["finished", "finished"]
+    assert [record.session.turns for record in scenario.records] == [3, 3]
+    assert not any(record.ledger.dropped for record in scenario.records)
+    assert [len(fault.firings) for fault in scenario.faults] == [2]
+
+
+async def test_a_rollout_that_is_ended_leaves_the_gate_open(tmp_path: Path):
+    """The sessions that have not begun yet come after it."""
+    fault = {"action": "end_rollout", "at_turn": 2, "at_token": 4, "sessions": [0]}
+    prompts = [{"metadata": {"calls": calls}} for calls in (50, 2)]
+    scenario = await play_faults(tmp_path, fault, prompts=prompts, concurrency=2)
+
+    assert outcomes(scenario) == ["drained", "drained", "finished", "finished"]
+
+
+async def test_the_clock_befalls_whoever_is_there(tmp_path: Path):
+    """A fault on one session comes to each that is open, a fault of the network to its next request."""
+    kill = {"action": "kill_agent", "at_second": 2.0, "sessions": [1]}
+    cut = {"action": "cut_connection", "at_second": 0.1}
+    prompts = [{"metadata": {"calls": 20, "tool_s": 0.1}}]
+    scenario = await play_faults(tmp_path, cut, kill, prompts=prompts)
+
+    assert outcomes(scenario) == ["finished", "crashed"]
+
+
+async def test_a_fault_that_never_comes_fails_the_run(tmp_path: Path):
+    """Unless the scenario does not expect it to."""
+    never = {"action": "drain", "at_turn": 9}
+    directory = write_scenario(tmp_path / "s", program=PROGRAM, check=CHECK, faults=[never])
+    report = await play(directory, tmp_path / "run")
+
+    (verdict,) = [each for each in report.scenarios[0].verdicts if not each.holds]
+    assert (verdict.check, verdict.seen) == ("expect_faults_fired", "never: drain at turn 9")
+    assert report.scenarios[0].to_json()["faults"][0]["fired"] == 0
+
+    directory = write_scenario(
+        tmp_path / "t", program=PROGRAM, check=CHECK, faults=[never], checks={"expect_faults_fired": False}
+    )
+    assert (await play(directory, tmp_path / "other")).status is RunStatus.PASSED
+
+
+class StopAfterFirst(Silence):
+    """Asks a run to stop as soon as one rollout has ended."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+
+    def ended(self, record: RolloutRecord) -> None:
+        """Ask."""
+        self._interrupts.request()
+
+
+async def test_a_resumed_run_begins_its_timeline_anew_for_what_is_left(tmp_path: Path):
+    """What came before counts; what is run again meets its faults again, and what a fault ended is not."""
+    fault = {"action": "kill_agent", "at_turn": 2, "at_token": 3}
+    directory = write_scenario(
+        tmp_path / "s", program=PROGRAM, check=CHECK, script=SLOW, concurrency=1, faults=[fault],
+        prompts=[{"metadata": {"calls": 3}}], samples_per_prompt=3,
+    )  # fmt: skip
+    opened = begin_run(str(directory), Overrides(), tmp_path / "run")
+    interrupts = Interrupts()
+    broken_off = await SuiteRun(opened.selection, opened.directory, StopAfterFirst(interrupts), interrupts).execute()
+    assert (broken_off.status, outcomes(broken_off.scenarios[0])) == (RunStatus.INTERRUPTED, ["crashed"])
+
+    opened = resume_run(str(tmp_path / "run"), Overrides(), None)
+    report = await SuiteRun(opened.selection, opened.directory, Silence(), Interrupts()).execute()
+
+    (faults,) = report.scenarios[0].faults
+    assert outcomes(report.scenarios[0]) == ["crashed"] * 3
+    assert [firing.session for firing in faults.firings] == [0, 1, 2]
+    assert (report.status, report.ledger.difference) == (RunStatus.PASSED, 0)

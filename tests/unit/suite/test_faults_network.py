@@ -1,0 +1,150 @@
+"""The network between a provider and its engine server, hurt for real: what the provider makes of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.engines.base import TokenProvider
+from harness.engines.connect import open_engine
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineReplyInvalid,
+    EngineUnavailable,
+)
+from harness.samples.codec import sample_from_json
+from harness.suite.faults.engine_seam import NetworkFault
+from harness.suite.faults.network import FaultyNetwork, open_network
+from harness.suite.record.config import Overrides
+from harness.suite.scenarios.fault import Action
+from harness.types import GenerationDelta, GenerationResult, SamplingParams, as_ids
+from tests.fake_engines.fake_server import serving
+from tests.fake_engines.fake_sglang import FakeSGLang
+from tests.fake_engines.fake_vllm import FakeVLLM
+from tests.fake_engines.providers import toy_tokenizer
+from tests.toy_model import write_toy_model
+from tests.unit.suite.test_faults import incomplete_inside, play
+
+SERVERS = {"sglang": FakeSGLang, "vllm": FakeVLLM}
+REQUEST = "0123456789abcdef" * 2
+WORDS = ScriptStep(text="Enough words for a moment in the middle of them.", token_delay_s=0.005)
+PARAMS = SamplingParams(max_new_tokens=64, temperature=1.0)
+
+
+@asynccontextmanager
+async def hurt(kind: str) -> AsyncIterator[tuple[TokenProvider, FaultyNetwork]]:
+    """A provider, the network behind it, and a server at the end of it."""
+    fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((WORDS,))))
+    async with (
+        serving(fake, notices_disconnects=kind == "vllm") as url,
+        open_network(f"{kind}={url}") as (name, network),
+        open_engine(name, tokenizer=toy_tokenizer()) as provider,
+    ):
+        yield provider, network
+
+
+async def generated(provider: TokenProvider, request_id: str = REQUEST) -> GenerationResult:
+    """One request's whole answer."""
+    async with asyncio.timeout(20):
+        return await provider.generate(as_ids([5, 6, 7]), PARAMS, request_id=request_id)
+
+
+BROKEN: list[tuple[Action, type[EngineError]]] = [
+    ("engine_500", EngineError),
+    ("engine_hang", EngineConnectionLost),
+    ("cut_connection", EngineConnectionLost),
+    ("malformed_reply", EngineReplyInvalid),
+]
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize(("action", "error"), BROKEN)
+async def test_a_provider_says_what_broke(kind: str, action: Action, error: type[EngineError]):
+    """Exactly the request that was named, and only once; every other one is served."""
+    async with hurt(kind) as (provider, network):
+        network.arm(REQUEST, NetworkFault(action, 0.1 if action == "engine_hang" else None))
+
+        other = await generated(provider, request_id="f" * 32)
+        with pytest.raises(EngineError) as caught:
+            await generated(provider)
+        again = await generated(provider, request_id="e" * 32)
+
+    assert type(caught.value) is error
+    assert other.output_ids.tolist() == again.output_ids.tolist()
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_a_slow_network_is_only_slow(kind: str):
+    """The answer comes, so much later."""
+    async with hurt(kind) as (provider, network):
+        network.arm(REQUEST, NetworkFault("slow_network", 0.3))
+        began = asyncio.get_running_loop().time()
+        result = await generated(provider)
+        took_s = asyncio.get_running_loop().time() - began
+
+    assert result.output_ids.size
+    assert took_s >= 0.3
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize(
+    ("action", "error"), [("cut_connection", EngineConnectionLost), ("malformed_reply", EngineReplyInvalid)]
+)
+async def test_a_stream_breaks_in_its_middle(kind: str, action: Action, error: type[EngineError]):
+    """What came before the fault has come, and what comes after it is an error and no end."""
+    received: list[int] = []
+
+    async def read(provider: TokenProvider, network: FaultyNetwork) -> None:
+        async for piece in provider.stream(as_ids([5, 6, 7]), PARAMS, request_id=REQUEST):
+            assert isinstance(piece, GenerationDelta)
+            received.extend(piece.output_ids.tolist())
+            if len(received) >= 5:
+                network.arm(REQUEST, NetworkFault(action))
+
+    async with hurt(kind) as (provider, network), asyncio.timeout(20):
+        with pytest.raises(error):
+            await read(provider, network)
+
+    assert 5 <= len(received) < 40
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_a_dead_network_comes_back(kind: str):
+    """What was under way is lost, nothing is reached, and then everything is as before."""
+    async with hurt(kind) as (provider, network):
+        lost = asyncio.create_task(generated(provider))
+        await asyncio.sleep(0.1)
+        await network.kill()
+        with pytest.raises(EngineConnectionLost):
+            await lost
+        with pytest.raises(EngineUnavailable):
+            await generated(provider, request_id="e" * 32)
+        await network.revive()
+
+        assert (await generated(provider, request_id="d" * 32)).output_ids.size
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 19, "b": 23}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("scenario", ["abort_network", "abort_weight_update_pause", "abort_engine_dies"])
+async def test_a_shipped_scenario_passes_on_engine_servers(tmp_path: Path, kind: str, scenario: str):
+    """The same checks hold when the network is a real one, and the provider has to find out."""
+    fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((ScriptStep(text=CALL, token_delay_s=0.005),))))
+    toy = write_toy_model(tmp_path / "toy")
+    for name in ("config.json", "model.safetensors"):
+        (toy / name).touch()  # a folder for servers has weights, which nobody reads here
+    async with serving(fake, notices_disconnects=kind == "vllm") as url:
+        report = await play(scenario, tmp_path / "run", Overrides(engine=f"{kind}={url}", model=str(toy)))
+
+    # These servers begin a text anew where a turn is continued: what the turns say is not theirs to get right.
+    broken = [verdict for verdict in report.scenarios[0].verdicts if not verdict.holds]
+    assert [verdict for verdict in broken if verdict.check != "min_tool_calls"] == []
+    assert report.ledger.difference == 0
+    samples = [sample_from_json(sample) for record in report.scenarios[0].records for sample in record.samples]
+    assert incomplete_inside(tmp_path / "run" / "run.db", samples) == []

@@ -1,0 +1,80 @@
+"""The plan and the configuration of a run depend on what was asked for, and on nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import RunError
+from harness.suite.record.config import Overrides, RunConfig, select
+from harness.suite.scenarios.folder import find_scenarios
+from harness.suite.scenarios.plan import plan_rollouts
+from tests.harness_command import write_scenario
+
+
+def test_every_prompt_is_a_group_of_samples(tmp_path: Path):
+    """Numbers and groups go on over all scenarios of a suite."""
+    for name in ("a", "b"):
+        write_scenario(tmp_path / "suite" / name)
+    plan = plan_rollouts(find_scenarios(str(tmp_path / "suite")))
+
+    assert [rollout.number for rollout in plan] == list(range(8))
+    assert [rollout.group for rollout in plan] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_seeds_belong_to_the_place_in_the_scenario(tmp_path: Path):
+    """Another seed changes all of them, another scenario beside it none (I10)."""
+    write_scenario(tmp_path / "suite" / "b")
+    alone = [rollout.seed for rollout in plan_rollouts(find_scenarios(str(tmp_path / "suite")))]
+    write_scenario(tmp_path / "suite" / "a")
+    beside = [rollout.seed for rollout in plan_rollouts(find_scenarios(str(tmp_path / "suite")))[4:]]
+    other = [
+        rollout.seed for rollout in plan_rollouts(select(str(tmp_path / "suite" / "b"), Overrides(seed=9)).folders)
+    ]
+
+    assert alone == beside
+    assert len(set(alone) | set(other)) == 8
+
+
+def test_a_session_is_asked_for_as_the_scenario_says(tmp_path: Path):
+    """Only what was given is sent; the rest is the server's to decide."""
+    directory = write_scenario(
+        tmp_path / "s", limits={"turns": 3}, sampling={"temperature": 0.5}, after_incomplete="serve"
+    )
+    first = plan_rollouts(find_scenarios(str(directory)))[0]
+
+    assert first.session == {
+        "metadata": {"scenario": "s", "rollout": 0},
+        "limits": {"turns": 3},
+        "sampling": {"temperature": 0.5, "seed": first.seed},
+        "after_incomplete": "serve",
+    }
+
+
+def test_a_configuration_comes_back_from_its_file(tmp_path: Path):
+    """And is then unchanged."""
+    selection = select(str(write_scenario(tmp_path / "s")), Overrides(seed=5))
+    path = tmp_path / "config.toml"
+    path.write_text(selection.config.to_toml())
+    loaded = RunConfig.load(path)
+
+    assert loaded == selection.config
+    loaded.check_unchanged(loaded.reload(Overrides()).config)
+
+
+def test_a_changed_configuration_is_refused_with_its_differences(tmp_path: Path):
+    """One line each: key, before, now; a changed file counts."""
+    directory = write_scenario(tmp_path / "s")
+    before = select(str(directory), Overrides()).config
+    write_scenario(directory, check="def score(*_): return 0", limits={"turns": 4})
+
+    with pytest.raises(RunError) as caught:
+        before.check_unchanged(before.reload(Overrides(seed=8)).config)
+    lines = caught.value.message.splitlines()[1:]
+
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "overrides.seed",
+        "scenarios[0].files.check.py",
+        "scenarios[0].scenario.limits.turns",
+        "scenarios[0].scenario.seed",
+    ]
+    assert lines[3].strip() == "scenarios[0].scenario.seed: 3 -> 8"

@@ -1,0 +1,110 @@
+"""What is wrong with a scenario is said by file, key, expectation and value."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from harness.errors import ScenarioError
+from harness.suite.exits import NothingSelected
+from harness.suite.scenarios.folder import bundled_scenarios, find_scenarios, load_scenario
+from harness.suite.scenarios.scenario import Scenario
+from tests.harness_command import write_scenario
+
+
+def _problems(directory: Path) -> list[str]:
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(directory)
+    prefix = f"{directory / 'scenario.toml'}: "
+    return [line.removeprefix(prefix) for line in caught.value.message.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"sede": 2}, "sede: expected a known key, got 'sede'; did you mean 'seed'?"),
+        ({"limits": {"turn": 3}}, "limits.turn: expected a known key, got 'turn'; did you mean 'turns'?"),
+        ({"prompts": [{"txt": "a"}]}, "prompts[0].txt: expected a known key, got 'txt'; did you mean 'text'?"),
+        ({"schema_version": 2}, "schema_version: expected 1, got 2"),
+        ({"seed": "7"}, "seed: expected a valid integer, got '7'"),
+        ({"limits": {"turns": 0}}, "limits.turns: expected greater than or equal to 1, got 0"),
+        ({"after_incomplete": "stop"}, "after_incomplete: expected 'refuse' or 'serve', got 'stop'"),
+        ({"agent": {}}, "agent.profile: expected a value, got nothing"),
+        (
+            {"agent": {"profile": "plain_chta"}},
+            "agent.profile: expected a bundled agent or a script, got 'plain_chta'; did you mean 'plain_chat'?",
+        ),
+        (
+            {"agent": {"profile": "agent.py", "game": "gone.py"}},
+            "agent.game: expected a file of the scenario, got 'gone.py', which does not exist",
+        ),
+    ],
+)
+def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], problem: str):
+    """File, key, what was expected, what came, and the closest key there is."""
+    assert _problems(write_scenario(tmp_path / "s", **keys)) == [problem]
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path):
+    """An author mends a file in one go."""
+    assert len(_problems(write_scenario(tmp_path / "s", seed=-1, concurrency=0, nmae="x"))) == 3
+
+
+def test_a_prompt_needs_a_text_from_somewhere(tmp_path: Path):
+    """`instruction.md` or the prompt itself."""
+    directory = write_scenario(tmp_path / "s", prompts=[{"text": "Hello."}, {}])
+    (directory / "instruction.md").unlink()
+
+    assert _problems(directory) == ["prompts[1].text: expected a text, got nothing; give one or write instruction.md"]
+
+
+@pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes):
+    """Syntax and encoding alike."""
+    directory = write_scenario(tmp_path / "s")
+    (directory / "scenario.toml").write_bytes(content)
+
+    assert len(_problems(directory)) == 1
+
+
+def test_a_suite_is_a_folder_of_scenarios(tmp_path: Path):
+    """Sorted by folder; a single scenario is found by its folder or its file."""
+    for name in ("b", "a"):
+        write_scenario(tmp_path / "suite" / name)
+
+    assert [folder.name for folder in find_scenarios(str(tmp_path / "suite"))] == ["a", "b"]
+    assert [folder.name for folder in find_scenarios(str(tmp_path / "suite" / "a" / "scenario.toml"))] == ["a"]
+
+
+def test_an_empty_suite_selects_nothing(tmp_path: Path):
+    """Which is not the same as a suite that is not there."""
+    with pytest.raises(NothingSelected):
+        find_scenarios(str(tmp_path))
+    with pytest.raises(ScenarioError, match="did you mean 'quickstart'"):
+        find_scenarios("quikstart")
+
+
+def test_names_are_unique_in_a_suite(tmp_path: Path):
+    """They tell the sessions of a run apart."""
+    for folder in ("a", "b"):
+        write_scenario(tmp_path / folder, name="same")
+    with pytest.raises(ScenarioError, match="expected different names"):
+        find_scenarios(str(tmp_path))
+
+
+def test_the_bundled_scenarios_are_right():
+    """And every one can score what it runs."""
+    folders = {folder.name: folder for folder in bundled_scenarios()}
+
+    assert {"quickstart", "long_session", "length_limited", "weight_updates"} <= set(folders)
+    assert folders["quickstart"].scenario.session_count >= 8
+    assert all(folder.check for folder in folders.values())
+
+
+def test_the_schema_describes_every_key_a_bundled_scenario_uses():
+    """Editors complete and check from it."""
+    schema = json.dumps(Scenario.model_json_schema())
+    for folder in bundled_scenarios():
+        keys = tomllib.loads((folder.directory / "scenario.toml").read_text())
+        assert all(f'"{key}"' in schema for key in keys)

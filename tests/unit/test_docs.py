@@ -1,0 +1,77 @@
+"""The docs say what the code does."""
+
+import re
+
+from harness import errors
+from harness.errors import HarnessError
+from harness.sessions.lifecycle import TRANSITIONS, Command, Phase
+from harness.telemetry.metrics import ServerMetrics
+from tests.checkout import ROOT
+
+# Never leave the server: they end a command or a rollout.
+NOT_SERVED = {
+    "agent_error",
+    "cannot_listen",
+    "illegal_transition",
+    "lane_error",
+    "ledger_imbalance",
+    "model_error",
+    "run_error",
+    "scenario_error",
+    "session_server_error",
+    "tokenizer_error",
+    "turn_refused",
+    "unknown_model",
+}
+
+
+def _doc(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_the_lifecycle_table_in_the_docs_is_the_one_in_force() -> None:
+    """Readers of docs/architecture.md see the table the code obeys."""
+    rows = re.findall(r"^\| (open|closing|ended|closed) \| (.+?) \|$", _doc("architecture.md"), flags=re.MULTILINE)
+    documented = {
+        (Phase(phase), command): "" if cell.startswith("refused") else cell
+        for phase, cells in rows
+        for command, cell in zip(Command, cells.split(" | "), strict=True)
+    }
+    in_force = {(phase, command): str(TRANSITIONS.get((phase, command), "")) for phase in Phase for command in Command}
+    assert documented == in_force
+
+
+def test_every_error_code_that_a_client_can_see_is_documented() -> None:
+    """docs/http-api.md lists each code with its status."""
+    classes = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, HarnessError)]
+    table = _doc("http-api.md").partition("## Errors")[2]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    documented = {
+        (code, line.split("|")[2].strip()) for line in lines for code in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert {(item.code, str(item.status)) for item in classes if item.code not in NOT_SERVED} == documented
+
+
+def test_every_metric_is_documented() -> None:
+    """docs/http-api.md names each metric of `/metrics`."""
+    page = ServerMetrics().render().decode()
+    served = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    documented = set(re.findall(r"`(harness_\w+)", _doc("http-api.md")))
+    assert {name for name in served if not name.endswith("_created")} | {"harness_sessions_created_total"} == documented
+
+
+def test_every_route_is_documented() -> None:
+    """docs/http-api.md has each route of the server."""
+    source = (ROOT / "harness/server/app.py").read_text(encoding="utf-8")
+    routes = {path.rstrip("/") for path in re.findall(r'Route\("([^"]+)"', source)}
+    text = _doc("http-api.md")
+    assert {route for route in routes if route not in text and route != "/v1/models"} == set()
+
+
+def test_every_error_class_is_in_the_tree() -> None:
+    """The drawing at the top of errors.py has every class."""
+    classes = {
+        item.__name__ for item in vars(errors).values() if isinstance(item, type) and item.__module__ == errors.__name__
+    }
+    drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__ or "")) | {"HarnessError", "Cause"}
+    assert classes == drawn

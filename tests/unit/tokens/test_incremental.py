@@ -1,0 +1,154 @@
+"""Text that appears token by token: the same text in the end, stop strings at the right token, constant work."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from harness.tokens.incremental import IncrementalDecoder, StopStrings
+from harness.tokens.tokenizer import Tokenizer
+from tests.builders import toy_tokenizer
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\N{REPLACEMENT CHARACTER}"), max_size=60)
+PIECES = st.lists(st.integers(1, 6), min_size=1, max_size=60)
+
+
+class PieceTokenizer:
+    """Bytes cut anywhere: a vocabulary in which tokens end and begin inside characters."""
+
+    def __init__(self, text: str, sizes: Sequence[int]) -> None:
+        raw = text.encode()
+        self.pieces: list[bytes] = []
+        position = 0
+        while position < len(raw):
+            size = sizes[len(self.pieces) % len(sizes)]
+            self.pieces.append(raw[position : position + size])
+            position += size
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
+
+
+@given(TEXT, PIECES)
+@example("日本語テキスト" * 4, [3, 2, 2])
+@example("👍🏽" * 6, [5])
+@example("a日本語" * 6, [2, 3])
+def test_the_pieces_add_up_to_the_text(text, sizes):
+    """However tokens cut characters: what is pushed out, put together, is the decoding of all ids."""
+    tokenizer = PieceTokenizer(text, sizes)
+    decoder = IncrementalDecoder(tokenizer.decode)
+
+    assert "".join(decoder.push(i) for i in range(len(tokenizer.pieces))) == text
+
+
+@given(TEXT, PIECES)
+def test_no_text_is_given_out_before_it_is_final(text, sizes):
+    """Every prefix of what was given out is a prefix of the text: nothing is ever taken back."""
+    tokenizer = PieceTokenizer(text, sizes)
+    decoder = IncrementalDecoder(tokenizer.decode)
+
+    said = ""
+    for i in range(len(tokenizer.pieces)):
+        said += decoder.push(i)
+        assert text.startswith(said)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=5), max_size=30))
+def test_bytes_that_are_no_text_do_not_hold_back_what_follows(pieces):
+    """An output of any bytes: at most the last few tokens are held back."""
+    tokenizer = PieceTokenizer("", [1])
+    tokenizer.pieces = [*pieces, *[b"x"] * 5]
+    decoder = IncrementalDecoder(tokenizer.decode)
+
+    said = "".join(decoder.push(i) for i in range(len(tokenizer.pieces)))
+
+    assert said.endswith("xxxxx")
+
+
+@given(TEXT)
+def test_the_toy_tokenizer_streams_every_byte(text):
+    """One byte per token."""
+    ids = toy_tokenizer().encode_plain(text)
+    decoder = IncrementalDecoder(toy_tokenizer().decode)
+
+    assert "".join(map(decoder.push, ids)) == text
+
+
+def naive_stop(decode, ids: Sequence[int], stops: Sequence[str]) -> int | None:
+    """After how many tokens the growing text contains a stop string."""
+    return next((n for n in range(1, len(ids) + 1) if any(stop in decode(ids[:n]) for stop in stops)), None)
+
+
+def found_stop(decode, ids: Sequence[int], stops: Sequence[str]) -> int | None:
+    search = StopStrings(decode, stops)
+    return next((n for n, token_id in enumerate(ids, start=1) if search.push(token_id) is not None), None)
+
+
+SMALL = st.text("ab\né日", max_size=40)
+STOPS = st.lists(st.text("ab\né日", min_size=1, max_size=5), max_size=4)
+
+
+@given(SMALL, PIECES, STOPS)
+@example("aaab", [1], ["aab"])
+@example("日日", [2], ["日"])
+def test_a_stop_string_is_found_at_the_token_that_completes_it(text, sizes, stops):
+    """At the same token as a search through the whole text after every token."""
+    tokenizer = PieceTokenizer(text, sizes)
+    ids = range(len(tokenizer.pieces))
+
+    assert found_stop(tokenizer.decode, ids, stops) == naive_stop(tokenizer.decode, ids, stops)
+
+
+def test_of_two_stop_strings_the_one_that_begins_first_is_reported():
+    """Content is cut where the earliest one begins."""
+    tokenizer = PieceTokenizer("one two", [7])
+
+    assert StopStrings(tokenizer.decode, ["two", "ne"]).push(0) == "ne"
+
+
+def test_without_stop_strings_nothing_is_decoded():
+    """Most requests have none and pay nothing."""
+    search = StopStrings(lambda ids: pytest.fail("decoded"), ())
+
+    assert search.push(5) is None
+
+
+@pytest.mark.parametrize("text", ["plain ascii ", "日本語テキスト", "👍🏽", "�"])
+def test_work_per_token_does_not_grow(text):
+    """Ids decoded per pushed token stay below a small constant, however long the text is (I11)."""
+    tokenizer = toy_tokenizer()
+    decoded: list[int] = []
+
+    def counting(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return tokenizer.decode(ids)
+
+    ids = tokenizer.encode_plain(text * 200)
+    search = StopStrings(counting, ["never said"])
+    for token_id in ids:
+        search.push(token_id)
+
+    assert max(decoded) <= 16
+    assert sum(decoded) <= 24 * len(ids)
+
+
+@pytest.mark.model
+def test_the_real_tokenizer_streams_what_it_decodes(model_dir):
+    """SmolLM2's byte-level tokens, over scripts and emoji whose characters span tokens."""
+    tokenizer = Tokenizer.load(model_dir)
+    text = "Straße, 日本語のテキスト, हिन्दी, العربية, 👩‍👩‍👧‍👦 🏴‍☠️, ∑∫√ and \t tabs\r\n" * 5
+    ids = tokenizer.encode_plain(text)
+    decoder = IncrementalDecoder(tokenizer.decode)
+
+    assert "".join(map(decoder.push, ids)) == tokenizer.decode(ids) == text
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("stop", ["語の", "👧", "\r\nS", " and \t", "العر", "never"])
+def test_the_real_tokenizer_stops_where_a_naive_search_does(model_dir, stop):
+    """Stop strings that begin and end inside tokens."""
+    tokenizer = Tokenizer.load(model_dir)
+    ids = tokenizer.encode_plain("Straße, 日本語のテキスト, العربية, 👩‍👩‍👧‍👦 and \t tabs\r\nS" * 2)
+
+    assert found_stop(tokenizer.decode, ids, [stop]) == naive_stop(tokenizer.decode, ids, [stop])

@@ -1,0 +1,138 @@
+"""What may differ in a history that a client sends back, and what a branch says about why it is one."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import MalformedRequest
+from harness.sessions.divergence import Divergence, find_divergence
+from harness.tokens.matching import STRICT, Matching, next_key, normal_form
+
+
+def call(arguments: str, **extra: Any) -> dict[str, Any]:
+    """An assistant message with one tool call."""
+    function = {"name": "f", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    } | extra
+
+
+def same(left: dict[str, Any], right: dict[str, Any], *matching: str) -> bool:
+    """Whether the two messages have the same key under that matching."""
+    form = normal_form(matching)
+    return next_key(b"", left, form) == next_key(b"", right, form)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_same"),
+    [
+        ('{"a": 1, "b": 2}', '{"b":2,"a":1}', True),
+        ("", "{}", True),
+        ('{"a": 1}', '{"a": true}', False),
+        ('{"a": 1}', '{"a": 1.0}', False),
+        ('{"a": "1"}', '{"a": 1}', False),
+        ('{"a": 1, "a": 2}', '{"a": 2}', False),
+        ('{"a": NaN}', '{"a":NaN}', False),
+        ("not json", "not json", True),
+        ("not json", "not  json", False),
+    ],
+)
+def test_loose_tool_calls_compares_arguments_as_typed_json(ours: str, theirs: str, is_same: bool) -> None:
+    """Key order and white space do not count; types, repeated keys and NaN do."""
+    assert same(call(ours), call(theirs), Matching.LOOSE_TOOL_CALLS) is is_same
+
+
+def test_strict_compares_arguments_as_text() -> None:
+    """A client that re-serialises arguments branches unless its session is loose."""
+    assert not same(call('{"a": 1}'), call('{"a":1}'))
+    assert same(call('{"a": 1}'), call('{"a": 1}'))
+
+
+def test_ignore_reasoning_lets_a_client_drop_it() -> None:
+    """Clients that never learned `reasoning_content` stay on their branch."""
+    thought = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
+    assert same(thought, {"role": "assistant", "content": "x"}, Matching.IGNORE_REASONING)
+    assert not same(thought, {"role": "assistant", "content": "x"})
+    assert not same(thought, {"role": "assistant", "content": "y"}, Matching.IGNORE_REASONING)
+
+
+def test_matchings_combine() -> None:
+    """A client that does both needs both."""
+    ours, theirs = call('{"a": 1}', reasoning_content="hm"), call('{"a":1}')
+    assert same(ours, theirs, Matching.LOOSE_TOOL_CALLS, Matching.IGNORE_REASONING)
+    assert not same(ours, theirs, Matching.LOOSE_TOOL_CALLS)
+
+
+def test_a_function_by_path_decides_what_counts() -> None:
+    """The path names a function from a message to its normal form."""
+    path = "tests.custom_matching:role_only"
+    assert same({"role": "user", "content": "a"}, {"role": "user", "content": "b"}, path)
+    assert not same({"role": "user", "content": "a"}, {"role": "tool", "content": "a"}, path)
+
+
+@pytest.mark.parametrize("name", ["loose", "no.such.module:function", "json:no_such_function", "json", ""])
+def test_a_name_that_is_no_matching_is_refused_by_name(name: str) -> None:
+    """A typing error does not silently mean strict."""
+    with pytest.raises(MalformedRequest) as refused:
+        normal_form([name])
+    assert refused.value.param == "matching"
+
+
+def test_a_function_that_fails_is_told_as_such() -> None:
+    """Somebody else's bug is not a bare 500."""
+    form = normal_form(["tests.custom_matching:broken"])
+    with pytest.raises(MalformedRequest, match="broken failed"):
+        form({"role": "user", "content": "a"})
+
+
+@given(arguments=st.text())
+def test_no_arguments_break_the_loose_form(arguments: str) -> None:
+    """Whatever a model wrote as arguments, its history can be matched."""
+    assert same(call(arguments), call(arguments), Matching.LOOSE_TOOL_CALLS)
+
+
+@given(value=st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
+def test_any_spelling_of_the_same_arguments_matches(value: object) -> None:
+    """Indentation and escapes are spelling."""
+    ours, theirs = json.dumps({"a": value}), json.dumps({"a": value}, indent=2, ensure_ascii=False)
+    assert same(call(ours), call(theirs), Matching.LOOSE_TOOL_CALLS)
+
+
+def test_a_divergence_names_message_field_and_both_values() -> None:
+    """The reader sees what the client rewrote."""
+    recorded = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi there"}]
+    sent = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi you"}]
+    assert find_divergence(recorded, sent, 3, STRICT) == Divergence(4, "content", "hi there", "hi you")
+
+
+def test_a_longer_history_and_an_equal_one_do_not_diverge() -> None:
+    """Going on, or asking again, is not a rewrite."""
+    recorded = [{"role": "user", "content": "hello"}]
+    assert find_divergence(recorded, [*recorded, {"role": "user", "content": "more"}], 0, STRICT) is None
+    assert find_divergence(recorded, recorded, 0, STRICT) is None
+
+
+def test_a_message_that_was_left_out_is_told() -> None:
+    """A shortened history diverges where it ends."""
+    recorded = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    found = find_divergence(recorded, recorded[:1], 0, STRICT)
+    assert found is not None
+    assert (found.message, found.field, found.sent) == (1, "message", "")
+
+
+def test_long_values_are_shortened_around_the_difference() -> None:
+    """The record stays readable whatever was sent."""
+    recorded, sent = (
+        [{"role": "user", "content": "x" * 500 + "A" + "x" * 500}],
+        [{"role": "user", "content": "x" * 1001}],
+    )
+    found = find_divergence(recorded, sent, 0, STRICT)
+    assert found is not None
+    assert "A" in found.recorded
+    assert len(found.recorded) <= 82
+    assert found.recorded.startswith("…")

@@ -1,0 +1,186 @@
+"""What an agent gets to read of an output, whatever the model wrote."""
+
+import json
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from harness.tokens.chat_tokenizer import SampledOutput
+from harness.tokens.output_reader import OutputReader
+from harness.tokens.parsing import ParsedOutput, ToolCall
+from harness.tokens.pieces import cut_text
+from harness.tokens.syntaxes.hermes import Hermes
+from tests.builders import EOS, toy_tokenizer
+
+READER = OutputReader(toy_tokenizer(), Hermes())
+
+
+def parse_output(text: str) -> ParsedOutput:
+    """A Hermes output whose markers are written out."""
+    return Hermes().parse(cut_text(text, Hermes.markers), [])
+
+
+def call(name: str = "add", arguments: str = '{"a": 1}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_text_without_a_call_is_content_as_it_stands():
+    """Whitespace included: the agent sends it back, and it must be the same message."""
+    assert parse_output("  hello \n") == ParsedOutput("  hello \n")
+
+
+def test_calls_are_taken_out_of_the_content():
+    """Several calls keep their order; what surrounds them is the content."""
+    parsed = parse_output(f"Let me see.\n{call('add')}\n{call('sub', '{}')}\n")
+
+    assert parsed == ParsedOutput("Let me see.", (ToolCall("add", '{"a": 1}'), ToolCall("sub", "{}")))
+
+
+def test_equal_calls_are_all_there():
+    """A model that calls the same function twice means it twice."""
+    assert parse_output(call() + call()).tool_calls == (ToolCall("add", '{"a": 1}'),) * 2
+
+
+def test_missing_arguments_are_an_empty_object():
+    """A function without parameters needs no arguments."""
+    assert parse_output('<tool_call>{"name": "now"}</tool_call>').tool_calls == (ToolCall("now", "{}"),)
+
+
+def test_without_tools_a_call_is_content():
+    """A model that was offered no tools cannot call one."""
+    assert READER.read(SampledOutput(ids(call())), []) == ParsedOutput(call())
+
+
+MALFORMED = {
+    "cut off": '<tool_call>\n{"name": "add", "argum',
+    "no JSON": "<tool_call>add(1, 2)</tool_call>",
+    "empty": "<tool_call></tool_call>",
+    "close without open": f"{call()} </tool_call>",
+    "close first": f"</tool_call>{call()}",
+    "open without close": f"{call()}<tool_call>",
+    "nested": f"<tool_call>{call()}</tool_call>",
+    "no name": '<tool_call>{"arguments": {}}</tool_call>',
+    "empty name": call(""),
+    "name is a number": '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+    "list": '<tool_call>["add", {}]</tool_call>',
+    "null": "<tool_call>null</tool_call>",
+    "arguments is a list": call(arguments="[1]"),
+    "arguments is null": call(arguments="null"),
+    "arguments is a string": call(arguments='"{}"'),
+    "NaN": call(arguments='{"a": NaN}'),
+    "Infinity": call(arguments='{"a": -Infinity}'),
+    "a number beyond float": call(arguments='{"a": 1e999}'),
+    "a number of 5000 digits": call(arguments=f'{{"a": {"9" * 5_000}}}'),
+    "half a surrogate pair": call(arguments='{"a": "\\ud800"}'),
+    "half a surrogate pair as name": call("\\udfff"),
+    "trailing comma": call(arguments='{"a": 1,}'),
+    "two objects": '<tool_call>{"name": "a"}{"name": "b"}</tool_call>',
+    "good and bad": f"{call()}<tool_call>oops</tool_call>",
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_call_is_content_and_said_so(text):
+    """Nothing is repaired, nothing is left out, and no part of it is executed."""
+    assert parse_output(text) == ParsedOutput(text, malformed=True)
+
+
+@pytest.mark.parametrize("depth", [10, 100, 300, 400, 480, 490, 495, 500, 900, 990, 1_000, 5_000, 100_000])
+@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}")])
+def test_deep_nesting_is_a_call_or_content_and_never_an_exception(depth, left, right):
+    """Whatever depth the interpreter gives up at, parsing returns."""
+    text = call(arguments='{"a": ' + left * depth + "1" + right * depth + "}")
+
+    parsed = parse_output(text)
+
+    assert parsed.malformed == (not parsed.tool_calls)
+    assert parsed.malformed is False or parsed.content == text
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "f"',
+        ', "arguments": ',
+        '{"a": ',
+        "}",
+        "{",
+        "[",
+        "]",
+        "\n",
+        '"',
+        "\\",
+        "\\ud800",
+    ]
+)
+
+
+@given(st.text() | st.lists(FRAGMENTS | st.text(max_size=4), max_size=20).map("".join))
+@example("<tool_call>" * 3 + "</tool_call>" * 3)
+def test_any_text_parses(text):
+    """Never an exception; what is served can be encoded; content and calls never hide anything of a malformed text."""
+    parsed = parse_output(text)
+
+    assert not parsed.malformed or (parsed.content == text and not parsed.tool_calls)
+    assert parsed.tool_calls or parsed.content == text
+    for each in parsed.tool_calls:
+        each.name.encode()
+        assert isinstance(json.loads(each.arguments.encode(), parse_constant=pytest.fail), dict)
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text("abü<>/"),
+        max_size=4,
+    ),
+)
+def test_a_well_formed_call_says_what_was_written(name, arguments):
+    """Names and arguments come through any JSON encoding unchanged."""
+    text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+    [parsed] = parse_output(text).tool_calls
+
+    assert (parsed.name, json.loads(parsed.arguments)) == (name, arguments)
+
+
+@pytest.mark.parametrize("unit", ["<tool_call>", "</tool_call>", call(), "<tool_call>x</tool_call>", "<tool_"])
+def test_a_degenerate_output_is_read_in_one_pass(unit):
+    """A model that repeats a marker for its whole budget must not stop the server: a quadratic search takes minutes."""
+    text = unit * (2_000_000 // len(unit))
+    began = time.process_time()
+
+    parse_output(text)
+
+    assert time.process_time() - began < 5
+
+
+def ids(text: str) -> list[int]:
+    return toy_tokenizer().encode_plain(text)
+
+
+@pytest.mark.parametrize(
+    ("output", "stop", "text"),
+    [
+        ([*ids("hi"), EOS], None, "hi"),
+        (ids("hi"), None, "hi"),
+        ([], None, ""),
+        ([EOS], None, ""),
+        ([*ids("hi"), EOS, EOS], None, "hi<|im_end|>"),
+        (ids("one STOP"), "STOP", "one "),
+        (ids("one STOP two STOP"), "STOP", "one "),
+        (ids("STOP"), "STOP", ""),
+        ([*ids("no match"), EOS], "STOP", "no match"),
+    ],
+)
+def test_the_id_and_the_string_that_ended_an_output_are_not_content(output, stop, text):
+    """They stay in the ids; the agent reads what comes before them."""
+    assert READER.read(SampledOutput(output, stop=stop), []).content == text

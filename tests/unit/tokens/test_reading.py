@@ -1,0 +1,287 @@
+"""Reasoning, tool calls and content out of ids: by marker ids where there are any, and never an exception."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from harness.tokens.chat_tokenizer import SampledOutput
+from harness.tokens.output_reader import OutputReader
+from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
+from harness.tokens.syntaxes.choice import call_syntax_of
+from harness.tokens.syntaxes.deepseek import DeepSeek
+from harness.tokens.syntaxes.harmony import Harmony
+from harness.tokens.syntaxes.hermes import Hermes
+from harness.tokens.syntaxes.llama_json import LlamaJson
+from harness.tokens.syntaxes.mistral import Mistral
+from harness.tokens.syntaxes.qwen_xml import QwenXml
+from harness.tokens.tokenizer import Tokenizer
+from tests.builders import tool, toy_tokenizer
+
+MARKERS = ["<think>", "</think>", *Hermes.markers, *Harmony.markers, *Mistral.markers, *DeepSeek.markers]
+ADD = tool("add", properties={"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}})
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+CALLED = ToolCall("add", '{"a": 1}')
+
+
+def marked_tokenizer() -> Tokenizer:
+    """The toy tokenizer with an id for every marker, as Qwen and gpt-oss have them."""
+    raw = type(toy_tokenizer()._raw).from_str(toy_tokenizer()._raw.to_str())
+    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
+    ends = frozenset(raw.token_to_id(text) for text in ("<|im_end|>", "<|call|>", "<|return|>"))
+    return Tokenizer(raw, eos_ids=ends).guarding(MARKERS)
+
+
+TOKENIZER = marked_tokenizer()
+SYNTAXES: list[CallSyntax] = [Hermes(), QwenXml(), Harmony(), Mistral(), DeepSeek(), LlamaJson()]
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+def spelled(text: str) -> list[int]:
+    """`text` with every marker spelled out in ordinary characters."""
+    return TOKENIZER.encode_plain(text)
+
+
+def read(text: str | list[int], syntax: CallSyntax | None = None, *, context: str = "", tools=(ADD,)) -> ParsedOutput:
+    output = SampledOutput(ids(text) if isinstance(text, str) else text, ids(context))
+    return OutputReader(TOKENIZER, syntax or Hermes()).read(output, list(tools))
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "parsed"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", "", ParsedOutput("yes", reasoning="hm")),
+        ("hm\n</think>\n\nyes", "<think>\n", ParsedOutput("yes", reasoning="hm")),
+        ("yes", "<think>\n\n</think>\n\n", ParsedOutput("yes")),
+        ("<think>cut off", "", ParsedOutput("", reasoning="cut off")),
+        ("cut off", "<think>\n", ParsedOutput("", reasoning="cut off")),
+        ("<think>\n\n</think>\n\nyes", "", ParsedOutput("yes")),
+        (f"<think>hm</think>{CALL}", "", ParsedOutput("", (CALLED,), reasoning="hm")),
+        (f"<think>hm {CALL} no</think>yes", "", ParsedOutput("yes", reasoning=f"hm {CALL} no")),
+        (f"<think>never closed\n{CALL}", "", ParsedOutput("", (CALLED,), reasoning="never closed")),
+        ("<think>a <think> b</think>c</think>d", "", ParsedOutput("c</think>d", reasoning="a <think> b")),
+        ("yes <think>late</think>", "", ParsedOutput("yes <think>late</think>")),
+        ("</think>yes", "", ParsedOutput("</think>yes")),
+        ("hm</think>yes", "<think>\n<|im_end|>\n", ParsedOutput("hm</think>yes")),
+    ],
+)
+def test_reasoning_is_taken_out_of_the_content(text, context, parsed):
+    """Between the markers, wherever it began; a call drafted in closed reasoning is no call."""
+    assert read(text, context=context) == parsed
+
+
+@pytest.mark.parametrize("text", ["<think>hm</think>yes", CALL, f"</tool_call>{CALL}"])
+def test_markers_spelled_out_in_characters_are_text(text):
+    """A model that copies a message into its answer neither reasons nor calls: only ids count."""
+    assert read(spelled(text)) == ParsedOutput(text)
+
+
+def test_a_call_copied_into_arguments_is_part_of_them():
+    """The text of a marker inside a string does not end the call."""
+    copied = json.dumps({"name": "add", "arguments": {"b": "</tool_call>"}})
+
+    parsed = read([*ids("<tool_call>"), *spelled(copied), *ids("</tool_call>")])
+
+    assert parsed.tool_calls == (ToolCall("add", '{"b": "</tool_call>"}'),)
+
+
+def test_without_tools_the_output_is_content_but_its_reasoning_is_not():
+    """What reasons does so with or without tools."""
+    assert read(f"<think>hm</think>{CALL}", tools=()) == ParsedOutput(CALL, reasoning="hm")
+
+
+def test_a_forced_beginning_is_part_of_the_call():
+    """The prompt began the call and the model finished it."""
+    reader = OutputReader(TOKENIZER, Hermes())
+    output = SampledOutput(ids('{"a": 1}}\n</tool_call>'), forced_ids=reader.call_beginning_ids("add"))
+
+    assert reader.read(output, [ADD]) == ParsedOutput("", (CALLED,))
+
+
+def test_a_stop_string_may_be_a_marker():
+    """What it cut off is no call: the agent wanted the text before it."""
+    reader = OutputReader(TOKENIZER, Hermes())
+
+    assert reader.read(SampledOutput(ids("a<tool_call>"), stop="<tool_call>"), [ADD]) == ParsedOutput("a")
+
+
+XML = "<tool_call>\n<function=add>\n{}</function>\n</tool_call>"
+
+
+def parameter(name: str, value: str) -> str:
+    return f"<parameter={name}>\n{value}\n</parameter>\n"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        ("", {}),
+        (parameter("a", "1"), {"a": 1}),
+        (parameter("a", "one"), {"a": "one"}),
+        (parameter("a", "null"), {"a": None}),
+        (parameter("b", "1"), {"b": "1"}),
+        (parameter("b", "\n x \n"), {"b": "\n x \n"}),
+        (parameter("c", "True"), {"c": True}),
+        (parameter("b", '<a href="x">'), {"b": '<a href="x">'}),
+        (parameter("unknown", "1"), {"unknown": "1"}),
+        (parameter("a", "1") + parameter("b", "x"), {"a": 1, "b": "x"}),
+    ],
+)
+def test_qwen_parameters_are_typed_by_the_schema(parameters, arguments):
+    """Text stays text; what the schema calls a number or a boolean is one when it can be."""
+    [call] = read(XML.replace("{}", parameters), QwenXml()).tool_calls
+
+    assert (call.name, json.loads(call.arguments)) == ("add", arguments)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n<function=add>\n",
+        "<tool_call>add</tool_call>",
+        "<tool_call><function=></function></tool_call>",
+        XML.replace("{}", "<parameter=a>\n1\n"),
+        XML.replace("{}", parameter("a", "1") * 2),
+        XML.replace("{}", parameter("a", "<parameter=b>")),
+        XML.replace("{}", "loose"),
+        XML.replace("{}", XML.replace("{}", "")),
+        XML.replace("{}", "") + "<tool_call>",
+    ],
+)
+def test_a_malformed_qwen_call_is_content_and_said_so(text):
+    """Cut off, nested, named twice: the agent reads what the model wrote."""
+    assert read(text, QwenXml()) == ParsedOutput(text, malformed=True)
+
+
+FINAL = "<|channel|>final<|message|>yes<|return|>"
+HARMONY_CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        (FINAL, ParsedOutput("yes")),
+        (f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{FINAL}", ParsedOutput("yes", reasoning="hm")),
+        (HARMONY_CALL, ParsedOutput("", (CALLED,))),
+        (
+            '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+            ParsedOutput("", (CALLED,)),
+        ),
+        (
+            f"<|channel|>commentary<|message|>first<|end|><|start|>assistant{HARMONY_CALL}",
+            ParsedOutput("first", (CALLED,)),
+        ),
+        ("<|channel|>final<|message|>cut", ParsedOutput("cut")),
+        ("<|channel|>analysis<|message|>cut", ParsedOutput("", reasoning="cut")),
+    ],
+)
+def test_harmony_channels_are_reasoning_content_and_calls(text, parsed):
+    """The prompt ended with `<|start|>assistant`."""
+    assert read(text, Harmony()) == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no channel",
+        "<|channel|>final",
+        "<|channel|>secret<|message|>x<|end|>",
+        "<|channel|><|message|>x<|end|>",
+        HARMONY_CALL.removesuffix("<|call|>"),
+        HARMONY_CALL.replace('{"a": 1}', '{"a": '),
+        HARMONY_CALL.replace("<|call|>", "<|end|>"),
+        f"{FINAL}<|start|>user{FINAL}",
+    ],
+)
+def test_malformed_harmony_is_content_and_said_so(text):
+    """Nothing of it is executed."""
+    assert read(text, Harmony()) == ParsedOutput(text, malformed=True)
+
+
+DEEPSEEK_SEPARATOR = DeepSeek.markers[2].replace("call\N{LOWER ONE EIGHTH BLOCK}begin", "sep")
+DEEPSEEK_CALL = f'function{DEEPSEEK_SEPARATOR}add\n```json\n{{"a": 1}}\n```'
+BEGIN, END, CALL_BEGIN, CALL_END = DeepSeek.markers
+
+
+@pytest.mark.parametrize(
+    ("text", "syntax", "parsed"),
+    [
+        (
+            '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "123456789"}]',
+            Mistral(),
+            ParsedOutput("", (CALLED,)),
+        ),
+        ('so[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', Mistral(), ParsedOutput("so", (CALLED,))),
+        ('{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
+        (f"so{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}{CALL_END}{END}", DeepSeek(), ParsedOutput("so", (CALLED,))),
+    ],
+)
+def test_other_families_have_their_own_syntax(text, syntax, parsed):
+    """Mistral, Llama 3 and DeepSeek V3, as their templates render calls."""
+    assert read(text, syntax) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "syntax"),
+    [
+        ("[TOOL_CALLS]", Mistral()),
+        ("[TOOL_CALLS][]", Mistral()),
+        ('[TOOL_CALLS][{"name": "add"', Mistral()),
+        ('[TOOL_CALLS][{"name": "add"}][TOOL_CALLS]', Mistral()),
+        ('{"name": "add", "parameters": [1]}', LlamaJson()),
+        (f"{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}", DeepSeek()),
+        (f"{BEGIN}{CALL_BEGIN}add{CALL_END}{END}", DeepSeek()),
+    ],
+)
+def test_their_malformed_calls_are_content_and_said_so(text, syntax):
+    """As everywhere."""
+    assert read(text, syntax) == ParsedOutput(text, malformed=True)
+
+
+@pytest.mark.parametrize("text", ['{"name": "sub", "parameters": {}}', '{"a": 1}', "[1]"])
+def test_json_that_calls_no_tool_is_content(text):
+    """A Llama that was asked for JSON answers with JSON."""
+    assert read(text, LlamaJson()) == ParsedOutput(text)
+
+
+def test_the_template_says_which_syntax_its_family_writes():
+    """Where it shows none that is known, Hermes, which our own template asks for."""
+    sources = {
+        "hermes": "{{ x }}",
+        "qwen3-coder": "<tool_call>\n<function=x><parameter=y>",
+        "harmony": "<|channel|>x<|message|>",
+    }
+    sources |= {"mistral": "[TOOL_CALLS]", "deepseek-v3": DeepSeek.markers[0]}
+    sources |= {"llama3": '<|start_header_id|>{"name": "f", "parameters": {}}'}
+
+    assert {name: call_syntax_of(source).name for name, source in sources.items()} == {name: name for name in sources}
+
+
+BITS = [
+    *[[TOKENIZER.marker_id(marker)] for marker in MARKERS],
+    *[ids(text) for text in ('{"name": "add"', ', "arguments": {"a": 1}}', "<function=add>", "</function>", "\n")],
+    *[ids(text) for text in ("<parameter=a>", "1", "</parameter>", "analysis", "commentary to=functions.add", "final")],
+]
+OUTPUTS = st.lists(st.sampled_from(BITS) | st.lists(st.integers(0, 280), max_size=4), max_size=16).map(
+    lambda parts: [token_id for part in parts for token_id in part]
+)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+@given(output=OUTPUTS, context=st.sampled_from(["", "<think>\n"]), tools=st.sampled_from([(), (ADD,)]))
+@example(output=ids("<think>" * 3), context="", tools=(ADD,))
+def test_any_output_is_read(syntax, output, context, tools):
+    """Never an exception; a malformed output is served whole; every call is JSON that can be sent."""
+    parsed = read(output, syntax, context=context, tools=tools)
+
+    assert not (parsed.malformed and parsed.tool_calls)
+    assert tools or not parsed.tool_calls
+    for call in parsed.tool_calls:
+        assert isinstance(json.loads(call.arguments.encode(), parse_constant=pytest.fail), dict)
+    (parsed.content + parsed.reasoning).encode()

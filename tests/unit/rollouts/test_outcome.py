@@ -6,7 +6,6 @@ import pytest
 
 from harness.errors import Cause
 from harness.rollouts.agents.result import AgentResult, ResultState
-from harness.rollouts.agents.task import OutcomeKind as Kind
 from harness.rollouts.outcome import (
     DRAIN_CODES,
     ENGINE_CODES,
@@ -18,6 +17,7 @@ from harness.rollouts.outcome import (
     classify,
     classify_uncreated,
 )
+from harness.samples.rollout import OutcomeKind as Kind
 
 WELL = AgentEnd(Ending.EXITED, 0)
 BADLY = AgentEnd(Ending.EXITED, 1)

@@ -1,8 +1,10 @@
 """What the wheel contains, and what the base install pulls in."""
 
 import importlib.util
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -60,3 +62,28 @@ def test_the_base_install_imports_nothing_heavy(module: str) -> None:
 
 
 HEAVY = {"torch", "transformers", "pyarrow", "ray", "openai", "sglang", "vllm"}
+
+
+def test_embedding_needs_no_uv() -> None:
+    """Only commands build environments; a trainer that brings its own agents pays nothing for that."""
+    code = "import sys; from harness import AgentTask, SessionManager, open_engine, serve; print('uv' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+def test_every_dependency_is_imported_somewhere() -> None:
+    """Nobody installs what nothing uses; an extra comes with the feature that needs it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
+    wanted = [*project["dependencies"], *(each for group in extras.values() for each in group)]
+    names = {re.split(r"[<>=]", each)[0].replace("-", "_") for each in wanted}
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "harness").rglob("*.py"))
+    imported = set(re.findall(r"^ *(?:from|import) (\w+)", source, flags=re.MULTILINE))
+    assert names - imported == {
+        "httptools"
+    }  # uvicorn's protocol, which `server/http_protocol.py` extends, is made of it
+
+
+def test_the_wheel_carries_its_license(wheel_names: list[str]) -> None:
+    """Whoever installs it may read under which terms."""
+    assert [name for name in wheel_names if name.endswith("/licenses/LICENSE")]

@@ -11,9 +11,15 @@ client that was measured.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from harness.errors import Unauthorized
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""Answers the requests of a route."""
 
 ADMIN_TOKEN_BYTES = 24
 
@@ -30,7 +36,7 @@ def credential(headers: Mapping[str, str]) -> str:
 
 
 def is_operator(headers: Mapping[str, str], admin_token: str | None) -> bool:
-    """Whether whoever sent `headers` may do everything."""
+    """Whether the sender of `headers` may do everything."""
     return not admin_token or is_same(credential(headers), admin_token)
 
 
@@ -38,6 +44,16 @@ def require_admin(headers: Mapping[str, str], admin_token: str | None) -> None:
     """Raises `Unauthorized` when an admin token is set and `headers` do not carry it."""
     if not is_operator(headers, admin_token):
         raise Unauthorized("expected the admin token as `Authorization: Bearer ...`")
+
+
+def for_operators(handler: Handler, admin_token: str | None) -> Handler:
+    """`handler`, with requests refused that do not carry the admin token where one is set."""
+
+    async def check(request: Request) -> Response:
+        require_admin(request.headers, admin_token)
+        return await handler(request)
+
+    return check
 
 
 def require_key(headers: Mapping[str, str]) -> str:

@@ -1,21 +1,34 @@
-"""The client at the other end of a request: whether it is still there, and what it says about retrying.
+"""The client at the other end of a request, and all of them together.
 
-A model call can take minutes. Whoever waits on behalf of a client asks here, or is called, the moment nobody is to wait
-for it any more: it has left, or the server dismisses it, because its session was ended or the server stops.
+A model call can take minutes. What waits on behalf of a client asks here, or is called, the moment nobody is to wait
+for it any more: it has left, or the server dismisses it, because its session was ended or the server stops. The reason
+for the dismissal ends the work and is the answer.
+
+A server that stops gives each of its callers one, in this order: nobody new is let in, those who are there get a while
+to end by themselves, then they are dismissed, and their engines get a while to hand over what they have.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
+import structlog
 from starlette.types import Receive
 
-from harness.errors import ClientLeft, HarnessError
+from harness.errors import ClientLeft, HarnessError, ServerStopping
+from harness.machine.deadlines import within
 
 HAND_OVER_S = 5.0
 """Long enough for an engine to notice an abort between two tokens; a client that comes back waits for it."""
 
+SERVER_STOPPED = "server_stopped"
+"""Logged once when a server has sent everybody away."""
+
 _LONGEST_COUNT = 9  # digits
+_LAST_HAND_OVER_S = 3.0  # of an engine, when the server stops
+_ANSWER_S = 1.0  # to write a turn to the disk and its answer to the connection, once an engine has given up
+
+log = structlog.get_logger()
 
 
 class ClientConnection:
@@ -35,11 +48,14 @@ class ClientConnection:
         self.hand_over_s = HAND_OVER_S
         """What an engine gets, from the dismissal on, to hand over what it has sampled for the client."""
         self.idempotency_key = headers.get("idempotency-key", "")
-        self.says_retry = bool(self.idempotency_key) or _retry_count(headers) > 0
+        count = headers.get("x-stainless-retry-count", "")  # of the SDKs of OpenAI and Anthropic
+        self.says_retry = bool(self.idempotency_key) or (
+            count.isdecimal() and len(count) <= _LONGEST_COUNT and int(count) > 0
+        )
         """The client says that it has asked before."""
 
     @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    async def watch(self) -> AsyncIterator[None]:
         """Notice inside the block when the client leaves."""
         watcher = asyncio.create_task(self._watch())
         try:
@@ -82,7 +98,11 @@ class ClientConnection:
 
     @asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:
-        """Waiting on behalf of the client; raises the reason inside the block when it is dismissed."""
+        """Waiting on behalf of the client; raises the reason inside the block when it is dismissed.
+
+        A dismissal moves the deadline of a timeout that has none to now. So it reaches the block as a timeout does, at
+        its next wait, and `deadline.expired()` tells it from a `TimeoutError` of the block's own, which goes its way.
+        """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as deadline:
@@ -100,7 +120,56 @@ class ClientConnection:
         self.dismiss(ClientLeft("the client left before its answer; the same request goes on with the turn"))
 
 
-def _retry_count(headers: Mapping[str, str]) -> int:
-    """`x-stainless-retry-count` of the SDKs of OpenAI and Anthropic; 0 when there is none that is a number."""
-    count = headers.get("x-stainless-retry-count", "")
-    return int(count) if count.isdecimal() and len(count) <= _LONGEST_COUNT else 0
+class Callers:
+    """The clients whose requests are being worked on now."""
+
+    def __init__(self) -> None:
+        self._present: set[ClientConnection] = set()
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+        self.is_stopping = False
+        """Nobody new is let in."""
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    @contextmanager
+    def present(self, client: ClientConnection) -> Iterator[None]:
+        """Work for `client` in the block. Raises `ServerStopping` when the server lets nobody in any more."""
+        if self.is_stopping:
+            raise _stopping()
+        self._present.add(client)
+        self._nobody.clear()
+        try:
+            yield
+        finally:
+            self._present.discard(client)
+            if not self._present:
+                self._nobody.set()
+
+    @asynccontextmanager
+    async def attend(self, client: ClientConnection) -> AsyncIterator[None]:
+        """Work for `client` in the block that takes a while, and ends with `ServerStopping` when the server does."""
+        with self.present(client):
+            async with client.patience():
+                yield
+
+    async def send_away(self, *, grace_s: float) -> None:
+        """Let nobody in, and return when everybody has been answered; after `grace_s` those who are left are told."""
+        self.is_stopping = True
+        before = len(self)
+        has_ended = await within(grace_s, self._nobody.wait())
+        told = len(self)
+        if not has_ended:
+            self.dismiss(hand_over_s=_LAST_HAND_OVER_S)
+            await within(_LAST_HAND_OVER_S + _ANSWER_S, self._nobody.wait())
+        log.info(SERVER_STOPPED, requests=before, cut_short=told, unanswered=len(self))
+
+    def dismiss(self, *, hand_over_s: float) -> None:
+        """Tell everybody that the server stops; what their engines have they hand over within `hand_over_s`."""
+        for client in list(self._present):
+            client.dismiss(_stopping(), hand_over_s=hand_over_s)
+
+
+def _stopping() -> ServerStopping:
+    return ServerStopping("the server stops; ask the next one, the same request goes on where this one ended")

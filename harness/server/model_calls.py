@@ -5,31 +5,38 @@ makes a turn of a call, and the dialect of the route makes bytes of the turn, wh
 from the recorded turn by the dialect of the route that it came to.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelAnswer
+from harness.dialects.sse import MEDIA_TYPE, comment
 from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import HarnessError
 from harness.server.access import credential, is_operator, require_key
 from harness.server.connection import ClientConnection
 from harness.server.http_protocol import Delivery
 from harness.server.registry import SessionRegistry
-from harness.server.requests import read_body
 from harness.server.responses import ErrorAnswers, json_response
-from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.server.turns import ModelCall, ServedTurn, TurnService
+from harness.server.wire import read_body
 from harness.sessions.session import Session
 
+_T = TypeVar("_T")
+
+_HEADERS_OF_STREAMS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_WAITING = comment("waiting")
 _MANY_LOGPROBS = 3_000  # entries of an answer, written in some milliseconds
 _ENTRY_BYTES = 500  # of memory
 
@@ -77,7 +84,7 @@ class ModelCalls:
                 delivery=lambda answer: self._delivery(request, call, answer),
             )
             return StreamedAnswer(turn, client, comment_every_s=self._settings.comment_every_s)
-        async with client.watched():
+        async with client.watch():
             answer = await self._serve(dialect, call)
             is_delivered = await client.is_still_there()
         response = Response(answer.content, media_type="application/json")
@@ -133,3 +140,76 @@ def _write(dialect: Dialect, answer: ModelAnswer) -> bytes:
     if answer.request.streaming is None:
         return msgspec.json.encode(dialect.answer(answer))
     return b"".join(dialect.stream_parts(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedTurn(Generic[_T]):
+    """What a streamed answer needs to know of its turn."""
+
+    serve: Callable[[], Coroutine[Any, Any, _T]]
+    """Serves the turn; raises `HarnessError`."""
+    content: Callable[[_T], bytes]
+    """Everything that is sent of a served turn."""
+    failure: Callable[[HarnessError], bytes]
+    """Everything that is sent of an error, once the answer has begun."""
+    delivery: Callable[[_T], Delivery]
+    """What is told when a served turn has been handed over to a client that is still there."""
+
+
+class StreamedAnswer(Response, Generic[_T]):
+    """The response that serves a turn while its client listens, as server-sent events.
+
+    An error that comes soon has its own status, as in an answer that is not streamed. A client that has waited for a
+    while gets a comment, and one more every so often while the gate holds its turn or the engine samples, so that
+    nobody times out; an error is then an event in the form of the dialect, and ends the answer. Of the turn nothing is
+    sent before it is durable (I9): deltas are cut from the recorded answer, not passed on while the engine samples.
+    """
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, turn: StreamedTurn[_T], client: ClientConnection, *, comment_every_s: float) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(_HEADERS_OF_STREAMS)
+        self._turn = turn
+        self._client = client
+        self._comment_every_s = comment_every_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the turn. Raises its error when that comes before anything was sent."""
+        del scope, receive
+        async with self._client.watch(), _run(self._turn.serve()) as serving:
+            if await self._ends_soon(serving):
+                await serving
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while not serving.done():
+                await send({"type": "http.response.body", "body": _WAITING, "more_body": True})
+                await self._ends_soon(serving)
+            try:
+                answer = await serving
+            except HarnessError as error:
+                await send({"type": "http.response.body", "body": self._turn.failure(error)})
+                return
+            delivery = self._turn.delivery(answer)
+            await send({"type": "http.response.body", "body": self._turn.content(answer), "more_body": True})
+            # Asked before the end: the web server reports every client as gone once its response is complete.
+            is_delivered = await self._client.is_still_there()
+            await send({"type": "http.response.body"})
+            if is_delivered:
+                await delivery.hand_over()
+
+    async def _ends_soon(self, serving: asyncio.Task[_T]) -> bool:
+        """Whether the turn has an outcome, now or before the next comment is due."""
+        await asyncio.wait([serving], timeout=self._comment_every_s)
+        return serving.done()
+
+
+@asynccontextmanager
+async def _run(coroutine: Coroutine[Any, Any, _T]) -> AsyncIterator[asyncio.Task[_T]]:
+    """`coroutine` as a task that has ended by the end of the block."""
+    task = asyncio.create_task(coroutine)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

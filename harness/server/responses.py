@@ -19,10 +19,15 @@ from harness.dialects.dialect import DIALECTS, Dialect, dialect_of
 from harness.errors import GateClosed, HarnessError, MethodNotAllowed, OverLimit, RouteNotFound, ServerBusy, TurnRefused
 from harness.server.access import is_operator
 from harness.server.settings import ServerSettings
-from harness.server.unknown_routes import UnknownRoutes
 from harness.telemetry.metrics import ServerMetrics
 
 log = structlog.get_logger()
+
+MAX_PATTERNS = 64
+"""Patterns of unknown routes that are told apart."""
+OTHER = "other"
+
+_LONGEST_PART = 100  # characters of a method, and of a path
 
 _encoder = msgspec.json.Encoder()
 
@@ -60,9 +65,9 @@ class ErrorAnswers:
         """What answers which error, as Starlette wants to be told."""
         return {
             HarnessError: self.refuse,
-            HTTPException: self._no_such_route,
-            ClientDisconnect: self._nobody_reads,
-            Exception: self._bug,
+            HTTPException: self._refuse_route,
+            ClientDisconnect: self._answer_nobody,
+            Exception: self._answer_bug,
         }
 
     async def refuse(self, request: Request, error: HarnessError) -> Response:
@@ -87,7 +92,7 @@ class ErrorAnswers:
     def _dialect_of(self, request: Request) -> Dialect:
         return dialect_of(request.url.path, self._dialects)
 
-    async def _no_such_route(self, request: Request, error: HTTPException) -> Response:
+    async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
         method, path = request.method, request.url.path
         what = f"{method} {path[:200]}"
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -101,13 +106,41 @@ class ErrorAnswers:
             log.warning(answer.code, route=pattern, hint="told once: an agent with another dialect or base URL?")
         return error_response(answer, to_agent=True, dialect=self._dialect_of(request))
 
-    async def _nobody_reads(self, request: Request, error: ClientDisconnect) -> Response:
+    async def _answer_nobody(self, request: Request, error: ClientDisconnect) -> Response:
         """The client left while it was sending."""
         del request, error
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
-    async def _bug(self, request: Request, error: Exception) -> Response:
+    async def _answer_bug(self, request: Request, error: Exception) -> Response:
         log.error("request_failed", path=request.url.path, exc_info=error)
         self._metrics.error_answered(HarnessError.code)
         told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
         return error_response(told, to_agent=False, dialect=self._dialect_of(request))
+
+
+class UnknownRoutes:
+    """What is asked of one server and is no route, as an operator wants to hear of it: by pattern, each pattern once.
+
+    An agent that speaks another dialect, or was given a wrong base URL, asks for the same few routes in every session.
+    The part of a path that names a session is not part of its pattern. Clients choose paths, so only so many patterns
+    are kept and told apart; what comes after them is one pattern more.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def note(self, method: str, path: str) -> str | None:
+        """The pattern of a request for no route when it is the first of its kind; None afterwards.
+
+        It is `POST /sessions/{id}/v1/responses` for any session.
+        """
+        first, *rest = path.strip("/").split("/")
+        if first == "sessions" and rest:
+            rest[0] = "{id}"
+        pattern = f"{method[:_LONGEST_PART]} {'/'.join(('', first, *rest))[:_LONGEST_PART]}"
+        if pattern not in self._seen and len(self._seen) >= MAX_PATTERNS:
+            pattern = OTHER
+        if pattern in self._seen:
+            return None
+        self._seen.add(pattern)
+        return pattern

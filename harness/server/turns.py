@@ -20,8 +20,7 @@ from harness.engines.repeat_guard import SignalCheck
 from harness.errors import MalformedRequest, TurnAborted
 from harness.machine.clock import Clock
 from harness.server.admitted import AdmittedTurns
-from harness.server.callers import Callers
-from harness.server.connection import ClientConnection
+from harness.server.connection import Callers, ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
 from harness.server.heavy_work import HeavyWork

@@ -1,13 +1,17 @@
-"""The bodies of `POST /sessions` and of the verbs of the gate, checked field by field."""
+"""Bodies of requests: all of them within a limit, those of `POST /sessions` and of the gate's verbs field by field.
+
+What the body of a model call means is for its dialect to say.
+"""
 
 from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
+from starlette.requests import Request
 
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
-from harness.errors import MalformedRequest
+from harness.errors import BodyTooLarge, MalformedRequest
 from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.gate import ANONYMOUS
@@ -19,6 +23,8 @@ NAMED_TTL_S = 60.0
 """How long a hold lasts whose holder does not say; it is renewed by the same verb."""
 ANONYMOUS_TTL_S = 3600.0
 """The same for a verb that names no holder: nobody renews it."""
+
+_SHOWN = 20  # digits of a declared length
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -90,6 +96,29 @@ _metadata_decoder = msgspec.json.Decoder(dict[str, Any])
 _renewals = msgspec.json.Decoder(RenewRequest)
 
 
+async def read_body(request: Request, limits: RequestLimits) -> bytes:
+    """The request body. Raises `BodyTooLarge` as soon as it is known to be too long.
+
+    A body of a length that its header declares too long is not read; one that declares none is read up to the limit.
+    """
+    declared = request.headers.get("content-length", "")
+    chunks: list[bytes] = []
+    size_bytes = 0
+    if not declared.isdecimal() or (len(declared) <= _SHOWN and int(declared) <= limits.body_bytes):
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size_bytes += len(chunk)
+            if size_bytes > limits.body_bytes:
+                break
+        else:
+            return b"".join(chunks)
+    raise BodyTooLarge(
+        f"body: expected at most {limits.body_bytes} bytes (the server's limit `body_bytes`),"
+        f" got {declared[:_SHOWN] or f'{size_bytes} and more'}",
+        limit="body_bytes",
+    )
+
+
 def parse_session_config(
     body: bytes, custom_matchings: Collection[str] = (), limits: RequestLimits = DEFAULT_LIMITS
 ) -> SessionConfig:
@@ -102,15 +131,21 @@ def parse_session_config(
     limits.require("metadata_bytes", memoryview(wire.metadata).nbytes, "metadata")
     metadata = decode_json(_metadata_decoder, wire.metadata, "metadata")
     check_json(metadata, "metadata", limits.json_depth)
-    sampling = _wishes(wire.sampling)
+    wishes = msgspec.structs.asdict(wire.sampling)
+    max_new_tokens, min_new_tokens = wishes.pop("max_tokens"), wishes.pop("min_tokens")
+    sampling = SamplingWishes(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **wishes)
     limits.check_sampling(sampling)
+    offered = [*Matching, *custom_matchings]
+    for name in wire.matching:
+        if name not in offered:
+            raise MalformedRequest(f"matching: expected some of {', '.join(offered)}; got {name!r}", param="matching")
     return SessionConfig(
         metadata=metadata,
         limits=Limits(**msgspec.structs.asdict(wire.limits)),
         sampling=sampling,
         after_incomplete=wire.after_incomplete,
         selection=wire.selection,
-        matching=_offered(wire.matching, custom_matchings),
+        matching=wire.matching,
         resumes=wire.resumes,
     )
 
@@ -138,16 +173,3 @@ def parse_end(body: bytes) -> EndRequest:
 def parse_release(body: bytes) -> ReleaseRequest:
     """The hold that `body` releases; an empty one releases the anonymous hold. Raises `MalformedRequest`."""
     return decode_json(_releases, body or b"{}")
-
-
-def _wishes(wire: _Sampling) -> SamplingWishes:
-    wishes = msgspec.structs.asdict(wire)
-    return SamplingWishes(max_new_tokens=wishes.pop("max_tokens"), min_new_tokens=wishes.pop("min_tokens"), **wishes)
-
-
-def _offered(matching: tuple[str, ...], custom: Collection[str]) -> tuple[str, ...]:
-    offered = [*Matching, *custom]
-    for name in matching:
-        if name not in offered:
-            raise MalformedRequest(f"matching: expected some of {', '.join(offered)}; got {name!r}", param="matching")
-    return matching

@@ -12,8 +12,8 @@ import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.connection import ClientConnection
+from harness.server.model_calls import StreamedAnswer, StreamedTurn
 from harness.server.settings import ServerSettings
-from harness.server.streaming import StreamedAnswer, StreamedTurn
 from harness.types import FinishReason, Message
 from tests.builders import tool, user
 from tests.session_servers.served import Client, Served, eventually, says, serving, url_of

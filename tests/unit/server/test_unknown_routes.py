@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness.engines.scripted import ScriptStep
-from harness.server.unknown_routes import MAX_PATTERNS, OTHER, UnknownRoutes
+from harness.server.responses import MAX_PATTERNS, OTHER, UnknownRoutes
 from tests.session_servers.scripted import scripted_server
 
 

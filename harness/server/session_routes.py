@@ -1,0 +1,195 @@
+"""The sessions of a server, as their owners use them: created, looked at, ended, collected, deleted.
+
+A poll reads the facts, which are as small as they sound. Records and samples are as long as the session and are put
+together in another thread, from a snapshot. The binary form of the samples brings the record along, both of one moment:
+a rollout is collected in one request.
+"""
+
+import asyncio
+from functools import partial
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from harness.errors import MalformedRequest
+from harness.samples.codec import sample_to_binary, sample_to_json
+from harness.samples.merge import count_empty, merge_branches
+from harness.server.access import for_operators, require_admin
+from harness.server.connection import ClientConnection
+from harness.server.registry import SessionRegistry
+from harness.server.responses import json_response
+from harness.server.turns import TurnService
+from harness.server.wire import parse_end, parse_session_config, read_body
+from harness.sessions.gate import Work
+from harness.sessions.record import (
+    RecordIds,
+    empty_facts,
+    empty_record,
+    session_facts,
+    session_record,
+    session_summary,
+)
+from harness.sessions.session import Session
+from harness.types import Json, Sample
+
+MSGPACK = "application/msgpack"
+"""Media type of the binary form."""
+
+TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
+"""Warned of when samples are collected: turns after one that is not COMPLETED are in none (I3)."""
+
+EMPTY_SAMPLES_DROPPED = "empty_samples_dropped"
+"""Said when samples are collected: what was aborted before its first token is none."""
+
+log = structlog.get_logger()
+
+
+class SessionRoutes:
+    """What owners ask of the sessions of one server, and the one question that anybody may ask."""
+
+    def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
+        self._turns = turns
+        self._sessions = sessions
+        self._settings = turns.settings
+
+    def routes(self) -> list[Route]:
+        """`GET /sessions/{id}` looks at the token itself: `HEAD` of the same route is open."""
+        admin = partial(for_operators, admin_token=self._settings.admin_token)
+        return [
+            Route("/sessions", admin(self._create), methods=["POST"]),
+            Route("/sessions", admin(self._list), methods=["GET"]),
+            Route("/sessions/{id}/end", admin(self._end), methods=["POST"]),
+            Route("/sessions/{id}", admin(self._delete), methods=["DELETE"]),
+            Route("/sessions/{id}", self._record, methods=["GET"]),
+            Route("/sessions/{id}/", self._say_alive, methods=["GET"]),
+            Route("/sessions/{id}/v1", self._say_alive, methods=["GET"]),
+            Route("/sessions/{id}/facts", admin(self._facts), methods=["GET"]),
+            Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        body = await read_body(request, self._settings.limits)
+        config = parse_session_config(body, self._settings.matchings, self._settings.limits)
+        client = ClientConnection(request.receive, request.headers)
+        async with client.watch():
+            if config.resumes is not None:
+                await self._turns.live.look()
+            with self._turns.callers.present(client):
+                await self._turns.gatekeeper.enter(Work.CREATE, client)
+            # With no wait in between, a drain meets the gate or the session.
+            session = await self._sessions.open(config, self._turns.live.version)
+        base = self._settings.public_url or str(request.base_url)
+        return json_response(
+            {
+                "session_id": session.session_id,
+                "base_url": f"{base.rstrip('/')}/sessions/{session.session_id}",
+                "api_key": session.api_key,
+            }
+        )
+
+    async def _list(self, request: Request) -> Response:
+        del request
+        quarantined = [
+            {"session_id": damaged.session_id, "reason": damaged.reason} for damaged in self._sessions.quarantined
+        ]
+        sessions = [session_summary(session) for session in self._sessions]
+        return json_response({"sessions": sessions, "quarantined": quarantined})
+
+    async def _record(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="application/json")
+        require_admin(request.headers, self._settings.admin_token)
+        columns = request.query_params.get("ids", RecordIds.DELTAS)
+        if columns not in list(RecordIds):
+            raise MalformedRequest(f"ids: expected one of {', '.join(RecordIds)}; got {columns[:64]!r}", param="ids")
+        session_id, session = self._snapshot(request)
+        if session is None:
+            return json_response(empty_record(session_id))
+        return await asyncio.to_thread(lambda: json_response(session_record(session, RecordIds(columns))))
+
+    async def _facts(self, request: Request) -> Response:
+        session_id = request.path_params["id"]
+        return _facts_response(session_id, self._sessions.find(session_id))
+
+    async def _samples(self, request: Request) -> Response:
+        form = request.query_params.get("format")
+        if form not in (None, "json", "msgpack"):
+            raise MalformedRequest(f"format: expected json or msgpack; got {form[:64]!r}", param="format")
+        is_binary = form == "msgpack" or (form is None and MSGPACK in request.headers.get("accept", ""))
+        await self._turns.live.look()
+        live_version = self._turns.live.version
+        session_id, session = self._snapshot(request)
+        if is_binary:
+            return await asyncio.to_thread(_collected_response, session_id, session, live_version)
+        return await asyncio.to_thread(_samples_response, session, live_version)
+
+    async def _end(self, request: Request) -> Response:
+        asked = parse_end(await read_body(request, self._settings.limits))
+        session_id = request.path_params["id"]
+        session = self._sessions.find(session_id)
+        if session is not None:
+            try:
+                async with self._turns.callers.attend(ClientConnection(request.receive, request.headers)):
+                    await self._sessions.end(session, within_s=asked.within_s)
+            finally:  # in force whatever became of the waiting: its calls that wait at the gate get their answer
+                self._turns.gatekeeper.look_again()
+        return _facts_response(session_id, session)
+
+    async def _delete(self, request: Request) -> Response:
+        session_id = request.path_params["id"]
+        for damaged in self._sessions.quarantined:
+            if damaged.session_id == session_id:
+                await self._sessions.give_up(damaged)
+        session = self._sessions.find(session_id)
+        if session is not None:
+            try:
+                await self._sessions.close(session)
+            finally:  # in force even where the store failed: its calls that wait at the gate get their answer
+                self._turns.gatekeeper.look_again()
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _say_alive(self, request: Request) -> Response:
+        """The same for every id: a client that asks here only wants to know whether anybody listens."""
+        return json_response({"session_id": request.path_params["id"], "object": "session"})
+
+    def _snapshot(self, request: Request) -> tuple[str, Session | None]:
+        """The id in the path, and a copy of its session for another thread; None when there is no such session."""
+        session_id = request.path_params["id"]
+        session = self._sessions.find(session_id)
+        return session_id, None if session is None else session.snapshot()
+
+
+def _facts_response(session_id: str, session: Session | None) -> Response:
+    return json_response(empty_facts(session_id) if session is None else session_facts(session))
+
+
+def _samples_response(session: Session | None, live_version: int | None) -> Response:
+    """`{"samples": [...]}` as JSON, under the live policy version where that is known."""
+    return json_response({"samples": [sample_to_json(sample) for sample in _build_samples(session, live_version)]})
+
+
+def _collected_response(session_id: str, session: Session | None, live_version: int | None) -> Response:
+    """Facts, record and samples of one moment as msgpack; the record is a JSON text, and has no token columns."""
+    if session is None:
+        facts, record = empty_facts(session_id), empty_record(session_id)
+    else:
+        facts, record = session_facts(session), session_record(session, RecordIds.NONE)
+    samples: list[Json] = [sample_to_binary(sample) for sample in _build_samples(session, live_version)]
+    body = {"facts": facts, "session": msgspec.json.encode(record), "samples": samples}
+    return Response(msgspec.msgpack.encode(body), media_type=MSGPACK)
+
+
+def _build_samples(session: Session | None, live_version: int | None) -> list[Sample]:
+    if session is None:
+        return []
+    dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
+    if dropped:
+        log.warning(TRAILING_TURNS_DROPPED, session_id=session.session_id, turns=dropped)
+    empty = count_empty(session.turns, session.config.selection)
+    if empty:
+        log.info(EMPTY_SAMPLES_DROPPED, session_id=session.session_id, samples=empty)
+    return session.samples(live_version)

@@ -85,6 +85,7 @@ _HOMES: Mapping[str, str] = {
     "UpdateBudget": "harness.control.weights_report",
     "UpdateReport": "harness.control.weights_report",
     "PauseMode": "harness.engines.base",
+    "SessionServerAddress": "harness.client.connections",
     # The session server
     "serve": "harness.server.serving",
     "RunningServer": "harness.server.serving",

@@ -1,5 +1,7 @@
-"""Every command that the docs show is run as it stands."""
+"""Every command and every piece of Python that the docs show is run as it stands."""
 
+import ast
+import asyncio
 import os
 import re
 import signal
@@ -11,15 +13,28 @@ from pathlib import Path
 
 import pytest
 
+import harness
+from harness import ServerSettings
 from tests.checkout import ROOT
+from tests.harness_command import harness as run_harness
+from tests.harness_command import write_scenario
+from tests.session_servers.scripted import scripted_server
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 START_S = 60
+BLOCK_S = 100
+ADMIN_TOKEN = "the-token-of-the-operator"
 
 
-def _blocks(language: str) -> list[tuple[str, str]]:
+def _blocks(language: str) -> list[object]:
+    """Page and text of each block in that language; tests are called by page and line."""
     pattern = re.compile(rf"^```{language}\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-    return [(page.name, block) for page in PAGES for block in pattern.findall(page.read_text(encoding="utf-8"))]
+    texts = [(page.name, page.read_text(encoding="utf-8")) for page in PAGES]
+    return [
+        pytest.param(page, block[1], id=f"{page}:{text.count(chr(10), 0, block.start()) + 1}")
+        for page, text in texts
+        for block in pattern.finditer(text)
+    ]
 
 
 def _environment() -> dict[str, str]:
@@ -71,10 +86,51 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
     pytest.fail(f"{url} did not answer")
 
 
+@pytest.mark.model
+@pytest.mark.agent
 @pytest.mark.parametrize(("page", "block"), _blocks("python"))
-def test_a_block_of_python_runs(page: str, block: str) -> None:
-    """Examples import what exists and are valid Python."""
-    exec(compile(block, page, "exec"), {"__name__": "docs"})  # our own text
+async def test_a_block_of_python_runs(page: str, block: str, tmp_path: Path) -> None:
+    """A reader who saves a block as a file and runs it sees it end well.
+
+    A block that wants a session server finds one in `SESSION_SERVER` and `HARNESS_ADMIN_TOKEN`, and `demo` is a run.
+    """
+    (tmp_path / "block.py").write_text(block)
+    if 'read_run("demo")' in block:
+        scenario = write_scenario(tmp_path / "small")
+        assert (await asyncio.to_thread(run_harness, "run", scenario, "--out", tmp_path / "demo")).code == 0
+    async with scripted_server(tmp_path / "toy", settings=ServerSettings(admin_token=ADMIN_TOKEN)) as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "block.py",
+            cwd=tmp_path,
+            env=_environment() | {"SESSION_SERVER": server.url, "HARNESS_ADMIN_TOKEN": ADMIN_TOKEN},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), BLOCK_S)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+    assert process.returncode == 0, f"{page}:\n{block}\n{output.decode()}"
+
+
+@pytest.mark.parametrize(("page", "block"), _blocks("python"))
+def test_a_block_of_python_uses_public_names_only(page: str, block: str) -> None:
+    """Everything of ours comes from `harness`; the guard's own page imports the guard, which is no part of it."""
+    public, imported = {*harness.__all__}, set()
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+            assert node.module != "harness" or {alias.name for alias in node.names} <= public
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "harness":
+            assert node.attr in public
+    assert not [module for module in imported if module.startswith("harness.")]
+    assert page == "repeat-guard.md" or not [module for module in imported if module.startswith("server_patch")]
 
 
 def test_make_targets_of_the_docs_exist() -> None:

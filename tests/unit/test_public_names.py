@@ -33,6 +33,7 @@ PUBLIC = [
     "UpdateBudget",
     "UpdateReport",
     "PauseMode",
+    "SessionServerAddress",
     "serve",
     "RunningServer",
     "ServerSettings",

@@ -5,12 +5,9 @@ running servers alone. It is built beside its place under a lock and renamed whe
 Nothing of this project is installed in it; see `overlay.py`. The local engine runs in the environment of the harness.
 """
 
-import asyncio
-import fcntl
 import hashlib
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +17,7 @@ from harness.lanes.overlay import server_patch
 from harness.lanes.spec import LaneEngine
 from harness.lanes.torch_source import TORCH, torch_source
 from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
+from harness.machine.locks import locked_async
 from harness.machine.uv import run_uv
 
 Say = Callable[[str], None]
@@ -29,7 +27,6 @@ _FORMAT = "1"
 """Goes up when the same requirement files make another environment."""
 _NEEDED_BYTES = 5 << 30
 _INSTALL_S = 1800.0
-_POLL_S = 0.2
 _LOCAL_NEEDS = ("torch", "transformers")
 _SIGNS_OF_A_GPU = ("/proc/driver/nvidia/version", "/dev/nvidiactl")  # containers may see only one of them
 
@@ -77,7 +74,8 @@ async def installed_python(requirements: Requirements, say: Say) -> Path:
     target = requirements.directory
     python = target / "bin" / "python"
     try:
-        async with _locked(target.with_name(f"{target.name}.lock"), say):
+        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
+        async with locked_async(lock, on_wait=lambda: say(waiting)):
             if not python.exists():
                 await _build(requirements, target, say)
     except OSError as error:
@@ -117,31 +115,6 @@ def _give_vllm_its_name(environment: Path) -> None:
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (named / "INSTALLER").write_text("session-harness\n")
     (named / "RECORD").write_text("".join(f"{named.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")))
-
-
-@asynccontextmanager
-async def _locked(path: Path, say: Say) -> AsyncIterator[None]:
-    """Hold the lock file at `path`: one process at a time makes the environment beside it.
-
-    The operating system releases the lock of a process that dies, so a stale lock cannot exist.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as lock:
-        is_told = False
-        while not _acquire(lock.fileno()):
-            if not is_told:
-                say(f"waiting for another process that makes {path.with_suffix('')}")
-                is_told = True
-            await asyncio.sleep(_POLL_S)
-        yield
-
-
-def _acquire(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def own_python() -> Path:

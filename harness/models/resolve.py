@@ -12,13 +12,13 @@ from harness.machine.cache import (
     cache_directory,
     install,
     is_intact,
-    locked,
     require_space,
     staging,
     storage_error,
     write_manifest,
 )
-from harness.machine.progress import Progress, silent
+from harness.machine.locks import locked
+from harness.machine.progress import Phase, Progress, silent
 from harness.models.catalogue import CATALOGUE, CatalogueModel, find_model
 from harness.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
 from harness.models.fetch import fetch_gguf
@@ -52,7 +52,7 @@ def get_model(name: str, *, cache: Path | None = None, progress: Progress = sile
     model = find_model(name)
     target = (cache or cache_directory()) / "models" / model.name
     try:
-        with locked(target.parent / f"{model.name}.lock", progress):
+        with locked(target.parent / f"{model.name}.lock", on_wait=lambda: progress(Phase.WAIT, 0, 0)):
             if not is_intact(target, _recipe(model), progress):
                 _build(model, target, progress)
     except OSError as error:

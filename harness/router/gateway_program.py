@@ -6,22 +6,19 @@ a lock and renamed when complete: one that exists is whole.
 """
 
 import hashlib
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import uv
-
 import server_patch
-from harness.errors import LaneError, ScenarioError
-from harness.machine.cache import cache_directory, install, locked, staging, storage_error
-from harness.machine.progress import Phase, Progress
+from harness.errors import ScenarioError
+from harness.machine.cache import cache_directory, install, staging, storage_error
+from harness.machine.locks import locked
+from harness.machine.uv import run_uv_blocking
 from server_patch.router import GatewayKind
 
 _INSTALL_S = 600.0
-_TAIL_LINES = 25
 
 Say = Callable[[str], None]
 """Is told, in the user's words, what takes time."""
@@ -44,7 +41,8 @@ def gateway_program(name: str, say: Say) -> GatewayProgram:
     digest = hashlib.sha256(f"{sys.version_info[:2]}".encode() + requirements.read_bytes()).hexdigest()[:16]
     target = cache_directory() / "gateways" / f"{kind}-{digest}"
     try:
-        with locked(target.with_name(f"{target.name}.lock"), _telling(say, kind)):
+        lock = target.with_name(f"{target.name}.lock")
+        with locked(lock, on_wait=lambda: say(f"waiting for another process that installs {kind}")):
             if not target.exists():
                 say(f"installing {kind} into {target} (once, about 120 MB)")
                 _build(requirements, target)
@@ -67,28 +65,8 @@ def _requirements(kind: GatewayKind) -> Path:
 def _build(requirements: Path, target: Path) -> None:
     with staging(target) as scratch:
         built = scratch / "built"
-        _run_uv("venv", "--relocatable", "--python", sys.executable, str(built))
-        _run_uv("pip", "install", "--python", str(built / "bin" / "python"), "--requirement", str(requirements))
+        python = str(built / "bin" / "python")
+        run_uv_blocking("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
+        options = ("--python", python, "--requirement", str(requirements))
+        run_uv_blocking("pip", "install", *options, deadline_s=_INSTALL_S)
         install(built, target, scratch)
-
-
-def _run_uv(*arguments: str) -> None:
-    command = [uv.find_uv_bin(), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise LaneError(
-            f"`uv {' '.join(arguments)}` did not end within {_INSTALL_S:g} s; see that the package index answers, and"
-            " try again"
-        ) from None
-    if done.returncode:
-        tail = "\n".join(done.stderr.splitlines()[-_TAIL_LINES:])
-        raise LaneError(f"`uv {' '.join(arguments)}` failed; mend what it names and try again:\n{tail}")
-
-
-def _telling(say: Say, kind: GatewayKind) -> Progress:
-    def progress(phase: Phase, done: int, total: int) -> None:
-        del phase, done, total
-        say(f"waiting for another process that installs {kind}")
-
-    return progress

@@ -5,12 +5,12 @@ is on the file that a path leads to, so a symlink to a store in use is in use. A
 refused: SQLite keeps a log beside each of them. Whoever only reads needs no claim.
 """
 
-import fcntl
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from harness.errors import StoreError
+from harness.machine.locks import try_lock
 
 
 def claim(store: Path) -> BinaryIO:
@@ -23,10 +23,9 @@ def claim(store: Path) -> BinaryIO:
             raise StoreError(f"{store}: expected a file of one name, it has {names} (hard links); use a copy of it")
         with ExitStack() as stack:
             file = stack.enter_context(target.with_name(f"{target.name}-claim").open("ab"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(file):
+                raise StoreError(f"{store}: another server uses it; stop that one, or name another file")
             stack.pop_all()
             return file
-    except BlockingIOError as error:
-        raise StoreError(f"{store}: another server uses it; stop that one, or name another file") from error
     except (OSError, RuntimeError) as error:  # the latter: a symlink that leads to itself
         raise StoreError(f"{store}: it cannot be claimed: {getattr(error, 'strerror', error)}") from error

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
+from harness.machine.environment import for_programs
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 INSTRUCTION_FILE = "instruction.md"
@@ -24,15 +25,7 @@ LOG_FILE = "agent.log"
 MAX_INSTRUCTION_BYTES = 64 * 1024
 """A longer instruction is handed over by file only; Linux refuses variables of 128 KiB."""
 
-_PASSED_NAMES = frozenset(
-    {
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
-        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
-    }
-)
-_PASSED_PREFIXES = ("LC_", "UV_", "PIP_")
+_PREFIXES = ("UV_", "PIP_")
 _SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
 
 
@@ -44,8 +37,11 @@ def agent_environment(
     dialects: Sequence[Dialect] = DIALECTS,
 ) -> dict[str, str]:
     """The whole environment of `agent`, whose client speaks one of `dialects`; `parent` is that of the harness."""
+    package_indexes = {
+        name: value for name, value in parent.items() if name.startswith(_PREFIXES) and not _SECRET.search(name)
+    }
     return {
-        **_passed_on(parent),
+        **without_credentials({**for_programs(parent), **package_indexes}),
         **_proxy_exemption(session.base_url, parent),
         **{
             name: value
@@ -57,14 +53,6 @@ def agent_environment(
         **_task_variables(task, session),
         **agent.env,
     }
-
-
-def _passed_on(parent: Mapping[str, str]) -> dict[str, str]:
-    return without_credentials({name: value for name, value in parent.items() if _passes(name)})
-
-
-def _passes(name: str) -> bool:
-    return name in _PASSED_NAMES or (name.startswith(_PASSED_PREFIXES) and not _SECRET.search(name))
 
 
 def _proxy_exemption(base_url: str, parent: Mapping[str, str]) -> dict[str, str]:

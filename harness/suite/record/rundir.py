@@ -12,7 +12,6 @@
 Whole files are replaced atomically, so that a reader never sees half of one, whatever happens to the writer.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
+from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
 from harness.suite.record.storage import disk_failures
@@ -125,10 +125,8 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Keep every other run out of this directory. Raises `RunError` when one is at work in it."""
         with disk_failures(self.config), self.config.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"another run is at work in {self.path}; wait for it or stop it") from None
+            if not try_lock(file):
+                raise RunError(f"another run is at work in {self.path}; wait for it or stop it")
             yield
 
     def write_text(self, path: Path, text: str) -> None:

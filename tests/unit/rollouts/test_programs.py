@@ -1,6 +1,8 @@
 """Programs with a PEP 723 header get an environment of their own."""
 
 import asyncio
+import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -61,3 +63,35 @@ async def test_preparing_takes_a_bounded_time(tmp_path: Path):
         await prepare_agent(write_script(tmp_path), deadline_s=0.001)
 
     assert time.monotonic() - started < 10
+
+
+BACKEND = """
+import json, os
+from pathlib import Path
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    Path(os.environ["UV_CACHE_DIR"], "seen.json").write_text(json.dumps(dict(os.environ)))
+    raise SystemExit("seen")
+"""
+
+
+async def test_the_build_of_a_dependency_sees_no_token_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Building a package runs its code, as whoever prepares the agent."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "backend.py").write_text(BACKEND)
+    (package / "pyproject.toml").write_text(
+        '[project]\nname = "looks-around"\nversion = "1"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("UV_INDEX_OURS_PASSWORD", "of the index")
+    secrets = ("HARNESS_ADMIN_TOKEN", "HARNESS_ENGINE_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY")
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    with pytest.raises(AgentError, match="seen"):
+        await prepare_agent(write_script(tmp_path, f"looks-around @ {package.as_uri()}"))
+
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert not set(secrets) & set(seen)
+    assert (seen["HOME"], seen["UV_INDEX_OURS_PASSWORD"]) == (os.environ["HOME"], "of the index")

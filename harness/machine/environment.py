@@ -1,0 +1,38 @@
+"""Which of our environment variables another program gets: a short list, because the others are API keys and tokens.
+
+Programs learn where programs, certificates, caches and proxies are. Installers (uv, pip) learn besides where packages
+and compilers are; they download from the operator's own indexes, so the credentials for these go along.
+"""
+
+from collections.abc import Mapping
+
+_PROGRAM_NAMES = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
+        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+    }
+)
+_INSTALLER_NAMES = frozenset(
+    {
+        *("NO_PROXY", "no_proxy", "NETRC", "SSH_AUTH_SOCK", "NIX_SSL_CERT_FILE"),
+        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH"),
+        *("PKG_CONFIG_PATH", "XDG_BIN_HOME"),
+    }
+)
+_INSTALLER_PREFIXES = ("UV_", "PIP_", "GIT_", "CARGO_", "RUSTUP_", "CMAKE_", "PYENV_")
+
+
+def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    """What any program gets of `environ`; values are as they are, credentials in URLs included."""
+    return {name: value for name, value in environ.items() if name in _PROGRAM_NAMES or name.startswith("LC_")}
+
+
+def for_installers(environ: Mapping[str, str]) -> dict[str, str]:
+    """What uv and pip get of `environ`. A `VIRTUAL_ENV` is not among it: ours is not the one that they work on."""
+    return for_programs(environ) | {
+        name: value
+        for name, value in environ.items()
+        if name in _INSTALLER_NAMES or name.startswith(_INSTALLER_PREFIXES)
+    }

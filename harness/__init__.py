@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness import errors as errors
+    from harness.client.connections import SessionServerAddress as SessionServerAddress
     from harness.client.session_server import Deadlines as Deadlines
     from harness.control.abort import abort_rollout as abort_rollout
     from harness.control.abort_report import AbortBudget as AbortBudget

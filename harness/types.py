@@ -239,7 +239,7 @@ class Turn:
     delivered: bool = False
     """The answer was handed to the client's connection completely."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Facts worth keeping: `malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`."""
+    """Facts worth keeping: `malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`, `attempts`."""
     forced_tokens: int = 0
     """Tokens at the end of `output_ids` that a guard forced; never trained."""
     discarded: tuple[Discarded, ...] = ()
@@ -252,6 +252,11 @@ class Turn:
     def params(self) -> SamplingParams:
         """How the output was sampled."""
         return convert(self.sampling["used"], SamplingParams)
+
+    @property
+    def attempts(self) -> int:
+        """How many times it was in flight: 1, and once more for each time it broke off and went on."""
+        return int(self.notes.get("attempts", 1))
 
     @property
     def is_suspended(self) -> bool:

@@ -173,7 +173,7 @@ def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns,
     last = branch.kept[-1]
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept], "end": str(last.end)}
     if "error" in last.notes:
-        stamped["error"] = last.notes["error"]
+        stamped["end_error"] = last.notes["error"]
     if branch.dropped:
         stamped["dropped_trailing_turns"] = len(branch.dropped)
     constrained = sum(turn.params.forbids_tokens for turn in branch.kept)

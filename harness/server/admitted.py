@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, StoreError
@@ -27,6 +28,9 @@ from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.types import Turn
+
+TURN_ENDED = "turn_ended"
+"""Logged once for each outcome of a turn, with its `end` and the error that had a part in it."""
 
 log = structlog.get_logger()
 
@@ -105,7 +109,10 @@ class AdmittedTurns:
         self._turns[session.session_id, admission.index] = turn
         try:
             self.metrics.turns_in_flight(len(self._turns))
-            with client.on_dismissal(lambda: session.abandon(admission.index)):
+            with (
+                bound_contextvars(turn=admission.index, attempt=admission.attempt),
+                client.on_dismissal(lambda: session.abandon(admission.index)),
+            ):
                 async with self._breaking_off(turn):
                     yield turn
                     assert turn.outcome is not None, "whoever has a turn sampled says how it ended"
@@ -151,12 +158,13 @@ class AdmittedTurns:
     def _record(self, session: Session, outcome: Turn) -> None:
         sampled = session.record(outcome)
         self.metrics.turn_recorded(outcome, sampled)
+        error = outcome.notes.get("error")
+        told = {} if error is None else {"code": error["code"], "error": error["message"]}
+        log.info(TURN_ENDED, end=str(outcome.end), status=str(outcome.status), tokens=outcome.output_ids.size, **told)
         disagreement = self.signal_check and self.signal_check.disagreement(outcome)
         if disagreement:  # counted; what the guard said stands
             self.metrics.guard_disagreed()
-            log.warning(
-                "repeat_guard_disagrees", session_id=session.session_id, turn=outcome.index, **disagreement._asdict()
-            )
+            log.warning("repeat_guard_disagrees", **disagreement._asdict())
 
     def _of(self, session: Session) -> list[AdmittedTurn]:
         keys = ((session.session_id, admission.index) for admission in session.turns_in_flight)

@@ -86,7 +86,7 @@ class Generation:
                 raise
             if isinstance(error, EngineError):
                 self.failure = error
-            log.info("drained_turn_ended", session_id=self.session.session_id, code=error.code, error=error.message)
+            log.info("drained_turn_ended", code=error.code, error=error.message)
 
     def _look_at_age(self) -> None:
         """What has been sampled ends the turn when it is too old to go on; where nothing has been, it is refused."""
@@ -130,7 +130,7 @@ class Generation:
                 await self._wait_before_repeating(attempt)
                 if not self.may_go_on:
                     raise
-                log.warning("engine_request_repeated", attempt=attempt, code=error.code, error=error.message)
+                log.warning("engine_request_repeated", engine_attempt=attempt, code=error.code, error=error.message)
         return await self._ask_once(params)
 
     async def _wait_before_repeating(self, attempt: int) -> None:
@@ -207,7 +207,7 @@ class Generation:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            log.warning("engine_did_not_stop", session_id=self.session.session_id, waited_s=self.client.hand_over_s)
+            log.warning("engine_did_not_stop", waited_s=self.client.hand_over_s)
             self.client.require_there()
 
     @asynccontextmanager

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from structlog.contextvars import bound_contextvars
+
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelRequest, ToolMode, reply_message
 from harness.engines.base import TokenProvider
@@ -123,9 +125,10 @@ class TurnService:
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
         `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
         """
-        await self.gatekeeper.enter(Work.TURN, call.client, call.session)
-        served = await self._served(call)
-        self._require_servable(call.session, served.turn)
+        with bound_contextvars(session_id=call.session.session_id):
+            await self.gatekeeper.enter(Work.TURN, call.client, call.session)
+            served = await self._served(call)
+            self._require_servable(call.session, served.turn)
         return served
 
     def mark_delivered(self, call: ModelCall, served: ServedTurn, delivered: bool) -> None:

@@ -61,6 +61,11 @@ class Admission:
         """The whole prompt, read-only."""
         return self.path.ids
 
+    @property
+    def attempt(self) -> int:
+        """Which time this is that the turn is in flight, from 1."""
+        return 1 if self.prior is None else self.prior.attempts + 1
+
     def output_so_far(self) -> Output:
         """What earlier requests of this turn have produced."""
         return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
@@ -155,7 +160,8 @@ def _notes(admission: Admission, output: Output) -> Json:
     diverged = admission.request.divergence
     branched = {} if diverged is None else {"diverged": diverged.to_json()}
     cached = {"cached_tokens": output.cached_tokens} if output.segments else {}
-    return {**cached, **kept, **branched}
+    again = {"attempts": admission.attempt} if admission.attempt > 1 else {}
+    return {**cached, **kept, **branched, **again}
 
 
 def _error_note(error: HarnessError | None) -> Json:

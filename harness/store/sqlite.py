@@ -224,11 +224,13 @@ def _open(path: Path) -> sqlite3.Connection:
     """A connection for the writer thread, to tables of today: they are made when missing, changed when older."""
     connection = None
     try:
+        if not path.exists():
+            path.touch(mode=0o600)  # the keys of sessions are in it; SQLite gives its log the mode of the file
         connection = _connect(path.absolute().as_uri())
         bring_up_to_date(path, connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-    except (sqlite3.Error, StoreError) as error:
+    except (sqlite3.Error, StoreError, OSError) as error:
         if connection is not None:
             connection.close()
         raise error if isinstance(error, StoreError) else store_error(path, error) from error

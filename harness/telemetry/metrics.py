@@ -20,6 +20,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._turns = Counter("harness_turns", "Recorded turns", ["status"], registry=self._registry)
+        self._ends = Counter("harness_turn_ends", "Why recorded turns ended", ["end"], registry=self._registry)
         self._tokens = Counter("harness_tokens_generated", "Sampled tokens", registry=self._registry)
         self._errors = Counter("harness_errors", "Error answers", ["code"], registry=self._registry)
         self._over_limit = Counter(
@@ -113,6 +114,7 @@ class ServerMetrics:
     def turn_recorded(self, turn: Turn, sampled: int) -> None:
         """An admitted turn came to an end, for which `sampled` tokens were sampled."""
         self._turns.labels(str(turn.status)).inc()
+        self._ends.labels(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
         self._tokens.inc(sampled)
         self._engine.observe(turn.seconds)

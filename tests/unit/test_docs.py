@@ -11,6 +11,7 @@ from harness.server.app import SessionServer
 from harness.sessions.lifecycle import TRANSITIONS, Command, Phase
 from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
+from harness.turn_ends import TURN_ENDS
 from tests.builders import toy_template, toy_tokenizer, turn_service
 from tests.checkout import ROOT
 
@@ -44,6 +45,17 @@ def test_the_lifecycle_table_in_the_docs_is_the_one_in_force() -> None:
         for command, cell in zip(Command, cells.split(" | "), strict=True)
     }
     in_force = {(phase, command): str(TRANSITIONS.get((phase, command), "")) for phase in Phase for command in Command}
+    assert documented == in_force
+
+
+def test_the_table_of_ends_in_the_docs_is_the_one_in_force() -> None:
+    """Whoever reads why a turn ended finds there what that means."""
+    table = _doc("architecture.md").partition("### Why a turn ended")[2].partition("\n#")[0]
+    documented = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| (yes|no) \| `?(\w+)`? \|", table, flags=re.MULTILINE)
+    in_force = [
+        (str(end), str(rule.status), str(rule.unsampled), "yes" if rule.waits else "no", rule.finish_reason or "none")
+        for end, rule in TURN_ENDS.items()
+    ]
     assert documented == in_force
 
 

@@ -384,3 +384,21 @@ async def test_memory_keeps_nothing():
         await store.set_phase(session)
 
         assert await store.load() == LoadedSessions()
+
+
+async def test_only_its_owner_reads_a_store(tmp_path):
+    """The keys of sessions are in it: in the file, in its log and in what processes share."""
+    async with SQLiteStore(tmp_path / "s.db") as store:
+        await store.create(numbered(1))
+        modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.glob("s.db*") if "claim" not in each.name}
+
+    assert modes == {"s.db": 0o600, "s.db-wal": 0o600, "s.db-shm": 0o600}
+
+
+async def test_the_mode_that_an_operator_gave_a_store_stays(tmp_path):
+    """Whoever lets others read it meant that."""
+    path = tmp_path / "s.db"
+    path.touch(mode=0o640)
+    path.chmod(0o640)
+    async with SQLiteStore(path):
+        assert path.stat().st_mode & 0o777 == 0o640

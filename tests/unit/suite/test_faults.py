@@ -17,10 +17,11 @@ from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.run.runner import SuiteRun
 from harness.turn_ends import TurnStatus
 from harness.types import Sample
+from tests.checkout import ROOT
 from tests.harness_command import write_scenario
 from tests.session_servers.store_file import read_file
 
-SHIPPED = Path(__file__).parents[2] / "scenarios" / "abort_end_of_rollout"
+SHIPPED = ROOT / "scenarios" / "abort_end_of_rollout"
 PROGRAM = (SHIPPED / "agent.py").read_text()
 CHECK = (SHIPPED / "check.py").read_text()
 SLOW = {"steps": [{"text": "An answer that takes its time.", "token_delay_s": 0.005}]}

@@ -1,9 +1,13 @@
 """The docs say what the code does."""
 
 import re
+import tomllib
+from pathlib import Path
 
+import pytest
 from starlette.routing import Route
 
+import harness
 from harness import errors
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import HarnessError
@@ -14,6 +18,8 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.turn_ends import TURN_ENDS
 from tests.builders import toy_template, toy_tokenizer, turn_service
 from tests.checkout import ROOT
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "agents/README.md"]
 
 # Never leave the server: they end a command or a rollout.
 NOT_SERVED = {
@@ -93,3 +99,53 @@ def test_every_error_class_is_in_the_tree() -> None:
     }
     drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__ or "")) | {"HarnessError", "Cause"}
     assert classes == drawn
+
+
+def test_the_picture_of_rooms_is_the_layers_that_are_checked() -> None:
+    """Floor by floor, from the top; a room that is missing in the picture, or stands on another floor, is named."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(contract["layers"] for contract in contracts if "architecture.md" in contract["name"])
+    floors = [[room.removeprefix("harness.") for room in re.split(r" [|:] ", layer)] for layer in layers]
+    picture = _doc("architecture.md").partition("```text\nharness/\n")[2].partition("```")[0]
+    drawn = [re.split(r" \| | {2}", line[2:].split("   ")[0]) for line in picture.splitlines() if line.startswith("  ")]
+    assert drawn == floors
+    rooms = {
+        path.stem for path in (ROOT / "harness").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert rooms - {"__init__", "__main__"} == {room for floor in floors for room in floor}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file that exists, and to a heading that it has."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not link.startswith("http") and not (target.exists() and (not anchor or anchor in _anchors(target))):
+            broken.append(link)
+    assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_the_docs_name_exist(page: Path) -> None:
+    """A path in code style is one of the repository, of `harness/`, or has a placeholder in capitals."""
+    named = set(re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md|toml|jinja|txt))`", page.read_text(encoding="utf-8")))
+    missing = {
+        name
+        for name in named
+        if not re.search(r"NAME|<", name) and not any((folder / name).exists() for folder in (ROOT, ROOT / "harness"))
+    }
+    assert missing == set()
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """docs/api.md has a row for each, and for nothing else."""
+    assert sorted(re.findall(r"^\| `(\w+)` \|", _doc("api.md"), flags=re.MULTILINE)) == sorted(harness.__all__)

@@ -16,7 +16,7 @@ from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationResult, SamplingParams, as_ids
+from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.looping_prompt import CONFIG, OTHER_PROMPTS, PROMPT_IDS  # as the tests have it
 
@@ -35,7 +35,7 @@ async def ask_all(engine: TokenProvider, tokenizer: Tokenizer) -> list[Generatio
     async with engine:
         print("guard:", engine.capabilities.repeat_guard or "none")
         return await asyncio.gather(
-            *(engine.generate(ids, params, request_id=uuid.uuid4().hex) for ids, params in asked)
+            *(engine.generate(GenerationRequest(ids, params, request_id=uuid.uuid4().hex)) for ids, params in asked)
         )
 
 

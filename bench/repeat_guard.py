@@ -24,7 +24,7 @@ import torch
 
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.models import resolve_model
-from harness.types import GenerationDelta, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationDelta, GenerationRequest, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 from server_patch.repeat_terminate.batched import BatchedRepeatDetector
 
@@ -66,7 +66,7 @@ async def token_gaps(engine: HuggingFaceTokenProvider, ids: TokenIds, steps: int
     params = SamplingParams(steps, temperature=0.0, ignore_eos=True)
     times = [
         perf_counter()
-        async for event in engine.stream(ids, params, request_id=uuid.uuid4().hex)
+        async for event in engine.stream(GenerationRequest(ids, params, request_id=uuid.uuid4().hex))
         if isinstance(event, GenerationDelta)
     ]
     return [after - before for before, after in pairwise(times)]

@@ -25,7 +25,7 @@ from harness.lanes import INSTALLED, Dtype, LaneEngine, LaneSpec, open_lane
 from harness.lanes.overlay import write_overlay
 from harness.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import ENABLE
 
@@ -134,7 +134,9 @@ async def cost(server: TokenProvider, batch: int, scratch: Path) -> Cost:
         before, begun = spent_s(scratch), perf_counter()
         params = SamplingParams(tokens, temperature=1.0, ignore_eos=True)
         ids = as_ids([1, 4093, 198, 2683, 198])
-        await asyncio.gather(*(server.generate(ids, params, request_id=uuid4().hex) for _ in range(batch)))
+        await asyncio.gather(
+            *(server.generate(GenerationRequest(ids, params, request_id=uuid4().hex)) for _ in range(batch))
+        )
         seconds = perf_counter() - begun
     await asyncio.sleep(SETTLED_S)
     return Cost(batch, 1e3 * seconds / steps, 1e6 * (spent_s(scratch) - before) / steps)
@@ -149,7 +151,7 @@ async def timed(server: TokenProvider, ids: TokenIds, tokens: int) -> tuple[Gene
     """A greedy generation and its seconds."""
     begun = perf_counter()
     params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
-    return await server.generate(ids, params, request_id=uuid4().hex), perf_counter() - begun
+    return await server.generate(GenerationRequest(ids, params, request_id=uuid4().hex)), perf_counter() - begun
 
 
 def prompt(tokenizer: Tokenizer, text: str) -> TokenIds:

@@ -15,7 +15,7 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.models import resolve_model
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
-from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
 
 MODEL = "smollm2-135m-instruct"
 TOPICS = (
@@ -37,10 +37,12 @@ async def sample(chat: ChatTokenizer, count: int, tokens: int, temperature: floa
         return await asyncio.gather(
             *(
                 engine.generate(
-                    as_ids(chat.render_ids([{"role": "user", "content": question(number)}], [])),
-                    SamplingParams(tokens, temperature=temperature, seed=number),
-                    request_id=f"{number:032x}",
-                    session_id=str(number),
+                    GenerationRequest(
+                        as_ids(chat.render_ids([{"role": "user", "content": question(number)}], [])),
+                        SamplingParams(tokens, temperature=temperature, seed=number),
+                        request_id=f"{number:032x}",
+                        session_id=str(number),
+                    )
                 )
                 for number in range(count)
             )

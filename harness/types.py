@@ -76,8 +76,6 @@ class SamplingParams:
     """Output tokens before one of the model's own end-of-turn ids, or a stop id, may be sampled."""
     json_schema: str | None = None
     """JSON text of the schema that the output must follow; None leaves it free."""
-    continues: int = 0
-    """The last `continues` input ids were sampled for this same turn; what looks at an output starts there."""
 
     @property
     def forbids_tokens(self) -> bool:
@@ -143,6 +141,22 @@ class PromptLogprobs:
     """The label of the weights that scored; one version for the whole array."""
     number: int | None = None
     """Like `VersionSpan.number`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request to an engine: continue `input_ids`."""
+
+    input_ids: TokenIds
+    params: SamplingParams
+    request_id: str
+    """32 hex digits, fresh for every request: an engine knows a request in flight by it."""
+    session_id: str | None = None
+    """Lets the engine keep the KV cache of a session's prefix."""
+    prompt_logprobs_from: int | None = None
+    """Also return the logprobs of the input from here on; at least 1, None wants none."""
+    continues: int = 0
+    """The last `continues` input ids were sampled for this same turn; what looks at an output starts there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationResult, Logprobs, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationRequest, GenerationResult, Logprobs, SamplingParams, TokenIds, as_ids
 from tests.ground_truth import logprobs_of
 
 KV_BYTES = 256 << 20
@@ -131,11 +131,13 @@ class Asking:
         prompt_logprobs_from: int | None = None,
     ) -> GenerationResult:
         return await self.provider.generate(
-            ids,
-            params,
-            request_id=request_id or uuid.uuid4().hex,
-            session_id=session_id,
-            prompt_logprobs_from=prompt_logprobs_from,
+            GenerationRequest(
+                ids,
+                params,
+                request_id=request_id or uuid.uuid4().hex,
+                session_id=session_id,
+                prompt_logprobs_from=prompt_logprobs_from,
+            )
         )
 
 

@@ -22,6 +22,7 @@ from typing import Protocol, Self, assert_never, runtime_checkable
 from harness.errors import EngineRejected
 from harness.types import (
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     PromptLogprobs,
     SamplingParams,
@@ -125,31 +126,10 @@ class TokenProvider(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def generate(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> GenerationResult:
-        """Sample a continuation of `input_ids`.
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Sample a continuation of the request's input. Raises `EngineError`."""
 
-        `request_id` is 32 hex digits, fresh for every call. `session_id` lets the engine keep the KV cache of a
-        session's prefix. `prompt_logprobs_from` (at least 1) also returns the logprobs of the input from there on.
-        Raises `EngineError`.
-        """
-
-    def stream(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """Like `generate`, yielding deltas as they are sampled and the whole result last."""
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
@@ -190,12 +170,13 @@ class ContinuesAtEntry(Protocol):
     """Continue the server when the provider is entered, before it is tested; set before that."""
 
 
-def check_request(capabilities: Capabilities, input_ids: TokenIds, params: SamplingParams, start: int | None) -> None:
+def check_request(capabilities: Capabilities, request: GenerationRequest) -> None:
     """Refuse a request that no engine could serve, before it reaches one.
 
     One id outside the vocabulary kills a whole SGLang server, so the ids are checked here for everybody.
     Raises `EngineRejected` naming the offending value.
     """
+    input_ids, params, start = request.input_ids, request.params, request.prompt_logprobs_from
     if input_ids.size == 0:
         raise EngineRejected("expected at least one input id, got none")
     low, high = int(input_ids.min()), int(input_ids.max())
@@ -215,7 +196,7 @@ def check_request(capabilities: Capabilities, input_ids: TokenIds, params: Sampl
         raise EngineRejected(f"min_new_tokens must be 0..{params.max_new_tokens}, got {params.min_new_tokens}")
     if params.json_schema is not None and not capabilities.follows_json_schema:
         raise EngineRejected(f"{capabilities.engine} cannot hold an output to a JSON schema")
-    if not 0 <= params.continues <= input_ids.size:
-        raise EngineRejected(f"continues must be 0..{input_ids.size}, the number of input ids, got {params.continues}")
+    if not 0 <= request.continues <= input_ids.size:
+        raise EngineRejected(f"continues must be 0..{input_ids.size}, the number of input ids, got {request.continues}")
     if start is not None and not 1 <= start <= input_ids.size:
         raise EngineRejected(f"prompt logprobs start at 1..{input_ids.size}, got {start}")

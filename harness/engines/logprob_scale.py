@@ -16,7 +16,7 @@ import structlog
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import EngineReplyInvalid, EngineUnavailable
-from harness.types import GenerationResult, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 
 TOLERANCE = 0.25
 """Nats, in the mean: in bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6."""
@@ -104,7 +104,7 @@ async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPER
 
 async def _measure(provider: TokenProvider, prompt: TokenIds, temperature: float) -> ScaleMeasurement:
     params = SamplingParams(max_new_tokens=_TOKENS, temperature=temperature, ignore_eos=True)
-    sampled = await provider.generate(prompt, params, request_id=uuid4().hex)
+    sampled = await provider.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
     if not sampled.output_ids.size:
         raise EngineUnavailable(
             f"{provider.capabilities.engine} was tested with a request that somebody aborted before its first token;"

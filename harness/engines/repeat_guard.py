@@ -13,7 +13,7 @@ from uuid import uuid4
 from harness.engines.base import Capabilities, TokenProvider
 from harness.errors import EngineReplyInvalid, ScenarioError
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason, SamplingParams, Turn, as_ids
+from harness.types import FinishReason, GenerationRequest, SamplingParams, Turn, as_ids
 from server_patch.repeat_terminate import OBJECT_KEY_TEXT, ConfigError, RepeatDetector, RepeatTerminateConfig
 from server_patch.repeat_terminate.config import ENABLE
 
@@ -62,8 +62,9 @@ async def prove_guard(provider: TokenProvider, config: RepeatTerminateConfig, ke
             f"repeat guard: it can trip after {len(ids)} tokens of output at the earliest, the context holds"
             f" {provider.capabilities.context_length}; lower min_new_tokens, ngram_size or ngram_repeats"
         )
-    params = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True, continues=len(ids))
-    result = await provider.generate(as_ids(ids), params, request_id=uuid4().hex)
+    result = await provider.generate(
+        GenerationRequest(as_ids(ids), GUARD_PROBE, request_id=uuid4().hex, continues=len(ids))
+    )
     if (result.finish_reason, result.output_ids.size) != (FinishReason.REPEAT, 1):
         raise EngineReplyInvalid(
             f"the repeat guard of the {provider.capabilities.engine} engine is enabled but not active: expected an"

@@ -1,7 +1,7 @@
 """An engine that says what it was told to say: deterministic, instant unless asked to be slow, and able to fail on cue.
 
 A `Script` is a list of steps; the n-th generation of a session plays the n-th step, and a continuation
-(`SamplingParams.continues`) goes on in the step it continues, without its fault. Logprobs are a known function of
+(`GenerationRequest.continues`) goes on in the step it continues, without its fault. Logprobs are a known function of
 (token, position, weight version), so scores can be checked against a definition (`scripted_logprobs`). It keeps every
 promise of `TokenProvider`; it is for tests, benchmarks and demonstrations, not a model.
 """
@@ -32,10 +32,10 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
     FinishReason,
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     Logprobs,
     PromptLogprobs,
-    SamplingParams,
     TokenIds,
     TopLogprobs,
     VersionSpan,
@@ -113,8 +113,7 @@ def _salt(version: str) -> int:
 class _Live:
     """A generation in flight."""
 
-    input_ids: TokenIds
-    params: SamplingParams
+    request: GenerationRequest
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
@@ -123,7 +122,7 @@ class _Live:
     def say(self, ids: list[int], version: str) -> GenerationDelta:
         """Sample `ids` under `version`."""
         array = as_ids(ids)
-        logprobs = scripted_logprobs(array, self.input_ids.size + len(self.output), version)
+        logprobs = scripted_logprobs(array, self.request.input_ids.size + len(self.output), version)
         start = len(self.output)
         self.output += ids
         self.logprobs.append(logprobs)
@@ -189,53 +188,32 @@ class ScriptedEngine:
         self._running.set()
         await self.abort(None)
 
-    async def generate(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Play the session's next step to its end."""
-        pieces = self.stream(
-            input_ids,
-            params,
-            request_id=request_id,
-            session_id=session_id,
-            prompt_logprobs_from=prompt_logprobs_from,
-        )
+        pieces = self.stream(request)
         async with aclosing(pieces):
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):
                     return piece
         raise EngineConnectionLost("the scripted engine ended a stream without a result")
 
-    async def stream(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:
         """Play the session's next step; a step without delays comes in one delta."""
-        check_request(self.capabilities, input_ids, params, prompt_logprobs_from)
-        if request_id in self._live:
-            raise EngineRejected(f"request id {request_id} is in use; every request needs a fresh one")
+        check_request(self.capabilities, request)
+        if request.request_id in self._live:
+            raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
         began = monotonic()
-        live = self._live[request_id] = _Live(input_ids, params)
+        live = self._live[request.request_id] = _Live(request)
         try:
-            step = self._next_step(session_id, params.continues)
-            ending = self._ending(step, params, input_ids)
+            step = self._next_step(request)
+            ending = self._ending(step, request)
             async for delta in self._play(live, step, ending):
                 yield delta
         finally:
-            del self._live[request_id]
-        scored = None if prompt_logprobs_from is None else await self.score(input_ids, start=prompt_logprobs_from)
-        yield self._result(request_id, live, ending, scored, monotonic() - began)
+            del self._live[request.request_id]
+        start = request.prompt_logprobs_from
+        scored = None if start is None else await self.score(request.input_ids, start=start)
+        yield self._result(live, ending, scored, monotonic() - began)
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """`scripted_logprobs` of the ids from `start` on."""
@@ -281,22 +259,23 @@ class ScriptedEngine:
         """Always ready."""
         return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
 
-    def _next_step(self, session_id: str | None, continues: int) -> ScriptStep:
-        steps = self._script.steps
-        played = self._played[session_id or ""]
-        if continues:
+    def _next_step(self, request: GenerationRequest) -> ScriptStep:
+        steps, session_id = self._script.steps, request.session_id or ""
+        played = self._played[session_id]
+        if request.continues:
             return replace(steps[(played - 1) % len(steps)], delay_s=0.0, fault=None)
-        self._played[session_id or ""] += 1
+        self._played[session_id] += 1
         return steps[played % len(steps)]
 
-    def _ending(self, step: ScriptStep, params: SamplingParams, input_ids: TokenIds) -> _Ending:
+    def _ending(self, step: ScriptStep, request: GenerationRequest) -> _Ending:
+        input_ids, params = request.input_ids, request.params
         budget = min(params.max_new_tokens, self.capabilities.context_length - input_ids.size)
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
         if not step.tokens and step.finish is FinishReason.STOP and self._tokenizer.eos_ids:
             ids.append(min(self._tokenizer.eos_ids))
-        ids = ids[params.continues :]
+        ids = ids[request.continues :]
         stops = StopStrings(self._tokenizer.decode, params.stop)
-        detector = self._detector(input_ids[input_ids.size - params.continues :])
+        detector = self._detector(input_ids[input_ids.size - request.continues :])
         for position, token_id in enumerate(ids[:budget], start=1):
             matched = stops.push(token_id)
             if matched is not None or token_id in params.stop_token_ids:
@@ -352,20 +331,18 @@ class ScriptedEngine:
             case _:
                 assert_never(fault)
 
-    def _result(
-        self, request_id: str, live: _Live, ending: _Ending, scored: PromptLogprobs | None, seconds: float
-    ) -> GenerationResult:
+    def _result(self, live: _Live, ending: _Ending, scored: PromptLogprobs | None, seconds: float) -> GenerationResult:
         aborted = live.aborted.is_set()
         output, logprobs = as_ids(live.output), as_logprobs(np.concatenate([*live.logprobs, as_logprobs(())]))
         return GenerationResult(
-            request_id=request_id,
-            input_ids=live.input_ids,
+            request_id=live.request.request_id,
+            input_ids=live.request.input_ids,
             output_ids=output,
             logprobs=logprobs,
             finish_reason=FinishReason.ABORT if aborted else ending.reason,
             version_spans=tuple(live.spans),
             matched_stop=None if aborted else ending.matched,
-            top_logprobs=_alternatives(output, logprobs, live.params.top_logprobs, self._tokenizer.vocab_size),
+            top_logprobs=_alternatives(output, logprobs, live.request.params.top_logprobs, self._tokenizer.vocab_size),
             prompt_logprobs=scored,
             seconds=seconds,
         )

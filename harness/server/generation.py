@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
@@ -28,7 +27,7 @@ from harness.sessions.continuation import Endings, Output
 from harness.sessions.gate import Work
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission
-from harness.types import GenerationResult, SamplingParams, TokenIds, Turn, as_ids
+from harness.types import GenerationResult, Turn
 
 log = structlog.get_logger()
 
@@ -100,8 +99,7 @@ class Generation:
     async def _next_segment(self) -> None:
         epoch, before = self.gatekeeper.gate.epoch, self._newest
         self.output = self.output.going_on(self.admission.params)
-        params = self.output.next_params(self.admission.params)
-        self.output = self.output.joined(await self._ask(params)).settled(self.admission.params, self.endings)
+        self.output = self.output.joined(await self._ask()).settled(self.admission.params, self.endings)
         if self._newest != before:
             self._unsolicited_aborts = 0  # it is seen only now what they were for
         if not self.output.is_complete and self.may_go_on and not await self._is_explained(epoch):
@@ -119,11 +117,11 @@ class Generation:
         await self.live.look()
         return self._newest not in (None, self.engine.weight_version)
 
-    async def _ask(self, params: SamplingParams) -> GenerationResult:
+    async def _ask(self) -> GenerationResult:
         """The engine's answer; failures that may pass are repeated, each time with a fresh request id."""
         for attempt in range(1, self.settings.engine_attempts):
             try:
-                return await self._ask_once(params)
+                return await self._ask_once()
             except EngineError as error:
                 if not error.retryable:
                     raise
@@ -131,7 +129,7 @@ class Generation:
                 if not self.may_go_on:
                     raise
                 log.warning("engine_request_repeated", engine_attempt=attempt, code=error.code, error=error.message)
-        return await self._ask_once(params)
+        return await self._ask_once()
 
     async def _wait_before_repeating(self, attempt: int) -> None:
         """A while, and as long as the gate is shut; what is drained meanwhile may not go on."""
@@ -167,17 +165,17 @@ class Generation:
         first = min(waiting, default=None)
         return None if first is None else self.admission.path.length + first
 
-    async def _ask_once(self, params: SamplingParams) -> GenerationResult:
-        request_id = next(self.request_ids)
+    async def _ask_once(self) -> GenerationResult:
+        request = self.output.next_request(
+            self.admission.prompt_ids,
+            self.admission.params,
+            request_id=next(self.request_ids),
+            session_id=self.session.session_id,
+            prompt_logprobs_from=self._scoring_start(),
+        )
         version = self.live.version
-        async with self._stopped_on_dismissal(request_id):
-            result = await self.engine.generate(
-                self._input_ids(),
-                params,
-                request_id=request_id,
-                session_id=self.session.session_id,
-                prompt_logprobs_from=self._scoring_start(),
-            )
+        async with self._stopped_on_dismissal(request.request_id):
+            result = await self.engine.generate(request)
         return self._scored_to(_scored_by(version, await self.live.numbered(result)))
 
     def _scored_to(self, result: GenerationResult) -> GenerationResult:
@@ -187,11 +185,6 @@ class Generation:
             return result
         of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
         return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
-
-    def _input_ids(self) -> TokenIds:
-        """Prompt and partial output."""
-        prompt_ids, so_far = self.admission.prompt_ids, self.output.ids
-        return as_ids(np.concatenate([prompt_ids, so_far])) if so_far.size else prompt_ids
 
     @asynccontextmanager
     async def _until_hand_over(self) -> AsyncIterator[None]:

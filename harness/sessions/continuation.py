@@ -19,6 +19,7 @@ from harness.tokens.incremental import StopStrings
 from harness.types import (
     Discarded,
     FinishReason,
+    GenerationRequest,
     GenerationResult,
     Logprobs,
     PromptLogprobs,
@@ -130,18 +131,26 @@ class Output:
         dropped = (*self.discarded, *(each for each in lost if each.tokens))
         return replace(self.nothing(), discarded=dropped, scorings=self.scorings)
 
-    def next_params(self, params: SamplingParams) -> SamplingParams:
-        """The parameters of the next request: what is left of its bounds, and a seed of its own."""
+    def next_request(
+        self,
+        prompt_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        session_id: str | None = None,
+        prompt_logprobs_from: int | None = None,
+    ) -> GenerationRequest:
+        """Prompt and partial output as input, what is left of the bounds of `params`, and a seed of its own."""
         done = int(self.ids.size)
-        if not done:
-            return params
-        return replace(
-            params,
-            max_new_tokens=params.max_new_tokens - done,
-            min_new_tokens=max(0, params.min_new_tokens - done),
-            seed=None if params.seed is None else segment_seed(params.seed, done),
-            continues=done,
-        )
+        if done:
+            prompt_ids = as_ids(np.concatenate([prompt_ids, self.ids]))
+            params = replace(
+                params,
+                max_new_tokens=params.max_new_tokens - done,
+                min_new_tokens=max(0, params.min_new_tokens - done),
+                seed=None if params.seed is None else segment_seed(params.seed, done),
+            )
+        return GenerationRequest(prompt_ids, params, request_id, session_id, prompt_logprobs_from, continues=done)
 
     def _ended(self, params: SamplingParams, endings: Endings) -> Self:
         least = 0 if endings.may_stop_early else params.min_new_tokens

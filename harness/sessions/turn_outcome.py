@@ -5,7 +5,7 @@ or answered that a restart would not find again (I9).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -114,7 +114,7 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         key=admission.key,
         ordinal=admission.ordinal,
         reply=reply.message,
-        sampling={"asked": request.asked.stated(), "used": _used(admission.params)},
+        sampling={"asked": request.asked.stated(), "used": asdict(admission.params)},
         request_digest=request.digest,
         created_at=admission.admitted_at if prior is None else prior.created_at,
         seconds=now - admission.admitted_at + (0.0 if prior is None else prior.seconds),
@@ -147,11 +147,6 @@ def lose_turn(turn: Turn, error: HarnessError) -> Turn:
 def digest_ids(ids: TokenIds) -> str:
     """blake2b-128 of the little-endian int32 bytes of `ids`, as 32 hex digits."""
     return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()
-
-
-def _used(params: SamplingParams) -> Json:
-    """The parameters of the whole turn; `continues` belongs to single requests."""
-    return {each.name: getattr(params, each.name) for each in fields(params) if each.name != "continues"}
 
 
 def _notes(admission: Admission, output: Output) -> Json:

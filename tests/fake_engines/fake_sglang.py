@@ -8,7 +8,7 @@ from aiohttp import web
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedEngine
-from harness.types import GenerationDelta, GenerationResult, Json, SamplingParams, as_ids
+from harness.types import GenerationDelta, GenerationRequest, GenerationResult, Json, SamplingParams, as_ids
 from server_patch.repeat_terminate.signals import SGLANG_MATCHED
 from server_patch.repeat_terminate.watch import Watch
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer
@@ -60,7 +60,7 @@ class FakeSGLang(FakeServer):
             return await self._answer(request, await self._scores(body))
         if body.get("stream"):
             return await self._stream(request, self._chunks(body))
-        result = await self.engine.generate(**self._arguments(body))
+        result = await self.engine.generate(self._generation(body))
         return await self._finished(request, self._told(body, result))
 
     async def _finished(self, request: web.Request, told: Told) -> web.StreamResponse:
@@ -73,14 +73,14 @@ class FakeSGLang(FakeServer):
         await self._gate.wait()
         self._held.discard(rid)
 
-    def _arguments(self, body: Json) -> Json:
+    def _generation(self, body: Json) -> GenerationRequest:
         start = body["logprob_start_len"]
-        return {
-            "input_ids": as_ids(body["input_ids"]),
-            "params": self._params(body),
-            "request_id": body["rid"],
-            "prompt_logprobs_from": None if start < 0 else start + 1,
-        }
+        return GenerationRequest(
+            as_ids(body["input_ids"]),
+            self._params(body),
+            body["rid"],
+            prompt_logprobs_from=None if start < 0 else start + 1,
+        )
 
     def _params(self, body: Json) -> SamplingParams:
         sampling = body["sampling_params"]
@@ -117,7 +117,7 @@ class FakeSGLang(FakeServer):
         said: list[Told] = []
         sent = 0
         watch = self._watched(body)
-        async for piece in self.engine.stream(**self._arguments(body)):
+        async for piece in self.engine.stream(self._generation(body)):
             if isinstance(piece, GenerationResult):
                 told = self._told(body, piece)
                 repeated = 1 if self._repeats_last_id and sent else 0

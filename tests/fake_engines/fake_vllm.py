@@ -7,7 +7,15 @@ from aiohttp import web
 
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedEngine
-from harness.types import GenerationDelta, GenerationResult, Json, SamplingParams, TopLogprobs, as_ids
+from harness.types import (
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    Json,
+    SamplingParams,
+    TopLogprobs,
+    as_ids,
+)
 from server_patch.repeat_terminate.signals import MARK, VLLM_FINISH, probe_answer
 from server_patch.repeat_terminate.watch import Watch
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer
@@ -67,7 +75,7 @@ class FakeVLLM(FakeServer):
         wire = _GenerateWire(self, body) if "token_ids" in body else _CompletionsWire(self, body)
         if body.get("stream"):
             return await self._stream(request, self._chunks(wire, request))
-        result = await self.engine.generate(**wire.arguments(request))
+        result = await self.engine.generate(wire.generation(request))
         return await self._answer(request, wire.whole(await self._told(wire, result)))
 
     async def _told(self, wire: Any, result: GenerationResult) -> Told:
@@ -90,7 +98,7 @@ class FakeVLLM(FakeServer):
     async def _chunks(self, wire: Any, request: web.Request) -> AsyncGenerator[Json]:
         sent = 0
         watch, ids = self._watched(wire), []
-        async for piece in self.engine.stream(**wire.arguments(request)):
+        async for piece in self.engine.stream(wire.generation(request)):
             if isinstance(piece, GenerationResult):
                 told = await self._told(wire, piece)
                 yield wire.chunk(told, sent)
@@ -179,13 +187,9 @@ class _Wire:
             top_logprobs=self.sampling["logprobs"],
         )
 
-    def arguments(self, request: web.Request) -> Json:
-        return {
-            "input_ids": as_ids(self.prompt()),
-            "params": self.params(),
-            "request_id": self.body["request_id"],
-            "session_id": request.headers.get("x-session-id"),
-        }
+    def generation(self, request: web.Request) -> GenerationRequest:
+        session_id = request.headers.get("x-session-id")
+        return GenerationRequest(as_ids(self.prompt()), self.params(), self.body["request_id"], session_id)
 
     def prompt(self) -> list[int]:
         return self.body.get("token_ids") or self.body["prompt"]

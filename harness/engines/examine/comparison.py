@@ -10,7 +10,7 @@ from uuid import uuid4
 from harness.engines.base import TokenProvider
 from harness.engines.examine.closeness import ClosenessReport, check_logprobs_close
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.types import Json, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationRequest, Json, SamplingParams, TokenIds, as_ids
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -84,6 +84,6 @@ async def compare_engines(
 async def _compare(
     a: TokenProvider, b: TokenProvider, prompt: TokenIds, params: SamplingParams, atol: float
 ) -> ClosenessReport:
-    left = await a.generate(prompt, params, request_id=uuid4().hex)
-    right = await b.generate(prompt, params, request_id=uuid4().hex)
+    left = await a.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
+    right = await b.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
     return check_logprobs_close(left, right, atol=atol, top_k=params.top_logprobs)

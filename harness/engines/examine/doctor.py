@@ -27,7 +27,7 @@ from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.remote.vllm_control import MISSING
 from harness.errors import EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer, read_json
-from harness.types import FinishReason, GenerationResult, Json, SamplingParams, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, Json, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _ANSWER_S = 30.0
@@ -285,7 +285,7 @@ class _Examination(NamedTuple):
         room = self.provider.capabilities.context_length - _PROMPT.size
         params = SamplingParams(min(_ABORTED_TOKENS, room), temperature=1.0, ignore_eos=True)
         request_id, is_told, result = uuid4().hex, False, None
-        stream = self.provider.stream(_PROMPT, params, request_id=request_id)
+        stream = self.provider.stream(GenerationRequest(_PROMPT, params, request_id=request_id))
         async with aclosing(stream) as pieces:  # type: ignore[type-var]  # an async generator, which the protocol does not say
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):
@@ -334,7 +334,7 @@ class _Examination(NamedTuple):
         return _Claim(Answer.YES, f"/tokenize gave the ids of --model for {len(_TEXTS)} texts")
 
     async def _sampled(self) -> GenerationResult:
-        return await self.provider.generate(_PROMPT, _SHORT, request_id=uuid4().hex)
+        return await self.provider.generate(GenerationRequest(_PROMPT, _SHORT, request_id=uuid4().hex))
 
 
 async def _finding(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_needed: bool = False) -> Finding:

@@ -16,13 +16,21 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.engines.base import PauseMode
-from harness.engines.huggingface.generation import Generation, Request, Sampled, StopRules
+from harness.engines.huggingface.generation import Generation, Sampled, StopRules
 from harness.engines.huggingface.model import ModelFacts, RaggedModel
 from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample
 from harness.engines.huggingface.scheduler import Piece, Scheduler
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid
-from harness.types import FinishReason, GenerationDelta, GenerationResult, PromptLogprobs, as_ids, as_logprobs
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    PromptLogprobs,
+    as_ids,
+    as_logprobs,
+)
 
 Outcome = GenerationResult | PromptLogprobs | EngineError
 """How a request ends."""
@@ -89,7 +97,7 @@ class Engine:
         """Whether `step` would do something."""
         return self._scheduler.has_work and not self.is_paused
 
-    def submit(self, request: Request, listener: Listener) -> None:
+    def submit(self, request: GenerationRequest, listener: Listener) -> None:
         """Queue a request; raises `EngineRejected` when its id is that of a live one."""
         if request.request_id in self._live:
             raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
@@ -106,7 +114,7 @@ class Engine:
             self._finish(live, FinishReason.ABORT)
         return len(generations)
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: GenerationRequest) -> None:
         """Forget a request whose caller is gone; nothing happens when it has ended or never was accepted."""
         live = self._live.get(request.request_id)
         if live is not None and live.generation.request is request:
@@ -206,7 +214,6 @@ class Engine:
 
 
 def _sampling_row(generation: Generation) -> SamplingRow:
-    assert generation.request.params is not None
     return SamplingRow(generation.request.params, generation.seed, generation.tokens.length, generation.forbidden)
 
 

@@ -5,7 +5,6 @@ Knows neither tensors nor threads. The engine feeds it scores of the prompt and 
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +13,10 @@ from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.tokens.incremental import StopStrings
 from harness.types import (
     FinishReason,
+    GenerationRequest,
     GenerationResult,
     Logprobs,
     PromptLogprobs,
-    SamplingParams,
-    TokenIds,
     TopLogprobs,
     VersionSpan,
     as_ids,
@@ -46,17 +44,6 @@ class Sampled(NamedTuple):
     logprob: float
     top_ids: Sequence[int] = ()
     top_logprobs: Sequence[float] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked. `params` is None for a request that only scores its input."""
-
-    request_id: str
-    input_ids: TokenIds
-    params: SamplingParams | None
-    session_id: str | None = None
-    prompt_logprobs_from: int | None = None
 
 
 class PromptScores:
@@ -92,18 +79,18 @@ class PromptScores:
 
 
 class Generation:
-    """A live request."""
+    """A live request; one with a budget of 0 tokens only scores its input."""
 
-    def __init__(self, request: Request, rules: StopRules, *, started_at: float) -> None:
+    def __init__(self, request: GenerationRequest, rules: StopRules, *, started_at: float) -> None:
         self.request = request
         self._rules = rules
         self._started_at = started_at
-        self.seed = _seed(request.params)
+        self.seed = secrets.randbits(_SEED_BITS) if request.params.seed is None else request.params.seed
         self.scores = self._scores()
         self.tokens = self._token_sequence()
         self.sampled: list[Sampled] = []
         self._versions: list[VersionSpan] = []
-        self._stop_strings = StopStrings(rules.decode, request.params.stop if request.params else ())
+        self._stop_strings = StopStrings(rules.decode, request.params.stop)
         self._detector = self._seeded_detector()
         self._matched_stop: int | str | None = None
 
@@ -115,13 +102,13 @@ class Generation:
     @property
     def is_scoring_only(self) -> bool:
         """Only the input is read; nothing is sampled."""
-        return self.request.params is None
+        return self.request.params.max_new_tokens == 0
 
     @property
     def forbidden(self) -> tuple[int, ...]:
         """Ids that may not be sampled next: those that would end an output that is too short to end."""
         params = self.request.params
-        if params is None or len(self.sampled) >= params.min_new_tokens:
+        if len(self.sampled) >= params.min_new_tokens:
             return ()
         return (*params.stop_token_ids, *(() if params.ignore_eos else self._rules.eos_ids))
 
@@ -168,8 +155,7 @@ class Generation:
     def _token_sequence(self) -> TokenSequence:
         """The tokens to compute: nobody asks for the logits after the last token of an input that is only scored."""
         request, known = self.request, self.prompt_length - (1 if self.is_scoring_only else 0)
-        budget = request.params.max_new_tokens if request.params else 0
-        room = min(budget, self._rules.context_length - self.prompt_length)
+        room = min(request.params.max_new_tokens, self._rules.context_length - self.prompt_length)
         buffer = np.empty(self.prompt_length + room, dtype=np.int32)
         buffer[: self.prompt_length] = request.input_ids
         logits_from = self.scores.start - 1 if self.scores else known - 1
@@ -183,7 +169,6 @@ class Generation:
             self._versions.append(VersionSpan(version, position, position + 1))
 
     def _stop_reason(self, token_id: int) -> FinishReason | None:
-        assert self.request.params is not None
         ends_turn = token_id in self._rules.eos_ids and not self.request.params.ignore_eos
         matched_string = self._stop_strings.push(token_id)
         if ends_turn or token_id in self.request.params.stop_token_ids:
@@ -202,21 +187,14 @@ class Generation:
     def _seeded_detector(self) -> RepeatDetector | None:
         """The guard's view of this output, which began in an earlier request when this one continues it."""
         detector = self._rules.new_detector()
-        if detector is not None and self.request.params is not None:
-            detector.seed(self.request.input_ids[self.prompt_length - self.request.params.continues :].tolist())
+        if detector is not None:
+            detector.seed(self.request.input_ids[self.prompt_length - self.request.continues :].tolist())
         return detector
 
     def _top_logprobs(self) -> TopLogprobs | None:
-        if self.request.params is None or not self.request.params.top_logprobs:
+        if not self.request.params.top_logprobs:
             return None
         shape = (len(self.sampled), self.request.params.top_logprobs)
         ids = np.array([sampled.top_ids for sampled in self.sampled], dtype=np.int32)
         logprobs = np.array([sampled.top_logprobs for sampled in self.sampled], dtype=np.float32)
         return TopLogprobs(ids.reshape(shape), logprobs.reshape(shape))
-
-
-def _seed(params: SamplingParams | None) -> int:
-    """The seed asked for, else a fresh one."""
-    if params is None or params.seed is None:
-        return secrets.randbits(_SEED_BITS)
-    return params.seed

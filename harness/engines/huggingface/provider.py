@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from uuid import uuid4
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
-from harness.engines.huggingface.generation import Request, StopRules
+from harness.engines.huggingface.generation import StopRules
 from harness.engines.huggingface.scheduler import Limits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
 from harness.engines.repeat_guard import object_key_ids, prove_guard, wanted_guard
 from harness.errors import EngineError, EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationDelta, GenerationResult, PromptLogprobs, SamplingParams, TokenIds, as_logprobs
+from harness.types import (
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    PromptLogprobs,
+    SamplingParams,
+    TokenIds,
+    as_logprobs,
+)
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 if TYPE_CHECKING:  # it imports torch
@@ -119,34 +127,16 @@ class HuggingFaceTokenProvider:
         if not has_stopped and kind is None:
             raise EngineError(f"the local engine did not stop within {_STOP_DEADLINE_S:.0f} s")
 
-    async def generate(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
-        request = Request(request_id, input_ids, params, session_id, prompt_logprobs_from)
-        self._check(request, params)
+        self._check(request)
         outcome = await self._outcome(request)
         assert isinstance(outcome, GenerationResult)
         return outcome
 
-    async def stream(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`."""
-        request = Request(request_id, input_ids, params, session_id, prompt_logprobs_from)
-        self._check(request, params)
+        self._check(request)
         async with aclosing(self._events(request, wants_deltas=True)) as events:
             async for event in events:
                 assert not isinstance(event, PromptLogprobs)
@@ -155,12 +145,12 @@ class HuggingFaceTokenProvider:
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; the input may fill the whole context."""
         del session_id
-        one_more = replace(self.capabilities, context_length=self.capabilities.context_length + 1)
-        check_request(one_more, input_ids, SamplingParams(max_new_tokens=1), start)
+        params = SamplingParams(max_new_tokens=1)
+        request = GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start)
+        check_request(replace(self.capabilities, context_length=self.capabilities.context_length + 1), request)
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs([]), self.weight_version)
-        request = Request(uuid4().hex, input_ids, None, prompt_logprobs_from=start)
-        outcome = await self._outcome(request)
+        outcome = await self._outcome(replace(request, params=replace(params, max_new_tokens=0)))
         assert isinstance(outcome, PromptLogprobs)
         return outcome
 
@@ -235,8 +225,9 @@ class HuggingFaceTokenProvider:
             raise self._thread.ended_error()
         return self._thread.engine
 
-    def _check(self, request: Request, params: SamplingParams) -> None:
-        check_request(self.capabilities, request.input_ids, params, request.prompt_logprobs_from)
+    def _check(self, request: GenerationRequest) -> None:
+        check_request(self.capabilities, request)
+        params = request.params
         if params.temperature < 0 or not 0 < params.top_p <= 1 or not 0 <= params.min_p <= 1 or params.top_k < 0:
             raise EngineRejected(
                 "expected temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and top_k >= 0, got"
@@ -247,7 +238,7 @@ class HuggingFaceTokenProvider:
         self._entered()
         return await asyncio.wrap_future(self._thread.call(function))
 
-    async def _outcome(self, request: Request) -> GenerationResult | PromptLogprobs:
+    async def _outcome(self, request: GenerationRequest) -> GenerationResult | PromptLogprobs:
         async with aclosing(self._events(request, wants_deltas=False)) as events:
             async for event in events:
                 if not isinstance(event, GenerationDelta):
@@ -255,7 +246,7 @@ class HuggingFaceTokenProvider:
         raise AssertionError("events end with an outcome")
 
     async def _events(
-        self, request: Request, *, wants_deltas: bool
+        self, request: GenerationRequest, *, wants_deltas: bool
     ) -> AsyncGenerator[GenerationDelta | GenerationResult | PromptLogprobs]:
         """What the engine reports about `request`, the outcome last; the request is dropped when nobody listens."""
         inbox = _Inbox(wants_deltas=wants_deltas)

@@ -26,9 +26,9 @@ from harness.samples.versions import is_unsettled
 from harness.types import (
     FinishReason,
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     PromptLogprobs,
-    SamplingParams,
     TokenIds,
     as_ids,
     as_logprobs,
@@ -146,57 +146,29 @@ class EnginePool:
 
     # Generating
 
-    async def generate(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
 
         async def ask(worker: TokenProvider) -> AsyncGenerator[GenerationResult]:
-            yield await worker.generate(
-                input_ids,
-                params,
-                request_id=request_id,
-                session_id=session_id,
-                prompt_logprobs_from=prompt_logprobs_from,
-            )
+            yield await worker.generate(request)
 
         try:
-            return await _only(self._served(ask, session_id, request_id))
+            return await _only(self._served(ask, request.session_id, request.request_id))
         except AbortedWaiting:
-            return _nothing_sampled(request_id, input_ids)
+            return _nothing_sampled(request)
 
-    async def stream(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`; the request moves to another worker only before its first delta."""
 
         def ask(worker: TokenProvider) -> AsyncIterator[GenerationDelta | GenerationResult]:
-            return worker.stream(
-                input_ids,
-                params,
-                request_id=request_id,
-                session_id=session_id,
-                prompt_logprobs_from=prompt_logprobs_from,
-            )
+            return worker.stream(request)
 
         try:
-            async with aclosing(self._served(ask, session_id, request_id)) as pieces:
+            async with aclosing(self._served(ask, request.session_id, request.request_id)) as pieces:
                 async for piece in pieces:
                     yield piece
         except AbortedWaiting:
-            yield _nothing_sampled(request_id, input_ids)
+            yield _nothing_sampled(request)
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; by the worker that has the session's prefix in its cache."""
@@ -378,9 +350,9 @@ async def _only(pieces: AsyncIterator[_T]) -> _T:
     return piece
 
 
-def _nothing_sampled(request_id: str, input_ids: TokenIds) -> GenerationResult:
+def _nothing_sampled(request: GenerationRequest) -> GenerationResult:
     """The result of a request that was aborted before it had a worker."""
-    return GenerationResult(request_id, input_ids, as_ids(()), as_logprobs(()), FinishReason.ABORT, ())
+    return GenerationResult(request.request_id, request.input_ids, as_ids(()), as_logprobs(()), FinishReason.ABORT, ())
 
 
 def _collected(what: str, asked: int, failures: Mapping[str, BaseException]) -> EngineError:

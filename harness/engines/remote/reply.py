@@ -19,11 +19,11 @@ from harness.samples.versions import require_settled
 from harness.types import (
     FinishReason,
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     Json,
     Logprobs,
     PromptLogprobs,
-    SamplingParams,
     TokenIds,
     TopLogprobs,
     VersionSpan,
@@ -48,11 +48,8 @@ class Asked:
 
     engine: str
     """How messages call the engine: kind and address."""
-    request_id: str
-    input_ids: TokenIds
-    params: SamplingParams
+    request: GenerationRequest
     vocab_size: int
-    prompt_logprobs_from: int | None = None
     is_guarded: bool = False
     """The server was proven to run the repeat guard, so its replies carry the guard's mark."""
     probes_guard: bool = False
@@ -61,12 +58,12 @@ class Asked:
     @property
     def name(self) -> str:
         """Engine and request, for messages."""
-        return f"{self.engine}, request {self.request_id}"
+        return f"{self.engine}, request {self.request.request_id}"
 
     @property
     def guard_arguments(self) -> Json:
         """What the request tells the repeat guard of its server, which needs to be told nothing as a rule."""
-        continued = {PREFIX_LENGTH: self.params.continues} if self.params.continues else {}
+        continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}
         return continued | ({PROBE: 1} if self.probes_guard else {})
 
 
@@ -89,28 +86,28 @@ class EngineReply:
     top: Sequence[Sequence[ScoredToken]] = ()
     """Alternatives of each output token, in any order."""
     prompt_scored: Sequence[ScoredToken] | None = None
-    """Input tokens from `Asked.prompt_logprobs_from` on."""
+    """Input tokens from `GenerationRequest.prompt_logprobs_from` on."""
     cached_tokens: int = 0
     seconds: float = 0.0
 
 
 def fitting(capabilities: Capabilities, asked: Asked) -> Asked:
     """`asked` as the engine can serve it: its budget ends where the context does. Raises `EngineRejected`."""
-    check_request(capabilities, asked.input_ids, asked.params, asked.prompt_logprobs_from)
-    room = capabilities.context_length - asked.input_ids.size
-    budget = min(asked.params.max_new_tokens, room)
-    return replace(asked, params=replace(asked.params, max_new_tokens=budget))
+    request = asked.request
+    check_request(capabilities, request)
+    budget = min(request.params.max_new_tokens, capabilities.context_length - request.input_ids.size)
+    return replace(asked, request=replace(request, params=replace(request.params, max_new_tokens=budget)))
 
 
 def verified(asked: Asked, reply: EngineReply) -> GenerationResult:
     """The result that `reply` amounts to. Raises `EngineReplyInvalid` or `UnknownWeightVersion`."""
-    _require_equal(asked, "the request id", asked.request_id, reply.request_id)
+    _require_equal(asked, "the request id", asked.request.request_id, reply.request_id)
     reason = _finish_reason(asked, reply.finish_reason)
     tokens = verified_tokens(asked, reply.output_ids, reply.scored)
     _check_counts(asked, reply, tokens.output_ids.size)
     return GenerationResult(
-        request_id=asked.request_id,
-        input_ids=asked.input_ids,
+        request_id=asked.request.request_id,
+        input_ids=asked.request.input_ids,
         output_ids=tokens.output_ids,
         logprobs=tokens.logprobs,
         finish_reason=reason,
@@ -132,10 +129,10 @@ def verified_tokens(asked: Asked, ids: Sequence[int], scored: Sequence[ScoredTok
 
 
 def verified_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -> PromptLogprobs:
-    """Logprobs of the input from `asked.prompt_logprobs_from` on."""
-    start = asked.prompt_logprobs_from
+    """Logprobs of the input from `asked.request.prompt_logprobs_from` on."""
+    start = asked.request.prompt_logprobs_from
     assert start is not None
-    ids = asked.input_ids[start:]
+    ids = asked.request.input_ids[start:]
     if len(scored) != ids.size:
         refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
     require_settled(version)
@@ -145,8 +142,8 @@ def verified_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -
 def aborted_before_start(asked: Asked) -> GenerationResult:
     """The result of a request that was aborted before an engine had seen it."""
     return GenerationResult(
-        request_id=asked.request_id,
-        input_ids=asked.input_ids,
+        request_id=asked.request.request_id,
+        input_ids=asked.request.input_ids,
         output_ids=as_ids(()),
         logprobs=as_logprobs(()),
         finish_reason=FinishReason.ABORT,
@@ -172,9 +169,9 @@ def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
     if reply.completion_tokens is not None:
         _require_equal(asked, "the number of output tokens", reply.completion_tokens, size)
     if reply.prompt_tokens is not None:
-        _require_equal(asked, "the number of input tokens", asked.input_ids.size, reply.prompt_tokens)
-    if size > asked.params.max_new_tokens:
-        refuse(asked, f"{size} output tokens, at most {asked.params.max_new_tokens} were asked for")
+        _require_equal(asked, "the number of input tokens", asked.request.input_ids.size, reply.prompt_tokens)
+    if size > asked.request.params.max_new_tokens:
+        refuse(asked, f"{size} output tokens, at most {asked.request.params.max_new_tokens} were asked for")
     if not size and reply.finish_reason != FinishReason.ABORT:
         refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
 
@@ -219,7 +216,7 @@ def _verified_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tu
 
 
 def _verified_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int) -> TopLogprobs | None:
-    count = asked.params.top_logprobs
+    count = asked.request.params.top_logprobs
     if not count:
         return None
     if len(top) != size:
@@ -239,13 +236,13 @@ def _best(row: Sequence[ScoredToken], count: int) -> list[ScoredToken]:
 
 
 def _verified_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> PromptLogprobs | None:
-    if asked.prompt_logprobs_from is None:
+    if asked.request.prompt_logprobs_from is None:
         return None
     if reply.prompt_scored is None:
         # An abort can come before the prompt has been read; then nobody knows its logprobs.
         if reason is FinishReason.ABORT and not reply.output_ids:
             return None
-        refuse(asked, f"no logprobs of the input, which were asked for from {asked.prompt_logprobs_from} on")
+        refuse(asked, f"no logprobs of the input, which were asked for from {asked.request.prompt_logprobs_from} on")
     return verified_scores(asked, reply.prompt_scored, reply.version)
 
 

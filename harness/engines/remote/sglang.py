@@ -54,6 +54,7 @@ from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guar
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     PromptLogprobs,
     SamplingParams,
@@ -160,38 +161,20 @@ class SGLangTokenProvider:
     ) -> None:
         await self._client.close()
 
-    async def generate(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
-        del session_id
-        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
-        async with self._flight.track(request_id) as live:
+        asked = self._asked(request)
+        async with self._flight.track(request.request_id) as live:
             if not await self._flight.admitted(live):
                 return aborted_before_start(asked)
             moment = self._served.asking()
             reply = await self._client.call(self._exchange(asked, stream=False), Reply)
         return self._learned(verified(asked, read_reply(asked, reply)), moment)
 
-    async def stream(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`."""
-        del session_id
-        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
-        async with self._flight.track(request_id) as live:
+        asked = self._asked(request)
+        async with self._flight.track(request.request_id) as live:
             if not await self._flight.admitted(live):
                 yield aborted_before_start(asked)
                 return
@@ -203,11 +186,11 @@ class SGLangTokenProvider:
         """See `TokenProvider.score`; samples nothing, and finds the prefix by its tokens."""
         del session_id
         params = SamplingParams(max_new_tokens=1)
-        asked = self._asked(uuid4().hex, input_ids, params, start)
+        asked = self._asked(GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start))
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
-        body = score_body(asked.request_id, input_ids, start)
-        exchange = Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
+        body = score_body(asked.request.request_id, input_ids, start)
+        exchange = Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
         moment = self._served.asking()
         scored, version = read_prompt_scores(asked, await self._client.call(exchange, Reply))
         scores = verified_scores(asked, scored, version)
@@ -298,7 +281,7 @@ class SGLangTokenProvider:
 
     async def active_guard(self) -> str | None:
         """Digest of the repeat guard that the server's scheduler runs, None without one; generates a token or two."""
-        asked = replace(self._asked(uuid4().hex, as_ids([0]), GUARD_PROBE, None), probes_guard=True)
+        asked = replace(self._asked(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         return read_guard(asked, await self._client.call(self._exchange(asked, stream=False), Reply))
 
     async def _require_guard(self) -> None:
@@ -312,18 +295,17 @@ class SGLangTokenProvider:
         usable = min(model.max_model_len, self._server.max_req_input_len + 1)
         return msgspec.structs.replace(model, max_model_len=usable)
 
-    def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
-        if params.ignore_eos and params.stop_token_ids:
+    def _asked(self, request: GenerationRequest) -> Asked:
+        if request.params.ignore_eos and request.params.stop_token_ids:
             raise EngineRejected(
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
             )
-        is_guarded = self._guard is not None
-        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start, is_guarded)
+        asked = Asked(self._client.name, request, self._vocab_size, is_guarded=self._guard is not None)
         return fitting(self.capabilities, asked)
 
     def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
         body = generate_body(asked, stream=stream)
-        return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request_id)
+        return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
 
     def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
         """`result`, which says what the server serves."""
@@ -340,7 +322,9 @@ class SGLangTokenProvider:
                 if delta is not None:
                     yield delta
         if not streamed.is_finished:
-            raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
+            raise EngineConnectionLost(
+                f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
+            )
         yield self._learned(verified(asked, read_reply(asked, streamed.whole())), moment)
 
     async def _end_in_engine(self, request_id: str) -> None:

@@ -102,14 +102,14 @@ class UpdateAnswer(msgspec.Struct):
 
 def generate_body(asked: Asked, *, stream: bool) -> Json:
     """The body of `POST /generate`."""
-    start = asked.prompt_logprobs_from
+    start = asked.request.prompt_logprobs_from
     return {
-        "rid": asked.request_id,
-        "input_ids": asked.input_ids.tolist(),
-        "sampling_params": _sampling(asked.params) | _custom_params(asked),
+        "rid": asked.request.request_id,
+        "input_ids": asked.request.input_ids.tolist(),
+        "sampling_params": _sampling(asked.request.params) | _custom_params(asked),
         "return_logprob": True,
         "logprob_start_len": -1 if start is None else start - 1,
-        "top_logprobs_num": asked.params.top_logprobs,
+        "top_logprobs_num": asked.request.params.top_logprobs,
         "stream": stream,
     }
 
@@ -206,7 +206,7 @@ class StreamedReply:
 def read_prompt_scores(asked: Asked, reply: Reply) -> tuple[Sequence[ScoredToken], str]:
     """The logprobs of a scoring request and the version that scored."""
     meta = _meta(asked, reply)
-    if meta.id != asked.request_id:
+    if meta.id != asked.request.request_id:
         refuse(asked, f"the request id as {meta.id}")
     scored = _prompt_scored(meta)
     return (refuse(asked, "no logprobs of the input") if scored is None else scored), meta.weight_version

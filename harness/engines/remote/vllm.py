@@ -44,6 +44,7 @@ from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guar
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     PromptLogprobs,
     SamplingParams,
@@ -153,47 +154,31 @@ class VLLMTokenProvider:
     ) -> None:
         await self._client.close()
 
-    async def generate(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
-        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
-        async with self._flight.track(request_id) as live:
+        asked = self._asked(request)
+        async with self._flight.track(request.request_id) as live:
             await self._flight.admitted(live)
-            return await self._whole_result(asked, session_id)
+            return await self._whole_result(asked)
 
-    async def stream(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`; one delta when prompt logprobs are asked for."""
-        asked = self._asked(request_id, input_ids, params, prompt_logprobs_from)
-        async with self._flight.track(request_id) as live:
+        asked = self._asked(request)
+        async with self._flight.track(request.request_id) as live:
             await self._flight.admitted(live)
-            streamed = self._streamed if prompt_logprobs_from is None else self._in_one_delta
-            async with aclosing(streamed(asked, session_id)) as pieces:
+            streamed = self._streamed if request.prompt_logprobs_from is None else self._in_one_delta
+            async with aclosing(streamed(asked)) as pieces:
                 async for piece in pieces:
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; vLLM reads the whole input and samples one token, which is thrown away."""
         params = SamplingParams(max_new_tokens=1, temperature=0.0)
-        asked = self._asked(uuid4().hex, input_ids, params, start)
+        asked = self._asked(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         moment = self._served.asking()
-        piece, label = await self._whole(asked, session_id)
+        piece, label = await self._whole(asked)
         reply = read_piece(asked, self._offer.api, piece, label)
         scored = reply.prompt_scored
         if scored is None:
@@ -273,8 +258,8 @@ class VLLMTokenProvider:
 
     async def active_guard(self) -> str | None:
         """Digest of the repeat guard that the engine core runs, None without one; generates a token or two."""
-        asked = replace(self._asked(uuid4().hex, as_ids([0]), GUARD_PROBE, None), probes_guard=True)
-        reply = await self._client.call(self._exchange(asked, None, stream=False), self._offer.api.kind)
+        asked = replace(self._asked(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
+        reply = await self._client.call(self._exchange(asked, stream=False), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
 
     async def _require_guard(self) -> None:
@@ -294,19 +279,19 @@ class VLLMTokenProvider:
         answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
         return _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
 
-    def _asked(self, request_id: str, input_ids: TokenIds, params: SamplingParams, start: int | None) -> Asked:
-        asked = Asked(self._client.name, request_id, input_ids, params, self._vocab_size, start)
-        return fitting(self.capabilities, asked)
+    def _asked(self, request: GenerationRequest) -> Asked:
+        return fitting(self.capabilities, Asked(self._client.name, request, self._vocab_size))
 
-    def _exchange(self, asked: Asked, session_id: str | None, *, stream: bool) -> Exchange:
-        headers = {"x-request-id": asked.request_id} | ({"x-session-id": session_id} if session_id else {})
+    def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
+        session_id = asked.request.session_id
+        headers = {"x-request-id": asked.request.request_id} | ({"x-session-id": session_id} if session_id else {})
         body = self._offer.api.body(asked, self._offer.model.id, stream=stream)
         path = self._offer.api.path
-        return Exchange("POST", path, self._generation_timeout_s, body, headers, asked.request_id)
+        return Exchange("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
 
-    async def _whole_result(self, asked: Asked, session_id: str | None) -> GenerationResult:
+    async def _whole_result(self, asked: Asked) -> GenerationResult:
         moment = self._served.asking()
-        piece, label = await self._whole(asked, session_id)
+        piece, label = await self._whole(asked)
         api = self._offer.api
         size_bytes = _ENTRY_BYTES * (len(piece.scored) + len(piece.prompt_scored or ()))
         result = await self._client.apart(size_bytes, lambda: verified(asked, read_piece(asked, api, piece, label)))
@@ -318,20 +303,18 @@ class VLLMTokenProvider:
             self._served.learn(result.version_spans[-1].version, moment)
         return result
 
-    async def _whole(self, asked: Asked, session_id: str | None) -> tuple[Piece, str]:
+    async def _whole(self, asked: Asked) -> tuple[Piece, str]:
         """An unstreamed reply, and the weight label around it where the reply itself carries none."""
         before = await self._label_around()
-        exchange = self._exchange(asked, session_id, stream=False)
+        exchange = self._exchange(asked, stream=False)
         api = self._offer.api
         piece = await self._client.call_for(exchange, api.kind, partial(api.piece, asked))
         return piece, await self._same_label(asked, before)
 
-    async def _streamed(
-        self, asked: Asked, session_id: str | None
-    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+    async def _streamed(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         api, whole = self._offer.api, Piece()
         moment, before = self._served.asking(), await self._label_around()
-        exchange = self._exchange(asked, session_id, stream=True)
+        exchange = self._exchange(asked, stream=True)
         async with aclosing(self._client.events(exchange)) as events:
             async for payload in events:
                 piece = api.piece(asked, self._client.decode(exchange, payload, api.kind))
@@ -339,14 +322,14 @@ class VLLMTokenProvider:
                 if piece.ids or piece.scored:
                     yield verified_tokens(asked, piece.ids, piece.scored)
         if whole.finish_reason is None:
-            raise EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request_id} ended unfinished")
+            raise EngineConnectionLost(
+                f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
+            )
         label = await self._same_label(asked, before)
         yield self._learned(verified(asked, read_piece(asked, api, whole, label)), moment)
 
-    async def _in_one_delta(
-        self, asked: Asked, session_id: str | None
-    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        result = await self._whole_result(asked, session_id)
+    async def _in_one_delta(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        result = await self._whole_result(asked)
         yield GenerationDelta(result.output_ids, result.logprobs)
         yield result
 

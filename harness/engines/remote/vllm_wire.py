@@ -105,16 +105,16 @@ class GenerateApi:
 
     def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
         """See `TokenApi`."""
-        params = asked.params
+        params = asked.request.params
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
         sampling["detokenize"] = bool(params.stop)
         sampling |= {"extra_args": asked.guard_arguments} if asked.guard_arguments else {}
-        if asked.prompt_logprobs_from is not None:
+        if asked.request.prompt_logprobs_from is not None:
             sampling["prompt_logprobs"] = 0
         return {
             "model": model,
-            "request_id": asked.request_id,
-            "token_ids": asked.input_ids.tolist(),
+            "request_id": asked.request.request_id,
+            "token_ids": asked.request.input_ids.tolist(),
             "sampling_params": sampling,
             **_streaming(stream=stream),
         }
@@ -152,15 +152,15 @@ class CompletionsApi:
 
     def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
         """See `TokenApi`."""
-        wants_prompt = {} if asked.prompt_logprobs_from is None else {"prompt_logprobs": 0}
+        wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": 0}
         return {
             "model": model,
-            "request_id": asked.request_id,
-            "prompt": asked.input_ids.tolist(),
-            "logprobs": asked.params.top_logprobs,
+            "request_id": asked.request.request_id,
+            "prompt": asked.request.input_ids.tolist(),
+            "logprobs": asked.request.params.top_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            **_sampling(asked.params),
+            **_sampling(asked.request.params),
             **({"vllm_xargs": asked.guard_arguments} if asked.guard_arguments else {}),
             **wants_prompt,
             **_streaming(stream=stream),
@@ -188,7 +188,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineR
     spans = (piece.spans or []) if api.reports_spans else [VersionSpan(label, 0, len(piece.ids))]
     prefix = api.engine_id("")
     if not piece.engine_id.startswith(prefix):
-        refuse(asked, f"the request id as {piece.engine_id!r}, expected {api.engine_id(asked.request_id)!r}")
+        refuse(asked, f"the request id as {piece.engine_id!r}, expected {api.engine_id(asked.request.request_id)!r}")
     return EngineReply(
         output_ids=piece.ids,
         scored=piece.scored,
@@ -254,14 +254,14 @@ def _named(asked: Asked, name: str, logprob: float | None) -> ScoredToken:
 
 def _prompt_scored(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
     """The wanted end of the prompt's logprobs; what comes before is not decoded."""
-    start = asked.prompt_logprobs_from
+    start = asked.request.prompt_logprobs_from
     try:
         entries = None if start is None else decode_entries(content)
         if start is None or entries is None:
             return None
-        if len(entries) != asked.input_ids.size:
-            refuse(asked, f"{len(entries)} prompt logprobs for {asked.input_ids.size} input tokens")
-        wanted: TokenIds = asked.input_ids[start:]
+        if len(entries) != asked.request.input_ids.size:
+            refuse(asked, f"{len(entries)} prompt logprobs for {asked.request.input_ids.size} input tokens")
+        wanted: TokenIds = asked.request.input_ids[start:]
         pairs = zip(wanted.tolist(), entries[start:], strict=True)
         return [_prompt_token(token_id, decode_entry(entry) or {}) for token_id, entry in pairs]
     except (msgspec.DecodeError, RecursionError) as error:

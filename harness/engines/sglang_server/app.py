@@ -13,7 +13,6 @@ name, and `/health` never generates. It has no text: no chat routes, no template
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -36,7 +35,7 @@ from harness.engines.sglang_server.requests import (
 )
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationDelta, Json
+from harness.types import GenerationDelta, Json, as_ids
 
 _NOBODY_READS = 499
 
@@ -97,10 +96,10 @@ class NativeServer:
     async def _whole(self, asked: GenerateRequest) -> Json:
         if asked.samples_nothing:
             start = asked.scores_from or len(asked.input_ids)
-            return scored_reply(asked, await self._provider.score(asked.ids, start=start))
+            return scored_reply(asked, await self._provider.score(as_ids(asked.input_ids), start=start))
         if asked.probes_guard and self._guard:
             asked.sampling_params.max_new_tokens = 1
-        result = await self._provider.generate(**self._arguments(asked))
+        result = await self._provider.generate(asked.generation)
         return whole_reply(asked, result, self._provider.weight_version, self._guard)
 
     async def _events(self, asked: GenerateRequest) -> AsyncGenerator[bytes]:
@@ -119,7 +118,7 @@ class NativeServer:
             yield await self._whole(asked)
             return
         count = 0
-        stream = self._provider.stream(**self._arguments(asked))
+        stream = self._provider.stream(asked.generation)
         async with aclosing(stream) as pieces:  # type: ignore[type-var]  # an async generator, which the protocol does not say
             async for piece in pieces:
                 if isinstance(piece, GenerationDelta):
@@ -127,16 +126,6 @@ class NativeServer:
                     yield chunk(asked, piece, count, self._provider.weight_version)
                 else:
                     yield last_chunk(asked, piece, self._provider.weight_version, self._guard)
-
-    def _arguments(self, asked: GenerateRequest) -> dict[str, Any]:
-        """Of `generate` and `stream`."""
-        return {
-            "input_ids": asked.ids,
-            "params": asked.params,
-            "request_id": asked.rid,
-            "session_id": asked.session_id,
-            "prompt_logprobs_from": asked.scores_from,
-        }
 
     async def _abort(self, request: Request) -> Response:
         asked = decoded(await request.body(), AbortRequest)

@@ -11,7 +11,7 @@ import msgspec
 
 from harness.engines.base import PauseMode
 from harness.errors import EngineRejected
-from harness.types import Json, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationRequest, Json, SamplingParams, as_ids
 from server_patch.repeat_terminate.signals import is_probe, prefix_length
 
 _T = TypeVar("_T")
@@ -82,11 +82,6 @@ class GenerateRequest(msgspec.Struct):
             raise ValueError(f"logprob_start_len: expected -1..{size - 1}, got {self.logprob_start_len}")
 
     @property
-    def ids(self) -> TokenIds:
-        """The prompt."""
-        return as_ids(self.input_ids)
-
-    @property
     def samples_nothing(self) -> bool:
         """Only the prompt is read."""
         return self.sampling_params.max_new_tokens == 0
@@ -120,7 +115,18 @@ class GenerateRequest(msgspec.Struct):
             top_logprobs=self.top_logprobs_num if self.return_logprob else 0,
             min_new_tokens=asked.min_new_tokens,
             json_schema=asked.json_schema,
-            continues=prefix_length(asked.custom_params, len(self.input_ids)),
+        )
+
+    @property
+    def generation(self) -> GenerationRequest:
+        """What the engine is asked."""
+        return GenerationRequest(
+            as_ids(self.input_ids),
+            self.params,
+            self.rid,
+            self.session_id,
+            prompt_logprobs_from=self.scores_from,
+            continues=prefix_length(self.sampling_params.custom_params, len(self.input_ids)),
         )
 
 

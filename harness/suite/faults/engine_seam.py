@@ -24,9 +24,9 @@ from harness.suite.scenarios.fault import Action
 from harness.types import (
     FinishReason,
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     PromptLogprobs,
-    SamplingParams,
     TokenIds,
 )
 
@@ -176,28 +176,14 @@ class FaultyProvider:
         """The engine serves again."""
         self._is_dead = False
 
-    async def generate(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider`; faults of the request are raised."""
-        if self.watcher is None or session_id is None:
+        if self.watcher is None or request.session_id is None:
             self._require_alive()
-            return await self._inner.generate(
-                input_ids,
-                params,
-                request_id=request_id,
-                session_id=session_id,
-                prompt_logprobs_from=prompt_logprobs_from,
-            )
-        prompt = blake2b(input_ids[: input_ids.size - params.continues].tobytes()).digest()
-        turns = self._turns.setdefault(session_id, TurnCount())
-        call = EngineCall(request_id, session_id, *turns.begin(prompt), tokens=params.continues)
+            return await self._inner.generate(request)
+        prompt = blake2b(request.input_ids[: request.input_ids.size - request.continues].tobytes()).digest()
+        turns = self._turns.setdefault(request.session_id, TurnCount())
+        call = EngineCall(request.request_id, request.session_id, *turns.begin(prompt), tokens=request.continues)
         async with self._under_way(call):
             await self.watcher.on_request(call)
             self._require_alive()
@@ -206,25 +192,15 @@ class FaultyProvider:
             call.faults = [each for each in call.faults if each not in later]
             await self._apply_faults(call)
             call.faults += later
-            result = await self._sample(call, self.watcher, input_ids, params, prompt_logprobs_from)
+            result = await self._sample(call, self.watcher, request)
             await self._apply_faults(call)
         if result.finish_reason is not FinishReason.ABORT:
             turns.end(prompt)
         return result
 
-    def stream(
-        self,
-        input_ids: TokenIds,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        session_id: str | None = None,
-        prompt_logprobs_from: int | None = None,
-    ) -> AsyncIterator[GenerationDelta | GenerationResult]:
+    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """That of the engine; a session server asks for whole results, so no fault is looked for here."""
-        return self._inner.stream(
-            input_ids, params, request_id=request_id, session_id=session_id, prompt_logprobs_from=prompt_logprobs_from
-        )
+        return self._inner.stream(request)
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider`."""
@@ -273,25 +249,11 @@ class FaultyProvider:
             if self._network is not None:
                 self._network.disarm(call.request_id)
 
-    async def _sample(
-        self, call: EngineCall, watcher: Watcher, input_ids: TokenIds, params: SamplingParams, scored_from: int | None
-    ) -> GenerationResult:
+    async def _sample(self, call: EngineCall, watcher: Watcher, request: GenerationRequest) -> GenerationResult:
         """The engine's answer; token by token where a fault waits for one."""
         if not (watcher.counts_tokens(call) or call.ends_early):
-            return await self._inner.generate(
-                input_ids,
-                params,
-                request_id=call.request_id,
-                session_id=call.session_id,
-                prompt_logprobs_from=scored_from,
-            )
-        pieces = self._inner.stream(
-            input_ids,
-            params,
-            request_id=call.request_id,
-            session_id=call.session_id,
-            prompt_logprobs_from=scored_from,
-        )
+            return await self._inner.generate(request)
+        pieces = self._inner.stream(request)
         async with aclosing(pieces):  # type: ignore[type-var]  # every provider's stream is a generator
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):

@@ -26,6 +26,7 @@ from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import (
     FinishReason,
     GenerationDelta,
+    GenerationRequest,
     GenerationResult,
     SamplingParams,
     TokenIds,
@@ -65,7 +66,7 @@ async def _bench(opening: Opening) -> AsyncIterator[Bench]:
 async def generate(bench: Bench, params: SamplingParams = GREEDY, **options: object) -> GenerationResult:
     """One generation after the bench's prompt, with a fresh request id and session."""
     options = {"request_id": uuid4().hex, "session_id": uuid4().hex} | options
-    return await bench.provider.generate(bench.prompt, params, **options)  # type: ignore[arg-type]
+    return await bench.provider.generate(GenerationRequest(bench.prompt, params, **options))  # type: ignore[arg-type]
 
 
 def slow(bench: Bench) -> SamplingParams:
@@ -80,7 +81,7 @@ class Running:
         self.request_id = uuid4().hex
         self.sampled = 0
         self._began = asyncio.Event()
-        self._stream = bench.provider.stream(bench.prompt, params, request_id=self.request_id)
+        self._stream = bench.provider.stream(GenerationRequest(bench.prompt, params, request_id=self.request_id))
         self.task = asyncio.ensure_future(self._read())
 
     async def _read(self) -> GenerationResult:
@@ -167,7 +168,7 @@ async def test_a_generation_holds_what_was_sampled(bench: Bench):
 
 async def test_deltas_add_up_to_the_result(bench: Bench):
     """A stream says the same as its result, token by token."""
-    stream = bench.provider.stream(bench.prompt, GREEDY, request_id=uuid4().hex)
+    stream = bench.provider.stream(GenerationRequest(bench.prompt, GREEDY, request_id=uuid4().hex))
     *deltas, result = [piece async for piece in stream]
 
     assert isinstance(result, GenerationResult)
@@ -182,7 +183,9 @@ async def test_a_stream_and_a_whole_generation_agree(bench: Bench):
     *_, streamed = [
         piece
         async for piece in bench.provider.stream(
-            bench.prompt, GREEDY, request_id=uuid4().hex, session_id=uuid4().hex, prompt_logprobs_from=2
+            GenerationRequest(
+                bench.prompt, GREEDY, request_id=uuid4().hex, session_id=uuid4().hex, prompt_logprobs_from=2
+            )
         )
     ]
     whole = await generate(bench, prompt_logprobs_from=2)
@@ -196,7 +199,9 @@ async def test_a_stream_and_a_whole_generation_agree(bench: Bench):
 
 async def test_a_stream_with_prompt_logprobs_says_the_same(bench: Bench):
     """VLLM scores no prompt in a stream: all tokens come in one delta there."""
-    stream = bench.provider.stream(bench.prompt, GREEDY, request_id=uuid4().hex, prompt_logprobs_from=2)
+    stream = bench.provider.stream(
+        GenerationRequest(bench.prompt, GREEDY, request_id=uuid4().hex, prompt_logprobs_from=2)
+    )
     *deltas, result = [piece async for piece in stream]
 
     assert isinstance(result, GenerationResult)
@@ -323,7 +328,7 @@ async def test_the_budget_ends_where_the_context_does(bench: Bench):
     context_length = bench.provider.capabilities.context_length
     prompt = as_ids(np.resize(bench.prompt, context_length - 4))
     params = replace(GREEDY, max_new_tokens=1000)
-    result = await bench.provider.generate(prompt, params, request_id=uuid4().hex)
+    result = await bench.provider.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
 
     assert 1 <= result.output_ids.size <= 4
     assert result.finish_reason is FinishReason.LENGTH
@@ -333,9 +338,11 @@ async def test_the_budget_ends_where_the_context_does(bench: Bench):
 async def test_impossible_input_never_reaches_the_engine(bench: Bench, wrong: list[int]):
     """One id outside the vocabulary would end a whole server."""
     with pytest.raises(EngineRejected):
-        await bench.provider.generate(as_ids(wrong), GREEDY, request_id=uuid4().hex)
+        await bench.provider.generate(GenerationRequest(as_ids(wrong), GREEDY, request_id=uuid4().hex))
     with pytest.raises(EngineRejected):
-        await bench.provider.generate(bench.prompt, replace(GREEDY, max_new_tokens=0), request_id=uuid4().hex)
+        await bench.provider.generate(
+            GenerationRequest(bench.prompt, replace(GREEDY, max_new_tokens=0), request_id=uuid4().hex)
+        )
 
     assert (await generate(bench)).output_ids.size == 8
 
@@ -420,7 +427,7 @@ async def test_cancelling_stops_the_engine(bench: Bench, stream: bool):
 
 async def test_leaving_a_stream_early_stops_the_engine(bench: Bench):
     """A reader that closes the stream after the first delta has ended the generation."""
-    stream = bench.provider.stream(bench.prompt, slow(bench), request_id=uuid4().hex)
+    stream = bench.provider.stream(GenerationRequest(bench.prompt, slow(bench), request_id=uuid4().hex))
     async for _ in stream:
         break
     await stream.aclose()  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from harness.errors import (
     EngineUnavailable,
     UnknownWeightVersion,
 )
-from harness.types import GenerationResult, SamplingParams, as_ids
+from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import FAKE_KINDS, fake_provider, make_fake, scripted_engine
@@ -68,10 +68,10 @@ async def lying(kind: str, lie: Lie, **options: object) -> AsyncIterator[tuple[P
 
 async def ask(provider: Provider, *, stream: bool, prompt_logprobs_from: int | None = None) -> GenerationResult:
     """One generation, streamed or not."""
-    request = {"request_id": uuid4().hex, "prompt_logprobs_from": prompt_logprobs_from}
+    request = GenerationRequest(PROMPT, PARAMS, uuid4().hex, prompt_logprobs_from=prompt_logprobs_from)
     if not stream:
-        return await provider.generate(PROMPT, PARAMS, **request)
-    *_, result = [piece async for piece in provider.stream(PROMPT, PARAMS, **request)]
+        return await provider.generate(request)
+    *_, result = [piece async for piece in provider.stream(request)]
     return result
 
 
@@ -115,7 +115,7 @@ async def test_a_message_names_the_request_and_both_values(kind: str):
     """Whoever reads the error knows what to look for in the engine's log."""
     async with lying(kind, Lie.WRONG_COUNT) as (provider, _):
         with pytest.raises(EngineReplyInvalid, match="the number of output tokens as 6, expected 7") as caught:
-            await provider.generate(PROMPT, PARAMS, request_id="a" * 32)
+            await provider.generate(GenerationRequest(PROMPT, PARAMS, request_id="a" * 32))
 
     assert "a" * 32 in caught.value.message
 

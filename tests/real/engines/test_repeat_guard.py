@@ -20,7 +20,7 @@ from harness.errors import ScenarioError
 from harness.lanes import INSTALLED, LaneEngine
 from harness.sessions.continuation import Endings, Output
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import OBJECT_KEY_TEXT, RepeatTerminateConfig
 from tests.looping_prompt import (
     OTHER_PROMPTS,
@@ -71,14 +71,18 @@ def provider(engine: LaneEngine, url: str, tokenizer: Tokenizer, wanted: RepeatT
     return _PROVIDERS[engine](url, vocab_size=tokenizer.vocab_size, repeat_guard=wanted, logprob_scale=scale)
 
 
-async def ask(server: Server, ids: list[int], params: SamplingParams = GREEDY) -> GenerationResult:
-    return await server.generate(as_ids(ids), params, request_id=uuid4().hex)
+async def ask(
+    server: Server, ids: list[int], params: SamplingParams = GREEDY, *, continues: int = 0
+) -> GenerationResult:
+    return await server.generate(GenerationRequest(as_ids(ids), params, uuid4().hex, continues=continues))
 
 
-async def cut(server: Server, ids: list[int], params: SamplingParams = GREEDY) -> GenerationResult:
+async def cut(
+    server: Server, ids: list[int], params: SamplingParams = GREEDY, *, continues: int = 0
+) -> GenerationResult:
     """What a request comes to that is aborted at its first tokens."""
     request_id = uuid4().hex
-    async for piece in server.stream(as_ids(ids), params, request_id=request_id):
+    async for piece in server.stream(GenerationRequest(as_ids(ids), params, request_id, continues=continues)):
         if isinstance(piece, GenerationResult):
             return piece
         asyncio.get_running_loop().call_soon(asyncio.ensure_future, server.abort(request_id))
@@ -87,7 +91,7 @@ async def cut(server: Server, ids: list[int], params: SamplingParams = GREEDY) -
 
 async def ask_late(server: Server) -> GenerationResult:
     """The loop from shortly before its end."""
-    return await ask(server, PROMPT_IDS + looped_ids(LATE), replace(GREEDY, continues=LATE))
+    return await ask(server, PROMPT_IDS + looped_ids(LATE), continues=LATE)
 
 
 async def test_a_loop_ends_at_one_token_on_every_engine(server: Server) -> None:
@@ -122,10 +126,10 @@ async def test_the_others_in_the_batch_do_not_change_by_a_token(server: Server, 
 
 async def test_a_continuation_after_an_abort_ends_at_the_same_token(server: Server) -> None:
     """The detector knows what was generated before the joint; as a prompt it would count for nothing."""
-    ids, params = PROMPT_IDS + looped_ids(LATE), replace(GREEDY, continues=LATE)
-    piece = await cut(server, ids, params)
+    ids = PROMPT_IDS + looped_ids(LATE)
+    piece = await cut(server, ids, continues=LATE)
     before = LATE + piece.output_ids.size
-    rest = await ask(server, ids + piece.output_ids.tolist(), replace(params, continues=before))
+    rest = await ask(server, ids + piece.output_ids.tolist(), continues=before)
 
     assert piece.finish_reason is FinishReason.ABORT
     assert (rest.finish_reason, before + rest.output_ids.size) == (FinishReason.REPEAT, SERVED_STOP_AFTER)
@@ -138,7 +142,8 @@ async def test_a_turn_that_is_cut_and_goes_on_is_the_uninterrupted_one(server: S
     output = Output.nothing()
     while not output.is_complete:
         send = cut if len(output.segments) < CUTS else ask
-        result = await send(server, PROMPT_IDS + output.ids.tolist(), output.next_params(params))
+        request = output.next_request(as_ids(PROMPT_IDS), params, request_id="")
+        result = await send(server, request.input_ids.tolist(), request.params, continues=request.continues)
         output = output.joined(result).settled(params, endings)
 
     assert [each.finish_reason for each in output.segments] == [FinishReason.ABORT] * CUTS + [FinishReason.LENGTH]
@@ -150,7 +155,7 @@ async def test_object_keys_are_counted_by_the_tokens_of_the_server(server: Serve
     assert SERVED_CONFIG.max_object_keys is not None
     key_ids = tokenizer.encode(OBJECT_KEY_TEXT)
     before = key_ids * (SERVED_CONFIG.max_object_keys - 1)
-    result = await ask(server, PROMPT_IDS + before, replace(GREEDY, continues=len(before)))
+    result = await ask(server, PROMPT_IDS + before, continues=len(before))
 
     assert (result.finish_reason, result.output_ids.tolist()) == (FinishReason.REPEAT, key_ids)
 

@@ -24,7 +24,7 @@ from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.remote.vllm_wire import CompletionsApi, GenerateApi
 from harness.errors import EngineRejected
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 from tests.real_engines import SLOTS
 
 DEADLINE_S = 300
@@ -73,7 +73,7 @@ async def answer(http: aiohttp.ClientSession, method: str, path: str, body: Any 
 async def generates(provider: TokenProvider, prompt: TokenIds, params: SamplingParams = SHORT) -> GenerationResult:
     """A whole generation under a fresh id."""
     async with asyncio.timeout(DEADLINE_S):
-        return await provider.generate(prompt, params, request_id=uuid4().hex)
+        return await provider.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
 
 
 async def runs(provider: TokenProvider, requests: int) -> None:
@@ -109,7 +109,9 @@ async def test_sglang_aborts_every_id_that_begins_alike(sglang: SGLangTokenProvi
 
     stem = uuid4().hex[:-1]
     first, second = (
-        asyncio.ensure_future(sglang.generate(prompt, replace(LONG, max_new_tokens=60), request_id=stem + end))
+        asyncio.ensure_future(
+            sglang.generate(GenerationRequest(prompt, replace(LONG, max_new_tokens=60), request_id=stem + end))
+        )
         for end in "0a"
     )
     await runs(sglang, 2)
@@ -188,7 +190,7 @@ async def test_vllm_says_that_it_aborted_and_goes_on(vllm: VLLMTokenProvider, vl
     assert reply["choices"][0]["finish_reason"] == "abort"
 
     request_id = uuid4().hex
-    ours = asyncio.ensure_future(vllm.generate(prompt, LONG, request_id=request_id))
+    ours = asyncio.ensure_future(vllm.generate(GenerationRequest(prompt, LONG, request_id=request_id)))
     await runs(vllm, 1)
     assert await vllm.abort(request_id) == 1
     assert (await ours).finish_reason is FinishReason.ABORT
@@ -240,7 +242,7 @@ async def served_order(
 
     async def occupy(tokens: int, has_begun: asyncio.Event) -> None:
         params = replace(LONG, max_new_tokens=tokens)
-        async for _ in provider.stream(prompt, params, request_id=uuid4().hex):
+        async for _ in provider.stream(GenerationRequest(prompt, params, request_id=uuid4().hex)):
             has_begun.set()
 
     async def wait_for_a_slot(priority: int) -> None:
@@ -282,7 +284,7 @@ async def test_vllm_serves_the_low_priority_first(vllm: VLLMTokenProvider, vllm_
 
 def test_no_request_carries_a_priority(prompt: TokenIds):
     """One number would mean opposite things."""
-    asked = Asked("x", uuid4().hex, prompt, SHORT, vocab_size=50_000)
+    asked = Asked("x", GenerationRequest(prompt, SHORT, uuid4().hex), vocab_size=50_000)
     bodies = [
         generate_body(asked, stream=True),
         *(api.body(asked, "m", stream=True) for api in (GenerateApi(), CompletionsApi())),

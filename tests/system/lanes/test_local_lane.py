@@ -21,7 +21,7 @@ from harness.errors import LaneError
 from harness.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.machine.process_name import members
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason, SamplingParams, VersionSpan, as_ids
+from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.system.lanes.test_command_line import harness, is_alive
 from tests.toy_model import write_toy_model
@@ -60,10 +60,12 @@ async def test_a_lane_is_all_that_sessions_need(spec: LaneSpec) -> None:
     async with open_lane(spec) as lane, SGLangTokenProvider(lane.url, vocab_size=259) as provider:
         assert (lane.engine, lane.provider) == ("local", f"sglang={lane.url}")
         assert (provider.capabilities.engine, provider.capabilities.model) == ("local", "tiny-random")
-        first = await provider.generate(PROMPT, GREEDY, request_id=uuid4().hex)
+        first = await provider.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex))
         assert (first.output_ids.size, first.finish_reason) == (8, FinishReason.LENGTH)
 
-        cut = asyncio.ensure_future(provider.generate(PROMPT, replace(GREEDY, max_new_tokens=2000), request_id=ANY_ID))
+        cut = asyncio.ensure_future(
+            provider.generate(GenerationRequest(PROMPT, replace(GREEDY, max_new_tokens=2000), request_id=ANY_ID))
+        )
         async with asyncio.timeout(30):
             while not (await provider.health()).running:
                 await asyncio.sleep(0.01)
@@ -71,7 +73,7 @@ async def test_a_lane_is_all_that_sessions_need(spec: LaneSpec) -> None:
         assert (await cut).finish_reason is FinishReason.ABORT
 
         await provider.pause(PauseMode.KEEP)
-        held = asyncio.ensure_future(provider.generate(PROMPT, GREEDY, request_id=uuid4().hex))
+        held = asyncio.ensure_future(provider.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex)))
         await provider.resume()
         assert (await held).output_ids.tolist() == first.output_ids.tolist()
     assert (members(lane.group), find_lanes()) == ([], [])
@@ -83,9 +85,9 @@ async def test_a_weight_update_reaches_it(spec: LaneSpec, tmp_path: Path) -> Non
     other = await asyncio.to_thread(write_weights, tmp_path / "other", 1)
     async with open_lane(spec) as lane, AsyncExitStack() as stack:
         [worker] = (await reach([lane.provider], stack, 60.0)).reached.values()
-        before = await worker.generate(PROMPT, GREEDY, request_id=uuid4().hex)
+        before = await worker.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex))
         await worker.update_weights(other, "7")
-        after = await worker.generate(PROMPT, GREEDY, request_id=uuid4().hex)
+        after = await worker.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex))
 
     assert after.version_spans == (VersionSpan("7", 0, 8),)
     assert before.logprobs.tolist() != after.logprobs.tolist()

@@ -166,9 +166,9 @@ class Mixing(Engine):
 
     answers_scores = False
 
-    async def generate(self, input_ids, params, **options):
+    async def generate(self, request):
         """See `TokenProvider`; a scoring carries the version of the first sampled token, whatever it is made of."""
-        result = await super().generate(input_ids, params, **options)
+        result = await super().generate(request)
         if result.prompt_logprobs is None or not self.answers_scores:
             return replace(result, prompt_logprobs=None)
         mixed = np.full_like(result.prompt_logprobs.logprobs, -0.5)

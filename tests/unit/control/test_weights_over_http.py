@@ -27,7 +27,7 @@ from harness.server.settings import ServerSettings
 from harness.sessions.gate import Hold, HoldKind
 from harness.store.connect import open_store
 from harness.store.memory import MemoryStore
-from harness.types import SamplingParams, as_ids
+from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer, Fault, serving
 from tests.fake_engines.providers import fake_provider, make_fake, scripted_engine
@@ -230,7 +230,7 @@ async def test_a_provider_whose_engine_refuses_to_go_on_holds_no_request_back(cl
         await provider.resume()
 
     asking = asyncio.create_task(
-        provider.generate(as_ids([1, 2, 3]), SamplingParams(max_new_tokens=4), request_id="0" * 32)
+        provider.generate(GenerationRequest(as_ids([1, 2, 3]), SamplingParams(max_new_tokens=4), request_id="0" * 32))
     )
     await eventually(lambda: bool(cluster.fakes[0].bodies))
     await provider.resume()

@@ -23,9 +23,9 @@ from tests.session_servers.served import PATIENCE_S, Client
 class Certain(ScriptedEngine):
     """Says its script with probability 1."""
 
-    async def generate(self, input_ids, params, **how):
+    async def generate(self, request):
         """See `TokenProvider`."""
-        result = await super().generate(input_ids, params, **how)
+        result = await super().generate(request)
         return replace(result, logprobs=np.zeros_like(result.logprobs))
 
     async def score(self, input_ids, *, start, session_id=None):
@@ -64,9 +64,9 @@ def test_nothing_is_on_a_scale_that_nobody_knows(temperature: float):
 class Interrupted(ScriptedEngine):
     """Somebody ends whatever it is asked for before it has said a word."""
 
-    async def generate(self, input_ids, params, **how):
+    async def generate(self, request):
         """See `TokenProvider`."""
-        asking = asyncio.create_task(super().generate(input_ids, params, **how))
+        asking = asyncio.create_task(super().generate(request))
         while not await self.abort(None):
             await asyncio.sleep(0)
         return await asking

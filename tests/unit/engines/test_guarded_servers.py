@@ -12,7 +12,7 @@ from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineReplyInvalid, ScenarioError
-from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
 from tests.fake_engines.fake_server import FakeServer, serving
@@ -51,11 +51,11 @@ async def ask(
     provider: Provider, *, stream: bool = False, ids: tuple[int, ...] = (), continues: int = 0
 ) -> GenerationResult:
     """One generation after `PROMPT` and `ids`."""
-    params = SamplingParams(BUDGET.max_new_tokens, continues=continues)
     prompt = as_ids([*PROMPT.tolist(), *ids])
+    request = GenerationRequest(prompt, SamplingParams(BUDGET.max_new_tokens), uuid4().hex, continues=continues)
     if not stream:
-        return await provider.generate(prompt, params, request_id=uuid4().hex)
-    pieces = [piece async for piece in provider.stream(prompt, params, request_id=uuid4().hex)]
+        return await provider.generate(request)
+    pieces = [piece async for piece in provider.stream(request)]
     result = pieces[-1]
     assert isinstance(result, GenerationResult)
     assert sum(piece.output_ids.size for piece in pieces[:-1]) == result.output_ids.size

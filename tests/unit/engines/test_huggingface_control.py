@@ -13,7 +13,7 @@ import pytest
 from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ModelError
-from harness.types import FinishReason, SamplingParams, TokenIds, VersionSpan, as_ids
+from harness.types import FinishReason, GenerationRequest, SamplingParams, TokenIds, VersionSpan, as_ids
 
 pytestmark = pytest.mark.model
 
@@ -33,7 +33,9 @@ class Endless:
         self.request_id = uuid.uuid4().hex
         self.sampled = 0
         self._progress = asyncio.Event()
-        self._stream = provider.stream(ids, ENDLESS, request_id=self.request_id, session_id=session_id)
+        self._stream = provider.stream(
+            GenerationRequest(ids, ENDLESS, request_id=self.request_id, session_id=session_id)
+        )
         self.task = asyncio.ensure_future(self._read())
 
     async def has_sampled(self, count: int) -> None:
@@ -222,9 +224,9 @@ async def test_weights_that_are_not_numbers_fail_requests_but_not_the_engine(sma
     async with HuggingFaceTokenProvider(small_dir) as provider:
         await provider.update_weights(tmp_path, "1")
         with pytest.raises(EngineError, match="broken"):
-            await provider.generate(as_ids([1, 2]), short(), request_id=uuid.uuid4().hex)
+            await provider.generate(GenerationRequest(as_ids([1, 2]), short(), request_id=uuid.uuid4().hex))
         await provider.update_weights(small_dir, "2")
-        result = await provider.generate(as_ids([1, 2]), short(), request_id=uuid.uuid4().hex)
+        result = await provider.generate(GenerationRequest(as_ids([1, 2]), short(), request_id=uuid.uuid4().hex))
 
     assert result.version_spans == (VersionSpan("2", 0, 8),)
 
@@ -235,7 +237,8 @@ async def test_kv_memory_stays_within_its_bound(small_dir: Path) -> None:
     held = []
     async with HuggingFaceTokenProvider(small_dir, kv_cache_bytes=bound, step_tokens=32) as provider:
         requests = [
-            provider.generate(as_ids([i] * 60), short(60, seed=i), request_id=uuid.uuid4().hex) for i in range(1, 12)
+            provider.generate(GenerationRequest(as_ids([i] * 60), short(60, seed=i), request_id=uuid.uuid4().hex))
+            for i in range(1, 12)
         ]
         generations = asyncio.gather(*requests)
         while not generations.done():
@@ -269,7 +272,7 @@ async def test_leaving_ends_what_is_in_flight(small_dir: Path) -> None:
     gc.collect()
     assert engine() is None
     with pytest.raises(EngineUnavailable):
-        await provider.generate(as_ids([1]), short(), request_id=uuid.uuid4().hex)
+        await provider.generate(GenerationRequest(as_ids([1]), short(), request_id=uuid.uuid4().hex))
 
 
 async def test_a_crash_of_the_engine_is_told_to_everybody(small_dir: Path) -> None:
@@ -286,7 +289,7 @@ async def test_a_crash_of_the_engine_is_told_to_everybody(small_dir: Path) -> No
         failures = await asyncio.gather(*[generation.task for generation in generations], return_exceptions=True)
         health = await provider.health()
         with pytest.raises(EngineError, match="no memory left"):
-            await provider.generate(as_ids([1]), short(), request_id=uuid.uuid4().hex)
+            await provider.generate(GenerationRequest(as_ids([1]), short(), request_id=uuid.uuid4().hex))
 
     assert [type(failure) for failure in failures] == [EngineError] * 3
     assert (health.ready, health.detail) == (False, "MemoryError: no memory left")

@@ -11,7 +11,15 @@ import pytest
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.errors import EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason, GenerationDelta, GenerationResult, SamplingParams, TokenIds, as_ids
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    TokenIds,
+    as_ids,
+)
 
 pytestmark = pytest.mark.model
 
@@ -167,7 +175,7 @@ async def test_the_budget_and_the_context_end_with_length(ask, small_dir: Path) 
     short = await ask.generate(as_ids([1, 2, 3]), params(5))
     async with HuggingFaceTokenProvider(small_dir) as small:
         room = small.capabilities.context_length - 4
-        filling = await small.generate(as_ids([5] * room), params(100), request_id=uuid.uuid4().hex)
+        filling = await small.generate(GenerationRequest(as_ids([5] * room), params(100), request_id=uuid.uuid4().hex))
 
     assert (short.finish_reason, short.output_ids.size) == (FinishReason.LENGTH, 5)
     assert (filling.finish_reason, filling.output_ids.size) == (FinishReason.LENGTH, 4)
@@ -177,7 +185,9 @@ async def test_a_stream_yields_what_generate_returns(engine: HuggingFaceTokenPro
     """Deltas as they are sampled, then the result."""
     ids = prompt("Count to five.")
     whole = await ask.generate(ids, params(seed=4))
-    *deltas, result = [e async for e in engine.stream(ids, params(seed=4), request_id=uuid.uuid4().hex)]
+    *deltas, result = [
+        e async for e in engine.stream(GenerationRequest(ids, params(seed=4), request_id=uuid.uuid4().hex))
+    ]
 
     assert all(isinstance(delta, GenerationDelta) for delta in deltas)
     assert [token for delta in deltas for token in delta.output_ids] == whole.output_ids.tolist()
@@ -218,7 +228,9 @@ async def test_other_architectures_are_true_too(
     directory = make_small_model(config_class, **settings)
     ids = as_ids(np.arange(1000, 1060))
     async with HuggingFaceTokenProvider(directory, step_tokens=16) as provider:
-        result = await provider.generate(ids, params(20), request_id=uuid.uuid4().hex, prompt_logprobs_from=1)
+        result = await provider.generate(
+            GenerationRequest(ids, params(20), request_id=uuid.uuid4().hex, prompt_logprobs_from=1)
+        )
 
     whole = plain_model(directory).logprobs(np.concatenate([ids, result.output_ids]))
     np.testing.assert_allclose(np.concatenate([result.prompt_logprobs.logprobs, result.logprobs]), whole, atol=1e-4)

@@ -12,7 +12,7 @@ from harness.engines.connect import EngineName, open_engine
 from harness.engines.examine.doctor import diagnose
 from harness.engines.remote.address import ENGINE_KEY
 from harness.errors import EngineRejected, ScenarioError
-from harness.types import SamplingParams, as_ids
+from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.fake_vllm import FakeVLLM
@@ -36,7 +36,9 @@ async def sample(provider: TokenProvider, sessions: int = 1) -> None:
     """Sample for so many sessions, which a pool spreads over its workers."""
     async with provider:
         for index in range(sessions):
-            await provider.generate(as_ids([5, 6, 7]), ASKED, request_id=f"request-{index}", session_id=str(index))
+            await provider.generate(
+                GenerationRequest(as_ids([5, 6, 7]), ASKED, request_id=f"request-{index}", session_id=str(index))
+            )
 
 
 @pytest.mark.parametrize("kind", FAKES)

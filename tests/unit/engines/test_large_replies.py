@@ -10,11 +10,15 @@ from harness.engines.remote.reply import Asked
 from harness.engines.remote.vllm_messages import GenerateChunk
 from harness.engines.remote.vllm_wire import GenerateApi
 from harness.errors import EngineReplyInvalid
-from harness.types import SamplingParams, as_ids
+from harness.types import GenerationRequest, SamplingParams, as_ids
 
 
 def asked(tokens: int, start: int) -> Asked:
-    return Asked("vllm", "0" * 32, as_ids(range(tokens)), SamplingParams(1), 1 << 20, start)
+    return Asked(
+        "vllm",
+        GenerationRequest(as_ids(range(tokens)), SamplingParams(1), "0" * 32, prompt_logprobs_from=start),
+        1 << 20,
+    )
 
 
 def reply(entries: list[object]) -> GenerateChunk:

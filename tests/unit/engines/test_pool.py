@@ -22,7 +22,7 @@ from harness.errors import (
     EngineUnavailable,
     ScenarioError,
 )
-from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.builders import toy_tokenizer
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
 from tests.fake_engines.lies import Lie
@@ -44,7 +44,9 @@ class Pooled:
 
     async def ask(self, session_id: str | None = None, params: SamplingParams = PARAMS) -> GenerationResult:
         """One generation."""
-        return await self.pool.generate(PROMPT, params, request_id=uuid4().hex, session_id=session_id)
+        return await self.pool.generate(
+            GenerationRequest(PROMPT, params, request_id=uuid4().hex, session_id=session_id)
+        )
 
     def served(self) -> list[int]:
         """How many generations each server has been asked for."""
@@ -90,7 +92,9 @@ async def test_a_worker_that_cannot_serve_is_passed_over(stream: bool):
         under.fakes[0].lie = Lie.STATUS_503
         for _ in range(3):
             if stream:
-                *_, result = [p async for p in under.pool.stream(PROMPT, PARAMS, request_id=uuid4().hex)]
+                *_, result = [
+                    p async for p in under.pool.stream(GenerationRequest(PROMPT, PARAMS, request_id=uuid4().hex))
+                ]
             else:
                 result = await under.ask()
             assert result.output_ids.size == 3
@@ -432,9 +436,11 @@ async def test_a_request_that_waits_can_be_aborted(stream: bool):
 
         async def wait() -> GenerationResult:
             if stream:
-                [result] = [p async for p in under.pool.stream(PROMPT, PARAMS, request_id=request_id)]
+                [result] = [
+                    p async for p in under.pool.stream(GenerationRequest(PROMPT, PARAMS, request_id=request_id))
+                ]
                 return result
-            return await under.pool.generate(PROMPT, PARAMS, request_id=request_id)
+            return await under.pool.generate(GenerationRequest(PROMPT, PARAMS, request_id=request_id))
 
         waiting = asyncio.create_task(wait())
         await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
-from harness.types import FinishReason, GenerationResult, SamplingParams, VersionSpan, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, VersionSpan, as_ids
 from tests.builders import EOS, toy_tokenizer
 
 PROMPT = as_ids([5, 6, 7])
@@ -28,7 +28,7 @@ def engine(*steps: ScriptStep, **options) -> ScriptedEngine:
 
 
 async def say(of: ScriptedEngine, params: SamplingParams = A_LOT, *, number: int = 0, session: str = "s", **how):
-    return await of.generate(PROMPT, params, request_id=f"{number:032x}", session_id=session, **how)
+    return await of.generate(GenerationRequest(PROMPT, params, request_id=f"{number:032x}", session_id=session, **how))
 
 
 async def test_a_step_is_said_and_ended():
@@ -84,7 +84,7 @@ async def test_deltas_add_up_to_the_result(token_delay_s):
     pieces = [
         piece
         async for piece in engine(ScriptStep(text="hello", token_delay_s=token_delay_s)).stream(
-            PROMPT, A_LOT, request_id="0" * 32
+            GenerationRequest(PROMPT, A_LOT, request_id="0" * 32)
         )
     ]
 
@@ -208,7 +208,7 @@ async def test_pause_keep_freezes_and_goes_on_with_the_new_version():
     """A weight update between two tokens: each token carries the version that sampled it (I6)."""
     scripted = engine(ScriptStep(text="hello", token_delay_s=0.001))
     pieces: list = []
-    async for piece in scripted.stream(PROMPT, A_LOT, request_id="0" * 32):
+    async for piece in scripted.stream(GenerationRequest(PROMPT, A_LOT, request_id="0" * 32)):
         pieces.append(piece)
         if len(pieces) == 2:
             await scripted.pause(PauseMode.KEEP)
@@ -248,7 +248,9 @@ async def test_what_no_engine_could_serve_is_refused(input_ids, params, how):
     scripted = engine(ScriptStep(text="first"), ScriptStep(text="second"), context_length=50)
 
     with pytest.raises(EngineRejected):
-        await scripted.generate(as_ids(input_ids), params, request_id="0" * 32, session_id="s", **how)
+        await scripted.generate(
+            GenerationRequest(as_ids(input_ids), params, request_id="0" * 32, session_id="s", **how)
+        )
 
     assert (await say(scripted, SamplingParams(1))).output_ids.tolist() == ids("f")
 

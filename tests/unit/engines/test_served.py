@@ -19,7 +19,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.engines.sglang_server import NativeServer, serve_in_process
 from harness.errors import EngineError, HarnessError, ScenarioError
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason, SamplingParams, as_ids
+from harness.types import FinishReason, GenerationRequest, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.fake_engines.providers import SLOWLY, scripted_engine, toy_tokenizer
 
@@ -140,7 +140,7 @@ async def test_a_failure_of_the_engine_is_no_fault_of_the_request():
         url, size = str(client.base_url), toy_tokenizer().vocab_size
         async with SGLangTokenProvider(url, vocab_size=size, logprob_scale=LogprobScale.AFTER_TEMPERATURE) as provider:
             with pytest.raises(EngineError, match="broke after 0 tokens") as caught:
-                await provider.generate(as_ids(PROMPT), SamplingParams(4), request_id="a" * 32)
+                await provider.generate(GenerationRequest(as_ids(PROMPT), SamplingParams(4), request_id="a" * 32))
     assert type(caught.value) is EngineError
 
 
@@ -209,7 +209,9 @@ async def test_the_guard_of_the_engine_is_proven_and_marks_every_reply():
     engine = ScriptedEngine(toy_tokenizer(), looping, context_length=4096, repeat_guard=GUARD)
     async with client_of(engine) as client:
         async with provider_of(client, GUARD) as provider:
-            result = await provider.generate(as_ids(PROMPT), SamplingParams(100), request_id="c" * 32)
+            result = await provider.generate(
+                GenerationRequest(as_ids(PROMPT), SamplingParams(100), request_id="c" * 32)
+            )
             assert provider.capabilities.repeat_guard == GUARD.digest()
         with pytest.raises(ScenarioError, match="runs one with other limits"):
             async with provider_of(client, replace(GUARD, max_consecutive_token_repeats=9)):

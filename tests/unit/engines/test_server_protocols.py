@@ -12,7 +12,7 @@ from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.served_model import served_model
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineRejected, EngineReplyInvalid
-from harness.types import FinishReason, GenerationResult, SamplingParams, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, serving
 from tests.fake_engines.fake_vllm import FakeVLLM
 from tests.fake_engines.providers import FAKE_KINDS, SLOWLY, fake_provider, make_fake, scripted_engine
@@ -26,7 +26,9 @@ async def test_defaults_of_the_server_change_nothing(kind: str):
     """Every parameter that shapes the distribution is stated, penalties at their neutral values, no priority."""
     fake = make_fake(kind, scripted_engine(ScriptStep(text="Hello there.")))
     async with serving(fake, notices_disconnects=True), fake_provider(fake, **UNSCALED) as provider:
-        await provider.generate(PROMPT, SamplingParams(max_new_tokens=3, top_p=0.5), request_id=uuid4().hex)
+        await provider.generate(
+            GenerationRequest(PROMPT, SamplingParams(max_new_tokens=3, top_p=0.5), request_id=uuid4().hex)
+        )
     body = fake.bodies[-1]
     sampling = body.get("sampling_params", body)
 
@@ -41,7 +43,7 @@ async def test_sglang_is_not_asked_to_ignore_a_stop_id():
     async with serving(fake, notices_disconnects=False), fake_provider(fake, **UNSCALED) as provider:
         params = SamplingParams(max_new_tokens=3, ignore_eos=True, stop_token_ids=(7,))
         with pytest.raises(EngineRejected, match="ask for one of them"):
-            await provider.generate(PROMPT, params, request_id=uuid4().hex)
+            await provider.generate(GenerationRequest(PROMPT, params, request_id=uuid4().hex))
 
 
 @pytest.mark.parametrize("kind", ["sglang", "sglang-incremental"])
@@ -63,7 +65,7 @@ async def test_sglang_loses_no_abort_of_a_request_that_came_during_a_pause():
         await provider.pause(PauseMode.ABORT)
         request_id = uuid4().hex
         params = SamplingParams(max_new_tokens=400)
-        task = asyncio.ensure_future(provider.generate(PROMPT, params, request_id=request_id))
+        task = asyncio.ensure_future(provider.generate(GenerationRequest(PROMPT, params, request_id=request_id)))
         await asyncio.sleep(0.05)
         assert (await provider.health()).waiting == 1
         await provider.abort(request_id)
@@ -79,7 +81,7 @@ async def test_an_abort_in_sglang_s_queue_repeats_no_token(kind: str):
     fake = make_fake(kind, scripted_engine(SLOWLY), repeats_last_id=True)
     async with serving(fake, notices_disconnects=False), fake_provider(fake, **UNSCALED) as provider:
         request_id = uuid4().hex
-        stream = provider.stream(PROMPT, SamplingParams(max_new_tokens=400), request_id=request_id)
+        stream = provider.stream(GenerationRequest(PROMPT, SamplingParams(max_new_tokens=400), request_id=request_id))
         sampled = 0
         async for piece in stream:
             if isinstance(piece, GenerationResult):
@@ -98,7 +100,7 @@ async def test_vllm_s_endpoint_is_found_at_entry_and_stated(scale_out: bool, pat
     fake = FakeVLLM(scripted_engine(ScriptStep(text="Hello there.")), scale_out=scale_out)
     async with serving(fake, notices_disconnects=True), fake_provider(fake) as provider:
         before = len(fake.paths)
-        await provider.generate(PROMPT, SamplingParams(max_new_tokens=3), request_id=uuid4().hex)
+        await provider.generate(GenerationRequest(PROMPT, SamplingParams(max_new_tokens=3), request_id=uuid4().hex))
 
         assert {asked for asked in fake.paths[before:] if "generate" in asked or "completions" in asked} == {path}
         assert path in (await provider.health()).detail
@@ -122,7 +124,7 @@ async def test_vllm_without_any_abort_endpoint_says_so():
     async with serving(fake, notices_disconnects=True), fake_provider(fake, **UNSCALED) as provider:
         request_id = uuid4().hex
         task = asyncio.ensure_future(
-            provider.generate(PROMPT, SamplingParams(max_new_tokens=400), request_id=request_id)
+            provider.generate(GenerationRequest(PROMPT, SamplingParams(max_new_tokens=400), request_id=request_id))
         )
         await asyncio.sleep(0.05)
         with pytest.raises(EngineRejected, match="--enable-scale-out"):

@@ -14,7 +14,7 @@ from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineError, WeightsUnsettled
-from harness.types import SamplingParams, as_ids
+from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer, Fault, serving
 from tests.fake_engines.providers import fake_provider, make_fake, scripted_engine, toy_tokenizer
 from tests.session_servers.served import eventually
@@ -59,7 +59,7 @@ class Server:
     async def ask(self) -> None:
         """One generation; it may be refused, and then says nothing."""
         params = SamplingParams(max_new_tokens=4)
-        await self.provider.generate(PROMPT, params, request_id=uuid4().hex)
+        await self.provider.generate(GenerationRequest(PROMPT, params, request_id=uuid4().hex))
 
     def require_true_labels(self) -> None:
         """Whatever was sampled carries the label of the weights that did it, or one that is no version."""

@@ -13,7 +13,7 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.repeat_guard import require_guard
 from harness.errors import EngineRejected, ScenarioError
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason, GenerationResult, SamplingParams, TokenIds, as_ids
+from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
 from tests.looping_prompt import (
@@ -58,8 +58,10 @@ def running(engine: HuggingFaceTokenProvider) -> Iterator[HuggingFaceTokenProvid
     asyncio.run(engine.__aexit__(None, None, None))
 
 
-async def ask(engine: HuggingFaceTokenProvider, ids: TokenIds, params: SamplingParams) -> GenerationResult:
-    return await engine.generate(ids, params, request_id=uuid.uuid4().hex)
+async def ask(
+    engine: HuggingFaceTokenProvider, ids: TokenIds, params: SamplingParams, *, continues: int = 0
+) -> GenerationResult:
+    return await engine.generate(GenerationRequest(ids, params, uuid.uuid4().hex, continues=continues))
 
 
 async def ask_all(
@@ -110,7 +112,7 @@ async def test_a_continuation_is_ended_at_the_same_token(guarded: HuggingFaceTok
     for joint in (8, STOP_INDEX):
         head = await ask(guarded, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=joint))
         ids = as_ids([*PROMPT_IDS, *head.output_ids.tolist()])
-        tail = await ask(guarded, ids, replace(GREEDY, continues=joint))
+        tail = await ask(guarded, ids, GREEDY, continues=joint)
         afresh = await ask(guarded, ids, GREEDY)
 
         assert head.finish_reason is FinishReason.LENGTH
@@ -123,10 +125,10 @@ async def test_an_end_of_its_own_at_the_same_token_stands(guarded: HuggingFaceTo
     looped = await ask(guarded, as_ids(PROMPT_IDS), GREEDY)
     last = int(looped.output_ids[-1])
     first = looped.output_ids.tolist().index(last)
-    stop_id = replace(GREEDY, stop_token_ids=(last,), continues=STOP_INDEX)
+    stop_id = replace(GREEDY, stop_token_ids=(last,))
 
     budget = await ask(guarded, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=STOP_INDEX + 1))
-    stopped = await ask(guarded, as_ids([*PROMPT_IDS, *looped.output_ids[:-1].tolist()]), stop_id)
+    stopped = await ask(guarded, as_ids([*PROMPT_IDS, *looped.output_ids[:-1].tolist()]), stop_id, continues=STOP_INDEX)
 
     assert first < STOP_INDEX
     assert budget.finish_reason is FinishReason.LENGTH
@@ -177,4 +179,4 @@ async def test_a_guard_that_cannot_trip_stops_the_start(model_dir: Path) -> None
 
 async def test_more_tokens_cannot_be_continued_than_there_are(guarded: HuggingFaceTokenProvider) -> None:
     with pytest.raises(EngineRejected, match=r"continues must be 0\.\.17"):
-        await ask(guarded, as_ids(PROMPT_IDS), replace(GREEDY, continues=18))
+        await ask(guarded, as_ids(PROMPT_IDS), GREEDY, continues=18)

@@ -11,7 +11,7 @@ import pytest
 from harness.engines.base import LogprobScale, PauseMode
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.errors import EngineUnavailable
-from harness.types import GenerationResult, SamplingParams, as_ids
+from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import fake_provider
 from tests.fake_engines.workers import PATIENCE_S, fake_workers, worker_processes
@@ -48,7 +48,9 @@ class Listed:
 
     async def ask(self, session_id: str) -> GenerationResult:
         params = SamplingParams(max_new_tokens=3)
-        return await self.pool.generate(as_ids([40, 41]), params, request_id=uuid4().hex, session_id=session_id)
+        return await self.pool.generate(
+            GenerationRequest(as_ids([40, 41]), params, request_id=uuid4().hex, session_id=session_id)
+        )
 
 
 @asynccontextmanager

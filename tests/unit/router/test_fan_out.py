@@ -12,7 +12,7 @@ import pytest_asyncio
 from starlette.types import Receive, Scope, Send
 
 from harness.engines.scripted import ScriptStep
-from harness.types import SamplingParams, as_ids
+from harness.types import GenerationRequest, SamplingParams, as_ids
 from server_patch.router.app import open_http
 from server_patch.router.fan_out import Outcome, Updates, fan_out, report, status_of
 from server_patch.router.verbs import VERBS, Engine, Order
@@ -198,7 +198,7 @@ async def test_an_abort_by_the_client_s_id_ends_the_request_on_vllm(http):
     """To the bare id vLLM itself would have answered `aborted: 1` and gone on sampling."""
     async with fake_workers("vllm", step=SLOWLY) as fakes:
         ids, params = as_ids([40, 41, 42]), SamplingParams(max_new_tokens=400)
-        running = asyncio.create_task(fakes[0].engine.generate(ids, params, request_id="mine"))
+        running = asyncio.create_task(fakes[0].engine.generate(GenerationRequest(ids, params, request_id="mine")))
         await asyncio.sleep(0.05)
         await fan_out(http, workers_of(fakes), Order("/abort_request", "POST", "", b'{"rid": "mine"}'))
 

@@ -14,7 +14,7 @@ from harness.server.app import SessionServer
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import ANONYMOUS
 from harness.store.sqlite import SQLiteStore
-from harness.types import GenerationResult, Json, Turn
+from harness.types import GenerationRequest, GenerationResult, Json, Turn
 from tests.builders import body, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.asgi_client import Answer, Exchange
 from tests.session_servers.served import eventually, says, serving_with, url_of
@@ -41,10 +41,10 @@ class FrailEngine(ScriptedEngine):
     def capabilities(self, stated: Capabilities) -> None:
         self._capabilities = stated
 
-    async def generate(self, *given, **named) -> GenerationResult:
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
         if self.has_a_bug:
             raise ZeroDivisionError
-        return await super().generate(*given, **named)
+        return await super().generate(request)
 
 
 class SlowStore(SQLiteStore):

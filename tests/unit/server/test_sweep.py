@@ -21,7 +21,7 @@ from harness.sessions.weight_update import SweepRequest
 from harness.store.base import SessionStore
 from harness.store.connect import open_store
 from harness.store.sqlite import SQLiteStore
-from harness.types import PromptLogprobs, SamplingParams, as_ids
+from harness.types import GenerationRequest, PromptLogprobs, SamplingParams, as_ids
 from tests.builders import assistant, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, says
 
@@ -205,7 +205,8 @@ async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_toke
 
     class Strict(Engine):
         async def score(self, input_ids, *, start, session_id=None):
-            check_request(self.capabilities, input_ids, SamplingParams(max_new_tokens=1), start)
+            one_token = SamplingParams(max_new_tokens=1)
+            check_request(self.capabilities, GenerationRequest(input_ids, one_token, "", prompt_logprobs_from=start))
             return await super().score(input_ids, start=start)
 
     engine = Strict(ScriptStep(text="a long answer " * 4))

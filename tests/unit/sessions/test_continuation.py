@@ -24,6 +24,7 @@ from harness.types import (
 )
 from tests.builders import EOS, toy_tokenizer
 
+PROMPT = as_ids([1, 2])
 PARAMS = SamplingParams(max_new_tokens=100, seed=5)
 ENDINGS = Endings(frozenset({EOS}), toy_tokenizer().decode)
 
@@ -44,6 +45,10 @@ def output_of(*results: GenerationResult, params: SamplingParams = PARAMS) -> Ou
     for each in results:
         output = output.joined(each).settled(params, ENDINGS)
     return output
+
+
+def next_params(output: Output, params: SamplingParams) -> SamplingParams:
+    return output.next_request(PROMPT, params, request_id="next").params
 
 
 @given(
@@ -76,11 +81,13 @@ def test_the_next_request_gets_what_is_left_of_the_budget_and_a_seed_of_its_own(
     """Nothing that was sampled is paid twice; the engine learns how much of its input is output."""
     output = output_of(result(0, [10, 11, 12], FinishReason.ABORT))
 
-    params = output.next_params(PARAMS)
+    request = output.next_request(PROMPT, PARAMS, request_id="next")
 
-    assert (params.max_new_tokens, params.continues) == (97, 3)
-    assert params.seed == segment_seed(5, 3) != 5
-    assert Output.nothing().next_params(PARAMS) is PARAMS
+    assert (request.params.max_new_tokens, request.continues) == (97, 3)
+    assert request.input_ids.tolist() == [*PROMPT.tolist(), 10, 11, 12]
+    assert request.params.seed == segment_seed(5, 3) != 5
+    first = Output.nothing().next_request(PROMPT, PARAMS, request_id="first")
+    assert (first.input_ids, first.params, first.continues) == (PROMPT, PARAMS, 0)
 
 
 @pytest.mark.parametrize(("asked", "left"), [(0, 0), (2, 0), (3, 0), (10, 7)])
@@ -88,7 +95,7 @@ def test_the_next_request_may_end_when_the_turn_as_a_whole_is_long_enough(asked,
     """An engine counts the tokens of its own request only."""
     output = output_of(result(0, [10, 11, 12], FinishReason.ABORT))
 
-    assert output.next_params(replace(PARAMS, min_new_tokens=asked)).min_new_tokens == left
+    assert next_params(output, replace(PARAMS, min_new_tokens=asked)).min_new_tokens == left
 
 
 def test_a_turn_that_follows_a_grammar_begins_again():
@@ -103,7 +110,7 @@ def test_a_turn_that_follows_a_grammar_begins_again():
     assert (again.ids.size, again.segments, again.version_spans, again.finish) == (0, (), (), None)
     assert again.discarded == (Discarded(f"{0:032x}", 3, DropReason.RESTARTED),)
     assert again.scorings == (scored,)
-    assert again.next_params(params) == params
+    assert next_params(again, params) == params
     assert again.going_on(params).discarded == again.discarded
     assert output.going_on(PARAMS) is output
 
@@ -112,7 +119,7 @@ def test_a_request_that_produced_nothing_is_repeated_with_the_same_seed():
     """The same seed at the same position samples the same (I10)."""
     output = output_of(result(0, [], FinishReason.ABORT))
 
-    assert output.next_params(PARAMS) == PARAMS
+    assert next_params(output, PARAMS) == PARAMS
     assert segment_seed(5, 0) == 5
 
 

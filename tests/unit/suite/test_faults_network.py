@@ -21,7 +21,7 @@ from harness.suite.faults.engine_seam import NetworkFault
 from harness.suite.faults.network import FaultyNetwork, open_network
 from harness.suite.record.config import Overrides
 from harness.suite.scenarios.fault import Action
-from harness.types import GenerationDelta, GenerationResult, SamplingParams, as_ids
+from harness.types import GenerationDelta, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.fake_vllm import FakeVLLM
@@ -50,7 +50,7 @@ async def hurt(kind: str) -> AsyncIterator[tuple[TokenProvider, FaultyNetwork]]:
 async def generated(provider: TokenProvider, request_id: str = REQUEST) -> GenerationResult:
     """One request's whole answer."""
     async with asyncio.timeout(20):
-        return await provider.generate(as_ids([5, 6, 7]), PARAMS, request_id=request_id)
+        return await provider.generate(GenerationRequest(as_ids([5, 6, 7]), PARAMS, request_id=request_id))
 
 
 BROKEN: list[tuple[Action, type[EngineError]]] = [
@@ -99,7 +99,7 @@ async def test_a_stream_breaks_in_its_middle(kind: str, action: Action, error: t
     received: list[int] = []
 
     async def read(provider: TokenProvider, network: FaultyNetwork) -> None:
-        async for piece in provider.stream(as_ids([5, 6, 7]), PARAMS, request_id=REQUEST):
+        async for piece in provider.stream(GenerationRequest(as_ids([5, 6, 7]), PARAMS, request_id=REQUEST)):
             assert isinstance(piece, GenerationDelta)
             received.extend(piece.output_ids.tolist())
             if len(received) >= 5:

@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from harness.control.weights import WeightUpdater
+from harness.engines.scripted import ScriptStep
 from harness.samples.versions import known_version
 from harness.server.serving import RunningServer, serve
 from harness.store.memory import MemoryStore
@@ -66,7 +67,7 @@ class WatchedEngine(FakeSGLang):
 @asynccontextmanager
 async def running(lives: list[Life]) -> AsyncIterator[tuple[WatchedEngine, RunningServer, Client]]:
     """An engine, a session server in front of it, and whoever looks at both."""
-    engine = WatchedEngine(scripted_engine())
+    engine = WatchedEngine(scripted_engine(ScriptStep(text="Understood.")))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(engine, notices_disconnects=False))
         session_server = serve(

@@ -28,9 +28,9 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 300 killed s
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_stateful.py \
 		tests/system/server/test_faults_stateful.py
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
-	$(PY) -W error bench/abort_cycles.py --cycles 1000
-	$(PY) -W error bench/abort_cycles.py --cycles 50 --sessions 8 --work-s 0.2 2 --engine sglang
-	$(PY) -W error bench/abort_cycles.py --cycles 50 --sessions 8 --work-s 0.2 2 --engine vllm
+	$(PY) -W error soak/abort_cycles.py --cycles 1000
+	$(PY) -W error soak/abort_cycles.py --cycles 50 --sessions 8 --work-s 0.2 2 --engine sglang
+	$(PY) -W error soak/abort_cycles.py --cycles 50 --sessions 8 --work-s 0.2 2 --engine vllm
 
 setup: $(VENV)/.installed-run
 

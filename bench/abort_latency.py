@@ -20,7 +20,6 @@ from time import perf_counter
 
 import aiohttp
 import structlog
-from abort_cycles import Agents, toy_folder
 
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget
@@ -31,6 +30,7 @@ from harness.rollouts.manager import SessionManager
 from harness.server.serving import RunningServer, serve
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
+from soak.abort_cycles import Agents, toy_folder
 
 BUDGET = AbortBudget(agents_s=2, kill_s=2, collect_s=10, total_s=45)
 SCRIPT = Script(

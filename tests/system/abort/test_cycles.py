@@ -8,14 +8,14 @@ import pytest
 
 from tests.checkout import ROOT
 
-BENCH = ROOT / "bench" / "abort_cycles.py"
+SOAK = ROOT / "soak" / "abort_cycles.py"
 
 
 @pytest.mark.timeout(400)
 def test_cycles_of_drain_abort_collect_and_resume_leave_nothing_behind():
     """No sample with a token after an incomplete turn, a ledger that balances, an open gate; nothing is left."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(BENCH), "--cycles", "25", "--sessions", "16", "--json"],
+        [sys.executable, "-W", "error", str(SOAK), "--cycles", "25", "--sessions", "16", "--json"],
         check=False,
         capture_output=True,
         text=True,

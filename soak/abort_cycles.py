@@ -1,7 +1,7 @@
 """Drain, abort, collect, resume, over and over, with many live sessions: what is left behind, and what is trained.
 
-    python bench/abort_cycles.py [--cycles 1000] [--sessions 64] [--programs 1] [--json]
-    python bench/abort_cycles.py --engine sglang|vllm|sglang=URL|vllm=URL [--model DIR] --cycles 50
+    python soak/abort_cycles.py [--cycles 1000] [--sessions 64] [--programs 1] [--json]
+    python soak/abort_cycles.py --engine sglang|vllm|sglang=URL|vllm=URL [--model DIR] --cycles 50
 
 Every cycle starts rollouts with agents of every temper (they obey a 404, ignore it, rewrite their history, are in a
 tool call for ever, or are programs that ignore SIGTERM), lets all of them work for a moment, aborts, and checks every
@@ -181,7 +181,7 @@ class Cycles:
     async def _all_live(self, pending: list[asyncio.Task[Rollout]]) -> None:
         """Every rollout has its session, or has ended already."""
         async with asyncio.timeout(60):
-            # A session server offers nothing to wait for, and a bench may look.
+            # A session server offers nothing to wait for, and a soak may look.
             while len(self.served.server.server.sessions) < sum(not task.done() for task in pending):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

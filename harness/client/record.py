@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from harness.client.session_server import SessionFacts, SessionServerClient
 from harness.errors import HarnessError
+from harness.sessions.record import empty_record
 from harness.types import Json, Sample
 
 
@@ -29,19 +30,5 @@ async def read_record(client: SessionServerClient, session_id: str, *, settle_s:
         await client.end(session_id, within_s=settle_s)
         facts, session, samples = await client.collect(session_id)
     except HarnessError as error:
-        return SessionRecord(empty_session({}), SessionFacts(phase=""), lost=str(error))
+        return SessionRecord(empty_record(None, None), SessionFacts(phase=""), lost=str(error))
     return SessionRecord(session, facts, samples)
-
-
-def empty_session(metadata: Json) -> Json:
-    """The record of a session that the server does not have."""
-    return {
-        "session_id": None,
-        "phase": None,
-        "metadata": metadata,
-        "turns": [],
-        "turns_in_flight": 0,
-        "refusals": {},
-        "ledger": {"generated": 0, "trained": 0, "masked": 0, "dropped": {}},
-        "empty_samples": 0,
-    }

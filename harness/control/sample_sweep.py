@@ -5,12 +5,13 @@ as it was. Only engines whose sampled logprobs are raw can score: a sample does 
 were sampled. It does say when a grammar or a least length held a turn of it; such a sample is counted and left alone.
 """
 
-import asyncio
 import time
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
+from itertools import cycle
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import EngineError, EngineRejected
+from harness.machine.deadlines import work_through
 from harness.samples.proximal import ProximalColumns, sample_scoring_start, score_sample
 from harness.samples.versions import is_version
 from harness.sessions.weight_update import SweepReport, SweepRequest
@@ -34,26 +35,19 @@ async def sweep_samples(
     report = SweepReport(request.version, sessions=len(waiting))
     report.tokens_waiting = report.tokens_left = sum(_waiting(sample, request.version) for sample in waiting)
     report.tokens_incomparable = sum(_waiting(each, request.version) for each in every if not _is_comparable(each))
-    work = iter(waiting)
-    try:
-        async with asyncio.timeout(request.budget_s), asyncio.TaskGroup() as workers:
-            for number in range(min(request.concurrency, len(waiting))):
-                workers.create_task(_work(able[number % len(able)], work, samples, report))
-    except TimeoutError:
-        pass  # what is left is counted
-    report.seconds, report.is_running = time.monotonic() - began, False
-    return report
+    turns = cycle(able)
 
-
-async def _work(
-    engine: TokenProvider, work: Iterator[Sample], samples: MutableSequence[Sample], report: SweepReport
-) -> None:
-    for sample in work:
+    async def score(sample: Sample) -> None:
         try:
-            await _score(engine, sample, samples, report)
+            await _score(next(turns), sample, samples, report)
         except EngineError as error:
             report.failures[error.code] = report.failures.get(error.code, 0) + 1
         report.sessions_done += 1
+
+    at_once = min(request.concurrency, len(waiting))
+    await work_through(iter(waiting), score, at_once=at_once, seconds=request.budget_s)  # what is left is counted
+    report.seconds, report.is_running = time.monotonic() - began, False
+    return report
 
 
 async def _score(engine: TokenProvider, sample: Sample, samples: MutableSequence[Sample], report: SweepReport) -> None:
@@ -65,18 +59,12 @@ async def _score(engine: TokenProvider, sample: Sample, samples: MutableSequence
     report.tokens_read += int(input_ids.size)
     scoring = await engine.score(input_ids, start=start, session_id=sample.metadata.get("session_id"))
     scored = score_sample(sample, scoring)
-    if is_version(scoring.version, report.version) and _replaced(samples, sample, scored):
+    position = next((i for i, each in enumerate(samples) if each is sample), None)
+    if is_version(scoring.version, report.version) and position is not None:  # else it was consumed as it was
+        samples[position] = scored
         settled = _waiting(sample, report.version) - _waiting(scored, report.version)
         report.tokens_settled += settled
         report.tokens_left -= settled
-
-
-def _replaced(samples: MutableSequence[Sample], before: Sample, after: Sample) -> bool:
-    """Whether `before` was still there to be replaced."""
-    position = next((i for i, each in enumerate(samples) if each is before), None)
-    if position is not None:
-        samples[position] = after
-    return position is not None
 
 
 def _is_comparable(sample: Sample) -> bool:

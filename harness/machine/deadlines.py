@@ -1,12 +1,12 @@
 """Awaiting what others wrote, for a bounded time.
 
 `within` trusts the work to obey its cancellation, `attempt` does not: what ignores it is left behind, and its end will
-not go unread; `persist` makes it again until it works. `to_the_end` is for the few things that must happen although the
-caller is cancelled.
+not go unread; `persist` makes it again until it works; `work_through` does many things, some at a time. `to_the_end` is
+for the few things that must happen although the caller is cancelled.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from harness.errors import HarnessError
@@ -62,6 +62,27 @@ async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name
             return error
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def work_through(
+    items: Iterator[_T], work: Callable[[_T], Awaitable[object]], *, at_once: int, seconds: float
+) -> bool:
+    """Do `work` for each of `items`, so many at once; whether all of it was done within `seconds`.
+
+    An item is taken when there is time for it, so `items` may grow meanwhile. Raises what `work` raises.
+    """
+
+    async def go_on() -> None:
+        for item in items:
+            await work(item)
+
+    try:
+        async with asyncio.timeout(seconds), asyncio.TaskGroup() as workers:
+            for _ in range(at_once):
+                workers.create_task(go_on())
+    except TimeoutError:
+        return False
+    return True
 
 
 async def to_the_end(work: Awaitable[_T]) -> _T:

@@ -24,7 +24,7 @@ from typing import Self
 import structlog
 
 from harness.client.connections import SessionServerAddress
-from harness.client.record import SessionRecord, empty_session, read_record
+from harness.client.record import SessionRecord, read_record
 from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
@@ -41,6 +41,7 @@ from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.lifecycle import Phase
+from harness.sessions.record import empty_record
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Sample
 
@@ -279,7 +280,7 @@ def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float) 
         session_id=None,
         outcome=outcome,
         samples=(),
-        session=empty_session(task.metadata),
+        session=empty_record(None, None, task.metadata),
         agent_result=None,
         seconds=seconds,
     )

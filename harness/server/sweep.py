@@ -16,6 +16,7 @@ import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
+from harness.machine.deadlines import work_through
 from harness.samples.proximal import waiting_tokens
 from harness.samples.versions import version_of
 from harness.server.live_version import LiveVersion
@@ -66,11 +67,8 @@ class Sweep:
         began = time.monotonic()
         await self._require_live()
         waiting = self._with_successors(await self._count())
-        try:
-            async with asyncio.timeout(self._request.budget_s), asyncio.TaskGroup() as workers:
-                for _ in range(min(self._request.concurrency, self.report.sessions)):
-                    workers.create_task(self._work(waiting))
-        except TimeoutError:
+        at_once = min(self._request.concurrency, self.report.sessions)
+        if not await work_through(waiting, self._score_session, at_once=at_once, seconds=self._request.budget_s):
             log.warning("sweep_out_of_time", version=self._request.version, budget_s=self._request.budget_s)
         await self._close(time.monotonic() - began)
         return self.report
@@ -86,12 +84,11 @@ class Sweep:
                 param="version",
             )
 
-    async def _work(self, sessions: Iterator[Session]) -> None:
-        for session in sessions:
-            await self._score_session(session)
-            self.report.sessions_done += 1
-
     async def _score_session(self, session: Session) -> None:
+        await self._score_turns(session)
+        self.report.sessions_done += 1
+
+    async def _score_turns(self, session: Session) -> None:
         # Servers read no input that leaves no room for a token, and of a full context all but the last one fits.
         longest = self._engine.capabilities.context_length - 1
         given_up: set[int] = set()

@@ -5,13 +5,11 @@ shorten an output. Every decision here depends on its arguments alone (I10).
 """
 
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from harness.errors import LimitReached, PromptTooLong
+from harness.sessions.seeds import seed_of
 from harness.tokens.matching import ChainKey
 from harness.types import SamplingParams, SamplingWishes
-
-_SEED_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,7 @@ def turn_seed(session_seed: int, key: ChainKey, ordinal: int) -> int:
 
     It depends on what is asked, not on when: side calls of an agent that race with each other keep their seeds.
     """
-    text = f"{session_seed},{ordinal},".encode() + key
-    return int.from_bytes(blake2b(text, digest_size=8).digest()) >> (64 - _SEED_BITS)
+    return seed_of(f"{session_seed},{ordinal},".encode() + key)
 
 
 def _token_budget(limits: Limits, place: TurnPlace, context_length: int) -> int:

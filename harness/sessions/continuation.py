@@ -9,12 +9,12 @@ Pure: the server asks the engine, waits at the gate and decides when to give up.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from harness.sessions.ledger import DropReason
+from harness.sessions.seeds import seed_of
 from harness.tokens.incremental import StopStrings
 from harness.types import (
     Discarded,
@@ -33,7 +33,6 @@ from harness.types import (
     as_logprobs,
 )
 
-_SEED_BITS = 63
 _IDS_PER_CHARACTER = 4  # a character has at most four bytes
 _CONTEXT_IDS = 16  # decoders look at left neighbors; the first characters of a cut may be broken
 
@@ -225,7 +224,7 @@ def segment_seed(turn_seed: int, position: int) -> int:
     """
     if position == 0:
         return turn_seed
-    return int.from_bytes(blake2b(f"{turn_seed},{position}".encode(), digest_size=8).digest()) >> (64 - _SEED_BITS)
+    return seed_of(f"{turn_seed},{position}".encode())
 
 
 def _is_stop_id(token_id: int, params: SamplingParams, endings: Endings) -> bool:

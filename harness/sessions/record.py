@@ -59,12 +59,15 @@ def session_summary(session: Session) -> Json:
     }
 
 
-def empty_record(session_id: str) -> Json:
-    """The record of a session that was never seen or has been deleted: collecting it must not crash a rollout."""
+def empty_record(session_id: str | None, phase: str | None = "unknown", metadata: Json | None = None) -> Json:
+    """The record of a session that was never seen or has been deleted: collecting it must not crash a rollout.
+
+    A rollout without a session has one too, with no id, no phase and the `metadata` that it would have had.
+    """
     return {
         "session_id": session_id,
-        "phase": "unknown",
-        "metadata": {},
+        "phase": phase,
+        "metadata": metadata or {},
         "turns": [],
         "turns_in_flight": 0,
         "refusals": {},

@@ -1,9 +1,22 @@
 """HTTP connections that tell when an answer was not read.
 
-A server cannot know that an answer arrived, but it can often know that one did not: the client had closed before the
-last byte left, or it closed with bytes unread, which makes its kernel reset the connection. That is what a client does
-that times out just when its answer comes; its retry is to get that answer and not another one (I5). A proxy in between
-hides both, and nobody sees a client that has read an answer and throws it away.
+A client that times out just when its answer comes retries, and its retry is to get that answer and not another one
+(I5). So the server has to know whether an answer was read. It cannot know that one was, but it can often know that one
+was not, because of what the client's kernel does. There are three moments at which the truth may come out:
+
+1. Before the answer is sent. The client has closed its side, and its FIN waits in our socket. The event loop hears of
+   that some rounds later, when it next reads; the kernel knows already (`POLLRDHUP`). `Delivery` asks it as it is made.
+2. When the last byte has been written. The client closed in between: it leaves bytes unread, or our bytes meet a socket
+   that is gone. In both cases its kernel answers with a reset, which shows as an error on our socket (`POLLERR`,
+   `POLLHUP`) even before the loop has looked. `Delivery.hand_over` asks for it, and marks the answer delivered if there
+   is none.
+3. Later. The reset is still on its way when 2 is asked. The loop then ends the connection with a `ConnectionError`
+   instead of a plain end, `on_reset` is called, and a mark that was set is taken back.
+
+The third window ends when the next request begins on the same connection: a client that goes on has read its last
+answer, and a reset from then on is about another one. A plain close ends it too and says nothing: clients that have
+read their answer close in the same way, also those that throw it away. A proxy in between hides all of this, because it
+reads for the client; then an answer counts as delivered once the proxy has it.
 """
 
 import asyncio
@@ -35,7 +48,7 @@ class Connection(Protocol):
     """Called when the connection is reset before its next request."""
 
     def is_closed_by_client(self) -> bool:
-        """The client has closed its side, whether anybody has noticed or not."""
+        """The client has closed its side, whether the event loop has noticed or not."""
 
     def is_reset(self) -> bool:
         """What was sent met a client that had closed."""
@@ -44,7 +57,7 @@ class Connection(Protocol):
 class Delivery:
     """Whether one answer reached its client, as far as a server can tell; made before the answer is sent.
 
-    Tells `mark` whenever that changes.
+    Tells `mark` whenever that changes: True at most once, and False only after it.
     """
 
     def __init__(self, scope: Scope, mark: Callable[[bool], None]) -> None:
@@ -88,7 +101,10 @@ def _reset(transport: asyncio.Transport) -> None:
 class ResetAwareProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, a `Connection` to the requests that it carries; part of a server's `Connections`.
 
-    uvicorn takes any number of header lines, from whoever reaches the port; here they end at `BESIDE_BODY_BYTES`.
+    uvicorn takes any number of header lines, from anybody who reaches the port; here they end at `BESIDE_BODY_BYTES`.
+    The parser does not say how many bytes it has taken for them: all that arrive are counted, and those that it hands
+    out as body are taken off again. It hands them out inside of `super().data_received`, so what is left after that
+    call lies around the body. The count begins anew with the next request.
     """
 
     on_reset: Callable[[], None] | None = None
@@ -109,7 +125,7 @@ class ResetAwareProtocol(HttpToolsProtocol):
             self.send_400_response("the header lines of this request are too long")
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body, which whoever reads it bounds."""
+        """A piece of the body, whose length its reader bounds (`wire.read_body`)."""
         self._beside_body_bytes -= len(body)
         super().on_body(body)
 

@@ -187,7 +187,7 @@ class StreamedAnswer(Response, Generic[_T]):
                 await self._ends_soon(serving)
             try:
                 answer = await serving
-            except HarnessError as error:
+            except HarnessError as error:  # a bug goes its way: an answer without an end is never read as whole
                 await send({"type": "http.response.body", "body": self._turn.failure(error)})
                 return
             delivery = self._turn.delivery(answer)

@@ -4,9 +4,8 @@ Both are work for a processor, in proportion to what the agent sent. Small reque
 large ones off the event loop; what cannot fit into the context is refused before it is rendered.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelRequest, ToolMode
@@ -19,7 +18,7 @@ from harness.sessions.tree import AttachPoint
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
 from harness.tokens.fitting import rendering_sizes, require_fitting, require_possible
 from harness.tokens.matching import ChainKey, NormalForm, chain_keys
-from harness.types import Message, TokenIds, Turn, as_ids
+from harness.types import TokenIds, Turn, as_ids
 
 TAIL = 256
 """Ids at the end of a prompt: enough to see what the generation prompt began."""
@@ -58,7 +57,15 @@ class Prompts:
 
         Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
         """
-        work = partial(self._read, dialect, body, form, idempotency_key)
+
+        def work() -> ReadCall:
+            asked = dialect.parse(body, self.limits)
+            context_length = self.engine.capabilities.context_length
+            require_possible(self.chat_tokenizer.tokenizer, asked.messages, asked.tools, context_length)
+            keys = chain_keys(asked.messages, asked.tools, form)
+            digest = request_digest(body, idempotency_key)
+            return ReadCall(asked, keys, digest, rendering_sizes(asked.messages, asked.tools))
+
         return await self.heavy_work.do(len(body), work) if len(body) > _LARGE_BODY else work()
 
     async def encode(self, session: Session, point: AttachPoint, call: ReadCall) -> tuple[AttachPoint, TokenIds]:
@@ -68,53 +75,40 @@ class Prompts:
         """
         parent = session.parent_turn(point)
         if parent is not None:
-            ids = await self._encoded(call, point.matched, partial(self._extend, parent, call.request, point.matched))
+            ids = await self._encode_behind(parent, point.matched, call)
             if ids is not None:
                 return point, ids
-        ids = await self._encoded(call, 0, partial(self._render, call.request))
-        assert ids is not None
+        ids = await self._encode_behind(None, 0, call)
+        assert ids is not None, "a whole conversation can always be rendered, or is refused"
         return AttachPoint(None, 0, point.key), ids
 
     def forced_ids(self, asked: ModelRequest) -> list[int]:
         """How an answer that must be a tool call begins: part of the prompt, exact, never sampled, never trained."""
         return self.chat_tokenizer.call_beginning_ids(asked.tool_name) if asked.tool_mode is ToolMode.REQUIRED else []
 
-    @property
-    def _context_length(self) -> int:
-        return self.engine.capabilities.context_length
+    async def _encode_behind(self, parent: Turn | None, known: int, call: ReadCall) -> TokenIds | None:
+        """The ids of what `call` says behind its first `known` messages, the last of which is the answer of `parent`.
 
-    def _read(self, dialect: Dialect, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
-        asked = dialect.parse(body, self.limits)
-        require_possible(self.chat_tokenizer.tokenizer, asked.messages, asked.tools, self._context_length)
-        keys = chain_keys(asked.messages, asked.tools, form)
-        digest = request_digest(body, idempotency_key)
-        return ReadCall(asked, keys, digest, rendering_sizes(asked.messages, asked.tools))
+        None when the template cannot go on behind that turn.
+        """
+        asked = call.request
 
-    async def _encoded(self, call: ReadCall, first: int, encode: Callable[[], Sequence[int] | None]) -> TokenIds | None:
-        """What `encode` makes of the messages from `first` on; None when it cannot."""
-        size = call.sizes[-1] - (call.sizes[first] - call.sizes[0])
-        work = partial(self._encode, call.request, first, encode)
+        def work() -> TokenIds | None:
+            before, new = asked.messages[:known], asked.messages[known:]
+            require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, self.engine.capabilities.context_length)
+            ids: Sequence[int] | None
+            if parent is None:
+                ids = self.chat_tokenizer.render_ids(new, asked.tools)
+            else:
+                previous = SampledTurn(
+                    parent.reply,
+                    parent.output_ids.tolist(),
+                    parent.context_ids[-TAIL:].tolist(),
+                    opens_with_system=before[0]["role"] in ("system", "developer"),
+                    after_tools=any(message["role"] == "tool" for message in before),
+                )
+                ids = self.chat_tokenizer.extend_ids(previous, new, asked.tools)
+            return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
+
+        size = call.sizes[-1] - (call.sizes[known] - call.sizes[0])
         return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()
-
-    def _encode(self, asked: ModelRequest, first: int, encode: Callable[[], Sequence[int] | None]) -> TokenIds | None:
-        require_fitting(self.chat_tokenizer.tokenizer, asked.messages[first:], asked.tools, self._context_length)
-        ids = encode()
-        return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
-
-    def _extend(self, parent: Turn, asked: ModelRequest, matched: int) -> Sequence[int] | None:
-        previous = _sampled_turn(parent, asked.messages[:matched])
-        return self.chat_tokenizer.extend_ids(previous, asked.messages[matched:], asked.tools)
-
-    def _render(self, asked: ModelRequest) -> Sequence[int]:
-        return self.chat_tokenizer.render_ids(asked.messages, asked.tools)
-
-
-def _sampled_turn(turn: Turn, known: Sequence[Message]) -> SampledTurn:
-    """`turn`, which answered the messages `known` but the last, as what comes next depends on it."""
-    return SampledTurn(
-        turn.reply,
-        turn.output_ids.tolist(),
-        turn.context_ids[-TAIL:].tolist(),
-        opens_with_system=known[0]["role"] in ("system", "developer"),
-        after_tools=any(message["role"] == "tool" for message in known),
-    )

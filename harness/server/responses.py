@@ -62,7 +62,13 @@ class ErrorAnswers:
         self._unknown_routes = UnknownRoutes()
 
     def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
-        """What answers which error, as Starlette wants to be told."""
+        """What answers which error, as Starlette wants to be told.
+
+        Starlette takes the handler of the nearest class, so the order here means nothing. It asks the first three only
+        as long as the answer has not begun: from then on a streamed answer ends by itself (`end_stream`). The last one
+        stands outside of all others, and the error that it answers is raised again for the web server, which cuts a
+        connection whose answer has begun.
+        """
         return {
             HarnessError: self.refuse,
             HTTPException: self._refuse_route,

@@ -54,7 +54,7 @@ ROOM = {
 
 @dataclass(frozen=True)
 class Loop:
-    """The sequence that loops, and the digest of its neighbours."""
+    """The sequence that loops, and the digest of its neighbors."""
 
     tokens: int
     finish_reason: str

@@ -1,7 +1,7 @@
 """The values every layer speaks: what an engine is asked, what it answers, what a turn and a sample are.
 
 Token ids are `int32` arrays, logprobs `float32` arrays (natural logarithm), both one-dimensional and never written
-to after they were made. Everything here is immutable data; behaviour lives in the layer that owns the concept.
+to after they were made. Everything here is immutable data; behavior lives in the layer that owns the concept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 """A decoded JSON object: `Any` stays at this edge."""
 
 Message = Mapping[str, Any]
-"""A chat message in the OpenAI form, normalised by a dialect (`role`, `content`, `tool_calls`, ...)."""
+"""A chat message in the OpenAI form, normalized by a dialect (`role`, `content`, `tool_calls`, ...)."""
 
 
 class FinishReason(StrEnum):
@@ -245,7 +245,7 @@ class Turn:
     ordinal: int
     """How many turns of the session with this key were admitted before it; its seed depends on that."""
     request_digest: str
-    """blake2b-128 of the request body: recognises a retry."""
+    """blake2b-128 of the request body: recognizes a retry."""
     created_at: float
     """Unix seconds at admission."""
     seconds: float
@@ -258,7 +258,7 @@ class Turn:
     """Tokens at the end of `output_ids` that a guard forced; never trained."""
     discarded: tuple[Discarded, ...] = ()
     proximal_logprobs: Logprobs | None = None
-    """Per output token; None while every token holds its behaviour value (I7)."""
+    """Per output token; None while every token holds its behavior value (I7)."""
     proximal_versions: npt.NDArray[np.int32] | None = None
     """The policy version each proximal logprob was computed under; None like `proximal_logprobs`."""
 
@@ -305,7 +305,7 @@ class Sample:
     loss_mask: npt.NDArray[np.uint8]
     """1 on sampled tokens to train, 0 elsewhere; shape [response_length]."""
     rollout_log_probs: Logprobs
-    """Behaviour logprobs; 0.0 where no token was sampled."""
+    """Behavior logprobs; 0.0 where no token was sampled."""
     status: SampleStatus
     weight_versions: tuple[str, ...]
     """Version labels in the order in which they sampled, without repeats in a row."""

@@ -3,8 +3,8 @@
 Independent of the harness: reads samples as JSON, loads each checkpoint with transformers, runs a plain forward pass in
 float32 (no cache, no batch, no engine) over the sample's tokens, and compares
 
-- `rollout_log_probs` of every sampled token with the checkpoint of its behaviour version;
-- `proximal_logprobs` with the checkpoint of behaviour + 1 where the token has met it, else with its behaviour values.
+- `rollout_log_probs` of every sampled token with the checkpoint of its behavior version;
+- `proximal_logprobs` with the checkpoint of behavior + 1 where the token has met it, else with its behavior values.
 
     python tests/ground_truth.py samples.jsonl 0=MODEL_DIR 1=CHECKPOINT_DIR 2=CHECKPOINT_DIR
 """
@@ -35,16 +35,16 @@ class Verdict:
     proximal_difference: float = 0.0
     """Largest, over the tokens that met their next version."""
     moved: float = 0.0
-    """Mean absolute change of a logprob from behaviour to proximal: how much a mistake would show."""
+    """Mean absolute change of a logprob from behavior to proximal: how much a mistake would show."""
     third_states: list[str] = field(default_factory=list)
-    """Tokens whose proximal columns are neither the behaviour values nor those of the next version."""
+    """Tokens whose proximal columns are neither the behavior values nor those of the next version."""
     by_version: dict[str, float] = field(default_factory=dict)
     """Largest differences of each column by the version that computed them."""
 
     def lines(self) -> Iterator[str]:
         """The verdict, to be read."""
         yield f"{self.sampled} sampled tokens, {self.met_next} met their next version"
-        yield f"largest difference from the behaviour checkpoint: {self.behavior_difference:.2e}"
+        yield f"largest difference from the behavior checkpoint: {self.behavior_difference:.2e}"
         yield f"largest difference from the next checkpoint:      {self.proximal_difference:.2e}"
         yield f"a logprob moved by {self.moved:.3f} on average between the two"
         yield f"{len(self.third_states)} tokens in a third state"

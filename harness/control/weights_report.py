@@ -141,4 +141,4 @@ def _outdated(weights: LiveWeights) -> Iterator[str]:
 def _left(sweep: SweepReport) -> str:
     if not sweep.tokens_left:
         return ""
-    return f"{sweep.tokens_left} of {sweep.tokens_waiting} tokens were not scored and keep their behaviour values"
+    return f"{sweep.tokens_left} of {sweep.tokens_waiting} tokens were not scored and keep their behavior values"

@@ -1,7 +1,7 @@
 """OpenAI Chat Completions, as they are asked for: from wire JSON to the normal form.
 
 Pure. What clients really send is accepted: unknown fields are ignored, text parts are joined, empty values are dropped,
-so that a history which a client sends back normalises to what was served. What cannot be served is refused by name,
+so that a history which a client sends back normalizes to what was served. What cannot be served is refused by name,
 never ignored: several choices, images, a schema beside tools.
 
 A body is decoded in pieces, message by message and tool by tool: a decoder holds the interpreter until it is done, and
@@ -172,7 +172,7 @@ def _read_messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, 
             raise
         roles = ", ".join(get_args(_Role))
         raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
-    return tuple(_normalise(message, i) for i, message in enumerate(decoded))
+    return tuple(_normalize(message, i) for i, message in enumerate(decoded))
 
 
 def _read_tools(wire: _WireRequest, limits: RequestLimits) -> list[_Tool]:
@@ -189,7 +189,7 @@ def _size_bytes(raw: msgspec.Raw) -> int:
     return memoryview(raw).nbytes
 
 
-def _normalise(wire: _WireMessage, position: int) -> Message:
+def _normalize(wire: _WireMessage, position: int) -> Message:
     """The normal form of a message: only what is said, in one spelling."""
     content = wire.content if isinstance(wire.content, str) else "".join(part.text for part in wire.content or ())
     message: Json = {"role": wire.role, "content": content}

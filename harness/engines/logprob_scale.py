@@ -1,6 +1,6 @@
 """Does an engine report the logprobs of sampled tokens and of prompt tokens on one scale?
 
-Behaviour logprobs come from sampling, proximal ones from scoring; a trainer divides one by the other. SGLang divides
+Behavior logprobs come from sampling, proximal ones from scoring; a trainer divides one by the other. SGLang divides
 the first by the temperature unless told otherwise, vLLM does when told so. Nothing in a reply says which, so it is
 measured: sample a few tokens away from temperature 1, score the same tokens, compare. Works with every `TokenProvider`.
 """

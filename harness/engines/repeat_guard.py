@@ -90,7 +90,7 @@ def object_key_ids(tokenizer: Tokenizer) -> list[int]:
 class Disagreement(NamedTuple):
     """The guard's signal for a turn, against what its tokens say."""
 
-    signalled: bool
+    signaled: bool
     """The engine says that the guard ended the turn."""
     expected_at: int | None
     """Index of the output token that trips the detector; None when none does."""

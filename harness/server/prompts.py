@@ -35,7 +35,7 @@ class ReadCall:
     keys: Sequence[ChainKey]
     """Digests of the prefixes of its conversation (`tokens.matching`)."""
     digest: str
-    """Of the body, which recognises a retry."""
+    """Of the body, which recognizes a retry."""
     sizes: Sequence[int]
     """What rendering the tools and the first so many messages costs (`tokens.fitting`)."""
 

@@ -1,7 +1,7 @@
 """The proximal sweep: everything that waits for the live policy version is scored before that version disappears.
 
 Runs before a weight update, while turns go on: it takes nothing from them but engine time. Sessions that have lived
-longest go first, a bounded number at a time, for a bounded time; what was not reached keeps its behaviour values and is
+longest go first, a bounded number at a time, for a bounded time; what was not reached keeps its behavior values and is
 counted. A request that fails costs its own branch, which is not asked for again; the session goes on with its next one.
 A scoring that the engine did under another version settles nothing and ends the sweep of its session.
 """

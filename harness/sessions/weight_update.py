@@ -34,7 +34,7 @@ class SweepReport(msgspec.Struct):
     tokens_settled: int = 0
     """Tokens that met their next version in this sweep."""
     tokens_left: int = 0
-    """Tokens that still wait; after the update they keep their behaviour values."""
+    """Tokens that still wait; after the update they keep their behavior values."""
     tokens_incomparable: int = 0
     """Tokens sampled on a scale on which the engine cannot score."""
     tokens_read: int = 0

@@ -8,7 +8,7 @@ some finished ids before them for context. Cost per token is constant.
 from collections.abc import Callable, Sequence
 
 _LONGEST_WINDOW = 16  # ids; then it is cut back
-_SHORTEST_WINDOW = 8  # ids: up to 4 whose text is pending, and context; sub-word decoders look at their left neighbour
+_SHORTEST_WINDOW = 8  # ids: up to 4 whose text is pending, and context; sub-word decoders look at their left neighbor
 _LONGEST_WAIT = 4  # a UTF-8 character has at most 4 bytes: after as many ids without one, these bytes are no text
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

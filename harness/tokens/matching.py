@@ -1,4 +1,4 @@
-"""Recognising a history that a client sends back: one key per message, chained.
+"""Recognizing a history that a client sends back: one key per message, chained.
 
 `chain_keys` gives for each prefix of a conversation a digest that depends on every message (and the tools) in it, so
 the deepest stored turn that a request extends is found by looking up digests, not by comparing messages. Two messages

@@ -41,7 +41,7 @@ class CallSyntax(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What structures an output. Those that are single ids are recognised by their ids alone."""
+        """What structures an output. Those that are single ids are recognized by their ids alone."""
 
     def beginning(self, name: str | None) -> tuple[str, str]:
         """How an answer that must be a call (of `name`) begins: the family's words, and those with the tool's name."""

@@ -1,6 +1,6 @@
 """An output cut at the markers that structure it.
 
-A marker that is one id of the vocabulary is recognised by that id and nothing else: the same characters spelled out
+A marker that is one id of the vocabulary is recognized by that id and nothing else: the same characters spelled out
 with other ids, copied from a message say, are text. Markers that the vocabulary lacks are found in the text.
 """
 

@@ -1,4 +1,4 @@
-"""Controllers that die: every step they take towards a session server or an engine may be their last.
+"""Controllers that die: every step they take toward a session server or an engine may be their last.
 
 A controller talks to the server under a path of its own (`/c0/sessions/pause`), so what it asks can be told from what
 others ask. Once it is dead nothing of it arrives any more, as after `kill -9`.

@@ -76,7 +76,7 @@ class Agents:
 
 
 def unmet_versions(sample: Json) -> set[int]:
-    """Behaviour versions of the tokens that have not met their next version."""
+    """Behavior versions of the tokens that have not met their next version."""
     columns = zip(sample["behavior_versions"], sample["proximal_versions"], strict=True)
     return {behavior for behavior, proximal in columns if proximal == behavior >= 0}
 

@@ -52,7 +52,7 @@ def _row(title: str) -> bool:
 class Expectations:
     """Where engines differ, as the table in docs/engines.md has it."""
 
-    honours_seed: bool = _row("a seed reproduces the tokens")
+    honors_seed: bool = _row("a seed reproduces the tokens")
     reports_spans: bool = _row("a reply over a weight update says which tokens are whose")
     refuses_unfit_weights: bool = _row("a checkpoint that does not fit is refused")
     stops_despite_ignored_eos: bool = _row("stop ids count together with `ignore_eos`")
@@ -64,7 +64,7 @@ class Expectations:
 SCRIPTED = Expectations(refuses_unfit_weights=False, keeps_ends_away=False, follows_json_schema=False)
 LOCAL = Expectations(follows_json_schema=False)
 LOCAL_SERVED = replace(LOCAL, stops_despite_ignored_eos=False)
-SGLANG = Expectations(honours_seed=False, stops_despite_ignored_eos=False)
+SGLANG = Expectations(honors_seed=False, stops_despite_ignored_eos=False)
 VLLM = Expectations(streams_scored_prompts=False)
 VLLM_COMPLETIONS = replace(VLLM, reports_spans=False)
 
@@ -195,8 +195,8 @@ async def _scripted() -> AsyncIterator[Bench]:
 
 _SAYS_ITS_SCRIPT = {"keeps_ends_away": False, "follows_json_schema": False}
 _FAKED = {
-    "sglang": replace(SGLANG, honours_seed=True, **_SAYS_ITS_SCRIPT),
-    "sglang-incremental": replace(SGLANG, honours_seed=True, **_SAYS_ITS_SCRIPT),
+    "sglang": replace(SGLANG, honors_seed=True, **_SAYS_ITS_SCRIPT),
+    "sglang-incremental": replace(SGLANG, honors_seed=True, **_SAYS_ITS_SCRIPT),
     "vllm": replace(VLLM, **_SAYS_ITS_SCRIPT),
     "vllm-completions": replace(VLLM_COMPLETIONS, **_SAYS_ITS_SCRIPT),
 }

@@ -4,7 +4,7 @@ Single-threaded and synchronous; `thread.py` gives it a thread of its own. Whate
 two steps, so an abort, a pause or new weights fall between two sampled tokens and never into one.
 
 New weights invalidate all KV. Sequences that are frozen in the middle of an output compute theirs again, so that every
-logprob is exactly what the labelled weights say of that token.
+logprob is exactly what the labeled weights say of that token.
 """
 
 import time

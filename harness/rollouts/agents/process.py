@@ -117,7 +117,7 @@ class AgentProcess:
             pause_s = min(2 * pause_s, _MAX_POLL_S)
 
     def signal(self, number: int) -> bool:
-        """Send a signal to the whole group; whether it still had a process that may be signalled."""
+        """Send a signal to the whole group; whether it still had a process that may be signaled."""
         return signal_group(self.group, number)
 
 

@@ -199,7 +199,7 @@ def ledger_json(ledger: Ledger) -> Json:
 
 
 def _versions(sample: Json) -> tuple[Versions, Versions, int | None]:
-    """Behaviour and proximal versions of `sample`, and the version that was live when it was read."""
+    """Behavior and proximal versions of `sample`, and the version that was live when it was read."""
     behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
     # Without a sampled token, `staleness` is whatever the author of the prompt means by that word.
     stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}

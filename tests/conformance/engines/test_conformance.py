@@ -261,7 +261,7 @@ async def test_a_seed_reproduces_a_generation(bench: Bench):
     params = replace(GREEDY, max_new_tokens=16, temperature=2.0, seed=11)
     first, second, _ = await asyncio.gather(generate(bench, params), generate(bench, params), generate(bench))
 
-    assert (first.output_ids.tolist() == second.output_ids.tolist()) == bench.expects.honours_seed
+    assert (first.output_ids.tolist() == second.output_ids.tolist()) == bench.expects.honors_seed
     assert first.output_ids.size == second.output_ids.size == 16
 
 

@@ -136,7 +136,7 @@ ten thousand over all families, come on top. *Refused*: the template raises over
 Not covered: Phi and GLM-4, whose tokenizers are in no package that the tests can fetch; ChatGLM3, whose decoder drops
 spaces beside special tokens, so that texts cannot be compared. gpt-oss is read by ids (harmony) but its tokenizer is
 not here either. `developer` messages go in as `system` where a template has no such role; tool arguments and call ids
-in the form that a template accepts. Tokenizers that normalise (NFC in Qwen) show the model the normalised text.
+in the form that a template accepts. Tokenizers that normalize (NFC in Qwen) show the model the normalized text.
 
 ## What encoding again would have changed
 

@@ -109,7 +109,7 @@ async def play(actions: list[tuple[str, int]], mode: PauseMode) -> tuple[int, li
 
 
 def unmet(sample: Any) -> set[int]:
-    """Behaviour versions of tokens without a next version; fails on a value that is not the definition's."""
+    """Behavior versions of tokens without a next version; fails on a value that is not the definition's."""
     tokens, start = as_ids(sample["tokens"]), len(sample["tokens"]) - sample["response_length"]
     behavior, proximal = np.asarray(sample["behavior_versions"]), np.asarray(sample["proximal_versions"])
     is_sampled = behavior >= 0

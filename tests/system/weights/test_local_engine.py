@@ -136,7 +136,7 @@ async def test_nothing_is_left_waiting_when_the_next_update_sweeps(agents: Agent
     assert verdict.met_next == verdict.sampled == report.servers[0].sweep.tokens_settled
 
 
-async def test_a_jump_of_two_versions_leaves_the_behaviour_values(agents: Agents):
+async def test_a_jump_of_two_versions_leaves_the_behavior_values(agents: Agents):
     """Version 1 never served."""
     session = await agents.create()
     await agents.turn(session)
@@ -153,7 +153,7 @@ async def test_a_jump_of_two_versions_leaves_the_behaviour_values(agents: Agents
 
 
 async def test_kept_generations_are_true_under_both_versions(agents: Agents):
-    """Frozen, not ended: behaviour logprobs are those of each version, and nothing is scored on the way."""
+    """Frozen, not ended: behavior logprobs are those of each version, and nothing is scored on the way."""
     session = await agents.create()
     asking = await agents.long_turn(session)
     await agents.update(1, PauseMode.KEEP)
@@ -175,8 +175,8 @@ async def test_the_comparison_notices_a_wrong_value(agents: Agents):
     await agents.turn(session)
     sample = await agents.sample(session)
     shifted = sample | {"proximal_logprobs": [*sample["proximal_logprobs"][1:], 0.0]}
-    mislabelled = sample | {"proximal_logprobs": sample["rollout_log_probs"]}
+    mislabeled = sample | {"proximal_logprobs": sample["rollout_log_probs"]}
 
-    verdicts = [await asyncio.to_thread(compare, [wrong], agents.checkpoints) for wrong in (shifted, mislabelled)]
+    verdicts = [await asyncio.to_thread(compare, [wrong], agents.checkpoints) for wrong in (shifted, mislabeled)]
 
     assert min(verdict.proximal_difference for verdict in verdicts) > 0.05

@@ -176,7 +176,7 @@ class Mixing(Engine):
 
 
 async def test_a_scoring_that_spans_two_versions_is_discarded():
-    """Weights change while a request reads its input: it is labelled with the new version and settles nothing.
+    """Weights change while a request reads its input: it is labeled with the new version and settles nothing.
 
     It was asked to score from the first turn on, which waits for version 1; the second turn, which version 1 sampled,
     lies in the same window.
@@ -335,7 +335,7 @@ async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_mor
 
         sweep = update.report.servers[0].sweep
         assert sweep.tokens_left == sweep.tokens_waiting > 0
-        assert "were not scored and keep their behaviour values" in update.report.problems[0]
+        assert "were not scored and keep their behavior values" in update.report.problems[0]
         assert update.report.telemetry()["weights/proximal_tokens_left"] == sweep.tokens_left
         assert engine.weight_version == "2"
 

@@ -161,7 +161,7 @@ def halves(text: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("parsed", REPLIES, ids=range(len(REPLIES)))
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
-def test_an_answer_that_a_client_sends_back_is_recognised(parsed, client):
+def test_an_answer_that_a_client_sends_back_is_recognized(parsed, client):
     """Whatever a client library does to a message by itself, its key is that of the answer that was served."""
     reply = reply_message(parsed, "call_0_")
     served = json.loads(msgspec.json.encode(reply))

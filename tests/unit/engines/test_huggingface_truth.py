@@ -130,7 +130,7 @@ async def test_scores_are_those_of_a_plain_forward(engine: HuggingFaceTokenProvi
 
 
 async def test_what_was_sampled_is_scored_the_same(engine: HuggingFaceTokenProvider, ask, prompt: Prompt) -> None:
-    """Behaviour and proximal logprobs are on one scale, at any temperature."""
+    """Behavior and proximal logprobs are on one scale, at any temperature."""
     result = await ask.generate(prompt("Sing!"), params(10, temperature=0.3, seed=3))
     scores = await engine.score(
         as_ids(np.concatenate([result.input_ids, result.output_ids])), start=result.input_ids.size
@@ -224,7 +224,7 @@ async def test_what_cannot_be_served_is_refused(ask, ids: list[int], options: di
 async def test_other_architectures_are_true_too(
     make_small_model, plain_model, config_class: str, settings: dict[str, object]
 ) -> None:
-    """Sliding windows smaller than a chunk, biases, normalised heads."""
+    """Sliding windows smaller than a chunk, biases, normalized heads."""
     directory = make_small_model(config_class, **settings)
     ids = as_ids(np.arange(1000, 1060))
     async with HuggingFaceTokenProvider(directory, step_tokens=16) as provider:

@@ -14,9 +14,9 @@ def test_the_signal_comes_back_in_both_forms(triggered: bool) -> None:
 
 
 def test_the_additive_form_leaves_the_response_readable() -> None:
-    signalled = with_signal(RESPONSE, triggered=True)
+    signaled = with_signal(RESPONSE, triggered=True)
 
-    assert signalled == {**RESPONSE, "harness": {"repeat_terminate_triggered": 1}}
+    assert signaled == {**RESPONSE, "harness": {"repeat_terminate_triggered": 1}}
 
 
 def test_the_wrapped_form_leaves_the_response_untouched() -> None:

@@ -241,7 +241,7 @@ def zombies() -> set[psutil.Process]:
 async def test_zombies_of_a_parent_that_waits_for_nobody_count_as_gone(
     tmp_path: Path, watchdog: Watchdog, python_program
 ):
-    """They can be signalled for ever; the deadline is a small part of the grace period."""
+    """They can be signaled for ever; the deadline is a small part of the grace period."""
     command = python_program("""
         import os, time
         group = os.getpgrp()

@@ -206,14 +206,14 @@ async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> N
             serving_app(routed.around(saying("sessions"))) as url,
             httpx.AsyncClient(base_url=url) as http,
         ):
-            signalled = (await http.post("/v1/chat/completions", json={})).json()
+            signaled = (await http.post("/v1/chat/completions", json={})).json()
             gateway.listed.append(refused.url)
             async with asyncio.timeout(PATIENCE_S):
                 while not (reasons := (await http.get("/router")).json()["sessions"]["refused"]):
                     await asyncio.sleep(0.01)
             silent = (await http.post("/v1/chat/completions", json={})).json()
 
-    assert (signalled.keys(), silent.keys()) == ({"choices", "harness"}, {"choices"})
+    assert (signaled.keys(), silent.keys()) == ({"choices", "harness"}, {"choices"})
     assert "503" in reasons[refused.url]
 
 

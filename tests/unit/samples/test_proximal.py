@@ -139,7 +139,7 @@ def test_a_scoring_that_covers_a_part_settles_that_part(start, size):
 
 
 def test_a_version_that_was_skipped_is_never_met():
-    """After an update from 0 to 2 the tokens of version 0 keep their behaviour values for good."""
+    """After an update from 0 to 2 the tokens of version 0 keep their behavior values for good."""
     rollout = Rollout(ToyEngine())
     rollout.next_turn()
     rollout.sample(2)
@@ -191,7 +191,7 @@ def test_a_turn_that_goes_on_keeps_the_scores_of_its_broken_off_part(kept):
     assert keep_scores(whole, broken_off) is whole
 
 
-def test_a_turn_without_values_of_its_own_holds_the_behaviour_values():
+def test_a_turn_without_values_of_its_own_holds_the_behavior_values():
     """A turn that no scoring changed says so with None, not with copies."""
     plain = turn(output=[1, 2], logprobs=[-1.0, -2.0], spans=[("4", 0, 2)])
 

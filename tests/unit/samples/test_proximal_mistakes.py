@@ -185,7 +185,7 @@ def test_a_version_read_from_a_clock_after_the_reply():
     assert [span.version for span in right.turns[0].version_spans] == ["0", "1", "2"]
     assert wrong_tokens(right, {1, 2}) == 0
     assert [span.version for span in wrong.turns[0].version_spans] == ["0", "2", "2"]
-    # Tokens of version 1 pass for version 2 and so never meet it; those of 0 were scored by 1, labelled 2, and refused.
+    # Tokens of version 1 pass for version 2 and so never meet it; those of 0 were scored by 1, labeled 2, and refused.
     assert [version for _, version in proximal_of(wrong.turns)] == [0, 0, 2, 2, 2]
 
 
@@ -205,7 +205,7 @@ def test_a_jump_of_two_versions():
 
 
 def test_temperature_with_raw_prompt_logprobs():
-    """At 0.7 an engine that reports after-temperature logprobs cannot score: behaviour values stay, not a mixture."""
+    """At 0.7 an engine that reports after-temperature logprobs cannot score: behavior values stay, not a mixture."""
 
     def heated(collector: Collector, scale: LogprobScale) -> Rollout:
         return interrupted_twice(collector, ToyEngine(scale=scale, temperature=0.7))

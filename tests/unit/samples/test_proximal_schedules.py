@@ -27,7 +27,7 @@ class Schedules(RuleBasedStateMachine):
         self.engine = ToyEngine()
         self.turns: dict[int, Turn] = {}
         self.sampled_by: dict[tuple[int, int], int] = {}
-        """(turn, token) -> behaviour version, as the engine was when it sampled."""
+        """(turn, token) -> behavior version, as the engine was when it sampled."""
         self.met: set[tuple[int, int]] = set()
         """Tokens whose branch was scored under their next version."""
 

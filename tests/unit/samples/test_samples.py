@@ -288,7 +288,7 @@ def test_the_ledger_of_a_run_is_the_sum_of_its_sessions():
 
 
 def test_the_last_token_of_a_completed_turn_is_trained():
-    """Where to stop is learnt too: the end-of-turn id carries mask 1."""
+    """Where to stop is learned too: the end-of-turn id carries mask 1."""
     session = new_session()
     take_turn(session, [user("a")], "one")
 

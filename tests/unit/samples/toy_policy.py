@@ -149,7 +149,7 @@ class Collector:
         return result.version_spans
 
     def comparable(self, turns: Sequence[Turn], engine: ToyEngine) -> list[Turn]:
-        """The turns whose behaviour logprobs are on the scale of prompt logprobs."""
+        """The turns whose behavior logprobs are on the scale of prompt logprobs."""
         return [turn for turn in turns if is_on_prompt_scale(engine.scale, turn.params)]
 
 
@@ -229,7 +229,7 @@ def proximal_of(turns: Sequence[Turn]) -> list[tuple[float, int]]:
 def true_proximal(
     turns: Sequence[Turn], versions_met: set[int], policy: Policy = toy_policy
 ) -> list[tuple[float, int]]:
-    """The definition: each token under behaviour + 1 when that is in `versions_met`, else its behaviour values."""
+    """The definition: each token under behavior + 1 when that is in `versions_met`, else its behavior values."""
     pairs = []
     for each in turns:
         behavior = expand_spans(each.version_spans, each.output_ids.size).tolist()

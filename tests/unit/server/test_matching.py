@@ -10,7 +10,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def respelled(message):
-    """The message with its tool arguments serialised in another way."""
+    """The message with its tool arguments serialized in another way."""
     [call] = message["tool_calls"]
     return {**message, "tool_calls": [{**call, "function": {**call["function"], "arguments": '{"a":1}'}}]}
 

@@ -26,7 +26,7 @@ async def sampling(client: Client) -> None:
 
 
 async def check(client: Client, session: Served, *, met: dict[int, int]) -> None:
-    """Proximal columns are the definition: `met` says which version the tokens of a behaviour version met."""
+    """Proximal columns are the definition: `met` says which version the tokens of a behavior version met."""
     [sample] = await client.samples(session)
     tokens = as_ids(sample["tokens"])
     start = tokens.size - sample["response_length"]
@@ -100,7 +100,7 @@ async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
 
 
 async def test_a_jump_of_two_versions_settles_nothing():
-    """Version 1 never existed here: the tokens of version 0 keep their behaviour values."""
+    """Version 1 never existed here: the tokens of version 0 keep their behavior values."""
     async with serving(*says("one", "two")) as client:
         session = await client.create()
         messages = [*HI, await client.say(session, HI), user("go on")]

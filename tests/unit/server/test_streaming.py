@@ -84,7 +84,7 @@ async def test_a_streamed_answer_is_the_recorded_one():
 
 
 async def test_streamed_and_whole_answers_go_on_in_one_branch():
-    """A tool call that came in deltas is sent back and recognised."""
+    """A tool call that came in deltas is sent back and recognized."""
     async with serving(*says(CALL, "It is 5.")) as client:
         session = await client.create()
         async with streaming(client, session, tools=[tool()]) as stream:

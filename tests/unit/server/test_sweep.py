@@ -143,7 +143,7 @@ async def test_what_was_swept_survives_a_restart(tmp_path):
 
 
 async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach():
-    """The tokens left keep their behaviour values."""
+    """The tokens left keep their behavior values."""
     engine = Engine()
     async with serving(engine) as client:
         session = await two_turns(client)

@@ -56,7 +56,7 @@ def next_params(output: Output, params: SamplingParams) -> SamplingParams:
     versions=st.lists(st.sampled_from(["0", "1", "2"]), min_size=6, max_size=6),
 )
 def test_joined_segments_cover_the_output_without_gap(lengths, versions):
-    """Ids and logprobs in order; spans and segments tile the output; equal neighbours are one span."""
+    """Ids and logprobs in order; spans and segments tile the output; equal neighbors are one span."""
     parts = [
         result(number, list(range(10, 10 + length)), FinishReason.ABORT, version=versions[number])
         for number, length in enumerate(lengths)

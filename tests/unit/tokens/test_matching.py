@@ -48,7 +48,7 @@ def test_loose_tool_calls_compares_arguments_as_typed_json(ours: str, theirs: st
 
 
 def test_strict_compares_arguments_as_text() -> None:
-    """A client that re-serialises arguments branches unless its session is loose."""
+    """A client that re-serializes arguments branches unless its session is loose."""
     assert not same(call('{"a": 1}'), call('{"a":1}'))
     assert same(call('{"a": 1}'), call('{"a": 1}'))
 

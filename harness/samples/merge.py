@@ -5,9 +5,10 @@ turns after it are dropped and counted. A turn shared by several samples is trai
 that FAILED have no usable output and are part of no branch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ def merge_branches(turns: Sequence[Turn], selection: Selection) -> list[MergedBr
     leaves = [turn for turn in usable.values() if turn.index not in parents]
     if selection is Selection.LAST:
         leaves = [usable[max(usable)]] if usable else []
-    return [_cut(_branch(usable, leaf)) for leaf in leaves]
+    return [_merge_branch(usable, leaf) for leaf in leaves]
 
 
 def build_samples(
@@ -73,34 +74,28 @@ def count_empty(turns: Sequence[Turn], selection: Selection) -> int:
     return sum(_is_empty(branch, selection) for branch in _to_sample(turns, selection))
 
 
-def _to_sample(turns: Sequence[Turn], selection: Selection) -> Iterable[MergedBranch]:
+def _merge_branch(usable: Mapping[int, Turn], leaf: Turn) -> MergedBranch:
+    """The branch that ends with `leaf`, cut behind its first turn that is not COMPLETED (I3)."""
+    turns = [leaf]
+    while turns[-1].parent is not None:
+        turns.append(usable[turns[-1].parent])
+    turns.reverse()
+    end = next((i for i, turn in enumerate(turns, start=1) if turn.status is not TurnStatus.COMPLETED), len(turns))
+    return MergedBranch(tuple(turns[:end]), tuple(turns[end:]))
+
+
+def _to_sample(turns: Sequence[Turn], selection: Selection) -> Sequence[MergedBranch]:
+    """A branch for each sample; with TURNS every turn that is kept as the end of one, shared ones again and again."""
     branches = merge_branches(turns, selection)
-    return _single_turns(branches) if selection is Selection.TURNS else branches
+    if selection is not Selection.TURNS:
+        return branches
+    ends = [(branch, end) for branch in branches for end in range(1, len(branch.kept) + 1)]
+    return [MergedBranch(branch.kept[:end], branch.dropped) for branch, end in ends]
 
 
 def _is_empty(branch: MergedBranch, selection: Selection) -> bool:
     has_response = len(branch.kept) > 1 and selection is not Selection.TURNS
     return not has_response and branch.kept[-1].output_ids.size == 0
-
-
-def _single_turns(branches: Sequence[MergedBranch]) -> Iterator[MergedBranch]:
-    """Every turn that `branches` keep, as a branch that ends with it; shared ones come again."""
-    for branch in branches:
-        for end in range(1, len(branch.kept) + 1):
-            yield MergedBranch(branch.kept[:end], branch.dropped)
-
-
-def _branch(usable: Mapping[int, Turn], leaf: Turn) -> list[Turn]:
-    branch = [leaf]
-    while branch[-1].parent is not None:
-        branch.append(usable[branch[-1].parent])
-    return branch[::-1]
-
-
-def _cut(branch: Sequence[Turn]) -> MergedBranch:
-    ends = (i + 1 for i, turn in enumerate(branch) if turn.status is not TurnStatus.COMPLETED)
-    end = next(ends, len(branch))
-    return MergedBranch(tuple(branch[:end]), tuple(branch[end:]))
 
 
 def _build(
@@ -111,14 +106,15 @@ def _build(
     tokens = np.concatenate([part for turn in turns for part in (turn.context_ids, turn.output_ids)])
     start = tokens.size - turns[-1].output_ids.size if is_single_turn else turns[0].context_ids.size
     told = turns[-1:] if is_single_turn else turns
-    columns = _joined([_columns(turn, is_trained=turn.index not in trained) for turn in turns], start)
+    labels = [span.version for turn in told for span in turn.version_spans]
+    columns = _join([_columns(turn, is_trained=turn.index not in trained) for turn in turns], start)
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
         loss_mask=columns.mask,
         rollout_log_probs=columns.logprobs,
         status=SampleStatus(turns[-1].status),
-        weight_versions=_labels(told),
+        weight_versions=tuple(label for label, _ in groupby(labels)),
         behavior_versions=columns.versions,
         proximal_logprobs=columns.proximal_logprobs,
         proximal_versions=columns.proximal_versions,
@@ -154,7 +150,7 @@ def _after(context: int, fill: float, output: np.ndarray[Any, Any]) -> np.ndarra
     return np.concatenate([np.full(context, fill, dtype=output.dtype), output])
 
 
-def _joined(parts: Sequence[_Columns], start: int) -> _Columns:
+def _join(parts: Sequence[_Columns], start: int) -> _Columns:
     """One column each, without the first `start` tokens."""
     mask, logprobs, versions, proximal_logprobs, proximal_versions = (
         np.concatenate(column)[start:] for column in zip(*parts, strict=True)
@@ -162,11 +158,6 @@ def _joined(parts: Sequence[_Columns], start: int) -> _Columns:
     return _Columns(
         mask, as_logprobs(logprobs), as_ids(versions), as_logprobs(proximal_logprobs), as_ids(proximal_versions)
     )
-
-
-def _labels(turns: Sequence[Turn]) -> tuple[str, ...]:
-    labels = [span.version for turn in turns for span in turn.version_spans]
-    return tuple(label for i, label in enumerate(labels) if i == 0 or labels[i - 1] != label)
 
 
 def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns, live: int | None) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class AdmittedTurns:
             else:  # with no wait in between: what the engine hands over from now on finds it so
                 dismiss()
 
-    async def ended(self, session: Session, *, within_s: float) -> None:
+    async def wait_until_ended(self, session: Session, *, within_s: float) -> None:
         """Return when no turn of `session` is in flight, after `within_s` at the latest."""
         await within(within_s, asyncio.gather(*(turn.is_over.wait() for turn in self._of(session))))
 
@@ -113,27 +113,26 @@ class AdmittedTurns:
                 bound_contextvars(turn=admission.index, attempt=admission.attempt),
                 client.on_dismissal(lambda: session.abandon(admission.index)),
             ):
-                async with self._breaking_off(turn):
+                try:
                     yield turn
                     assert turn.outcome is not None, "whoever has a turn sampled says how it ended"
                     await to_the_end(self._keep(turn, turn.outcome))
+                # Whatever ends the block, the turn is kept before anybody hears of it. An error of ours is the client's
+                # answer; should the store fail now, that takes its place: nobody may believe that the partial is kept.
+                except HarnessError as error:
+                    await self._break_off(turn, error)
+                    raise
+                # A cancellation or a bug goes its way whatever the store says, because somebody above waits for exactly
+                # that. It comes last: a `HarnessError` is an `Exception`, and would be given up instead of named.
+                except BaseException as error:
+                    with suppress(StoreError):
+                        await self._break_off(turn, _as_reason(error))
+                    raise
         finally:
             self._let_go(turn)
 
-    @asynccontextmanager
-    async def _breaking_off(self, turn: AdmittedTurn) -> AsyncIterator[None]:
-        """Keep what has arrived of `turn` when the block fails before it has its outcome."""
-        try:
-            yield
-        except HarnessError as error:
-            await self._break_off(turn, error)
-            raise
-        except BaseException as error:  # a cancellation, or a bug of ours, goes its way once the turn is kept
-            with suppress(StoreError):
-                await self._break_off(turn, _given_up(error))
-            raise
-
     async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:
+        """Keep what has arrived of `turn`, unless it has its outcome: what the store refused is recorded."""
         if self._is_held(turn) and turn.session.is_in_flight(turn.admission.index):
             broken_off = break_off_turn(turn.admission, turn.output, error, self.clock())
             await to_the_end(self._keep(turn, broken_off))
@@ -143,7 +142,7 @@ class AdmittedTurns:
         try:
             await self._commit(turn.session, outcome)
         except BaseException as error:
-            outcome = lose_turn(outcome, error if isinstance(error, HarnessError) else _given_up(error))
+            outcome = lose_turn(outcome, _as_reason(error))
             raise
         finally:
             self._record(turn.session, outcome)
@@ -185,6 +184,8 @@ class AdmittedTurns:
         return self._turns.get((turn.session.session_id, turn.admission.index)) is turn
 
 
-def _given_up(error: BaseException) -> HarnessError:
-    """What is noted of a turn that a cancellation or a bug of ours has ended."""
+def _as_reason(error: BaseException) -> HarnessError:
+    """What is noted of a turn that `error` has ended: a cancellation and a bug of ours get a name of ours."""
+    if isinstance(error, HarnessError):
+        return error
     return HarnessError(f"the turn was given up: {type(error).__name__} {error}")

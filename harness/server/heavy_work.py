@@ -45,14 +45,14 @@ class HeavyWork:
             self._held_bytes += size_bytes
         self._metrics.heavy_work_began(size_bytes)
         future = self._executor.submit(work)
-        future.add_done_callback(partial(self._ended, size_bytes))
+        future.add_done_callback(partial(self._release, size_bytes))
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Begin nothing more; what has begun comes to its end, for nobody."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _ended(self, size_bytes: int, future: Future[Any]) -> None:
+    def _release(self, size_bytes: int, future: Future[Any]) -> None:
         del future
         with self._lock:
             self._held_bytes -= size_bytes

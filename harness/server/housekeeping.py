@@ -1,17 +1,23 @@
 """What a server gives back by itself: sessions that nobody uses any more, and the rows of closed ones.
 
+`LastUses` knows when each session was last used. One with a call under way is in use, wherever the call is: waiting at
+the gate, being encoded, or in flight.
+
 Both are off unless the settings say how long to keep them. A look costs what there is to give back, not what there is;
 rows go a few sessions at a time, so that turns which wait for the disk wait for no more than that. A store that fails
 is asked again at the next look.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 
 import structlog
 
 from harness.errors import StoreError
-from harness.server.registry import SessionRegistry
+from harness.machine.clock import Clock
 from harness.store.base import SessionStore
 
 CLOSED_SESSIONS_FORGOTTEN = "closed_sessions_forgotten"
@@ -22,9 +28,57 @@ _SESSIONS_AT_ONCE = 16
 log = structlog.get_logger()
 
 
-async def close_idle_sessions(sessions: SessionRegistry) -> None:
-    """Close the sessions whose time to live is over, for ever."""
-    await _again_and_again(sessions.expire, _IDLE_LOOK_S)
+class LastUses:
+    """The last use of sessions by their id; a look at them costs what it finds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._times: dict[str, float] = {}
+        """The longest unused first."""
+        self._calls: Counter[str] = Counter()
+        """Calls under way."""
+
+    def begin(self, session_id: str) -> None:
+        """Know a session from now on, as used just now."""
+        self._times[session_id] = self._clock()
+
+    def end(self, session_id: str) -> None:
+        """Forget a session."""
+        self._times.pop(session_id, None)
+
+    def use(self, session_id: str) -> None:
+        """Note that a session was used just now, if it is known."""
+        if self._times.pop(session_id, None) is not None:
+            self.begin(session_id)
+
+    @contextmanager
+    def in_use(self, session_id: str) -> Iterator[None]:
+        """The session is in use in the block, and has just been used after it."""
+        self._calls[session_id] += 1
+        try:
+            yield
+        finally:
+            self._calls[session_id] -= 1
+            if not self._calls[session_id]:
+                del self._calls[session_id]
+            self.use(session_id)
+
+    def unused_for(self, seconds: float, most: int) -> list[str]:
+        """Some of the sessions that have not been used for so long; one that a call keeps in use begins anew."""
+        now, over = self._clock(), []
+        for session_id in list(islice(self._times, most)):
+            if now - self._times[session_id] < seconds:
+                break
+            if session_id in self._calls:
+                self.use(session_id)
+            else:
+                over.append(session_id)
+        return over
+
+
+async def close_idle_sessions(expire: Callable[[], Awaitable[int]]) -> None:
+    """Close the sessions whose time to live is over, for ever; `expire` is `SessionRegistry.expire`."""
+    await _again_and_again(expire, _IDLE_LOOK_S)
 
 
 async def forget_closed_sessions(store: SessionStore, keep_s: float, *, every_s: float = 60.0) -> None:

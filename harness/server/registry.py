@@ -27,7 +27,7 @@ from harness.errors import GateClosed, SessionClosing, SessionDamaged, SessionNo
 from harness.machine.clock import Clock
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import HAND_OVER_S
-from harness.server.last_uses import LastUses
+from harness.server.housekeeping import LastUses
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.session import Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
@@ -151,7 +151,7 @@ class SessionRegistry:
         over.
         """
         is_new = config.resumes is None
-        session = await (self._opened(self._new(config)) if is_new else self._successor(config, live_version))
+        session = await (self._hold_new(self._new(config)) if is_new else self._take_over(config, live_version))
         self._metrics.session_created()
         return session
 
@@ -182,7 +182,7 @@ class SessionRegistry:
             await self._store.set_phase(session)
         except StoreError as error:
             log.warning(END_NOT_KEPT, session_id=session.session_id, error=error.message)
-        await self._turns.ended(session, within_s=within_s)
+        await self._turns.wait_until_ended(session, within_s=within_s)
 
     def in_use(self, session: Session) -> AbstractContextManager[None]:
         """`session` is not idle in the block, and has just been used after it."""
@@ -191,7 +191,7 @@ class SessionRegistry:
     async def expire(self) -> int:
         """Close the sessions that nobody has used for the idle time to live; returns how many. Raises `StoreError`."""
         expired = 0
-        while batch := self._unused():
+        while batch := self._find_unused():
             for session in batch:  # with no wait in between, nobody can begin to use one
                 session.close(CloseReason.IDLE)
             log.info(SESSIONS_EXPIRED, sessions=[session.session_id for session in batch], idle_s=self._idle_ttl_s)
@@ -204,7 +204,7 @@ class SessionRegistry:
         """End `session` for good, and its turns in flight as `end` does. Raises `StoreError`."""
         session.close(reason)
         self._turns.end(session, SessionClosing("the session was deleted"))
-        await self._turns.ended(session, within_s=_CLOSE_S)
+        await self._turns.wait_until_ended(session, within_s=_CLOSE_S)
         await self._store.set_phase(session)
         self._forget(session)
 
@@ -216,7 +216,7 @@ class SessionRegistry:
         self._quarantined.pop(damaged.session_id, None)
         self._metrics.sessions_quarantined(len(self._quarantined))
 
-    async def _opened(self, session: Session) -> Session:
+    async def _hold_new(self, session: Session) -> Session:
         self._hold(session)
         try:
             await self._store.create(session)
@@ -228,7 +228,7 @@ class SessionRegistry:
             raise GateClosed("the server was drained while the session was created; ask again later")
         return session
 
-    async def _successor(self, config: SessionConfig, live_version: int | None) -> Session:
+    async def _take_over(self, config: SessionConfig, live_version: int | None) -> Session:
         """The new session that takes over from the one that `config` names."""
         previous = self.get(config.resumes or "")
         taken = turns_to_take_over(previous.turns, config.limits, live_version)
@@ -246,7 +246,7 @@ class SessionRegistry:
         previous.close(CloseReason.TAKEN_OVER)
         return session
 
-    def _unused(self) -> list[Session]:
+    def _find_unused(self) -> list[Session]:
         """Some of the sessions whose time is over; one with a turn that nobody waits for any more is none of them."""
         over: list[Session] = []
         if self._idle_ttl_s is not None:

@@ -96,7 +96,7 @@ async def serve(
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))
         await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
         if settings.idle_ttl_s is not None:
-            await stack.enter_async_context(running(close_idle_sessions(server.sessions)))
+            await stack.enter_async_context(running(close_idle_sessions(server.sessions.expire)))
         if settings.keep_closed_s is not None:
             await stack.enter_async_context(running(forget_closed_sessions(store, settings.keep_closed_s)))
         if isinstance(engine, EnginePool):

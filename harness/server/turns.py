@@ -1,8 +1,19 @@
 """The life of a turn: from a model call to a recorded, durable turn.
 
-The steps are those of docs/architecture.md. Decisions are made by `Session`; this module awaits the encoder, the engine
-and the store between them. A turn is returned only after the store has made it durable (I9); `model_calls` makes the
-answer of it, in the words of the dialect in which it was asked for.
+The steps, by the numbers of docs/architecture.md:
+
+1. `read`: the body becomes a request in the normal form, within limits.
+2. `serve`: the gate lets it through; then the session says what it means, a new turn or one that it knows.
+3. to 5. `_admit`: its place in the tree, the ids of what is new, and the admission.
+6. to 8. `_sample`: the engine's output, parsed, durable, then recorded.
+
+Decisions are made by `Session`, in single calls that change everything or nothing; this module awaits the encoder, the
+engine and the store between them. Whatever a wait lets happen to the session (a drain, a retry, an end), the next call
+decides by the state that it finds: so nothing is locked, and what was true before an `await` is asked again after it.
+
+From its admission on a turn has an outcome, whatever is raised: that is the business of `admitted`, and its one
+`async with` stands around steps 6 to 8. A turn is returned only after the store has made it durable (I9); `model_calls`
+makes the answer of it, in the words of the dialect in which it was asked for.
 """
 
 import asyncio
@@ -34,13 +45,7 @@ from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
 from harness.sessions.session import AfterIncomplete, Session
-from harness.sessions.turn_outcome import (
-    Admission,
-    Reply,
-    TurnRequest,
-    break_off_turn,
-    end_turn,
-)
+from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
@@ -113,22 +118,36 @@ class TurnService:
         return self.settings.model or self.engine.capabilities.model
 
     async def read(self, session: Session, dialect: Dialect, body: bytes, client: ClientConnection) -> ModelCall:
-        """What `body` asks of `session` in `dialect`. Raises `RequestError`, or `ServerBusy`."""
+        """What `body` asks of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
         read = await self.prompts.read(dialect, body, session.normal_form, client.idempotency_key)
-        self._check_offered(read.request)
+        asked, able = read.request.sampling, self.engine.capabilities
+        if (asked.top_logprobs or 0) > able.max_top_logprobs:
+            raise MalformedRequest(
+                f"top_logprobs: expected 0..{able.max_top_logprobs}, got {asked.top_logprobs}", param="top_logprobs"
+            )
+        if asked.json_schema is not None and not able.follows_json_schema:
+            raise MalformedRequest(
+                f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
+            )
         return ModelCall(session, read, client, began_at)
 
     async def serve(self, call: ModelCall) -> ServedTurn:
-        """The turn that answers a model call.
+        """The turn that answers a model call (steps 2 to 8).
 
         Raises `RequestError` (nothing changed), `TurnRefused`, `GateClosed`, `EngineError`, `StoreError`, or
-        `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it.
+        `ClientLeft`; a turn that broke off is recorded, and the same request goes on with it. One that was aborted is
+        refused, unless the session wants to see incomplete turns (I2).
         """
-        with bound_contextvars(session_id=call.session.session_id):
-            await self.gatekeeper.enter(Work.TURN, call.client, call.session)
-            served = await self._served(call)
-            self._require_servable(call.session, served.turn)
+        session = call.session
+        with bound_contextvars(session_id=session.session_id):
+            await self.gatekeeper.enter(Work.TURN, call.client, session)
+            served = await self._find_or_sample(call)
+        turn = served.turn
+        if turn.status is TurnStatus.ABORTED and session.config.after_incomplete is not AfterIncomplete.SERVE:
+            raise TurnAborted(
+                f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"
+            )
         return served
 
     def mark_delivered(self, call: ModelCall, served: ServedTurn, delivered: bool) -> None:
@@ -136,22 +155,25 @@ class TurnService:
         call.session.mark_delivered(served.turn.index, delivered=delivered)
         self.store.mark_delivered(call.session.session_id, served.turn.index, delivered=delivered)
 
-    async def _served(self, call: ModelCall) -> ServedTurn:
-        """A new turn for the call, or what an earlier one with the same body has come to (I5)."""
+    async def _find_or_sample(self, call: ModelCall) -> ServedTurn:
+        """A new turn for the call, or what an earlier one with the same body has come to (I5).
+
+        Each wait may change what the call means, so after each the session is asked anew.
+        """
         has_looked_twice = False
         while True:
             call.client.require_there()
             treatment, index = call.session.treatment(call.read.digest, says_retry=call.client.says_retry)
             match treatment:
                 case Treatment.SAMPLE if index >= 0 and not has_looked_twice:
-                    await _connections_noticed()
+                    await _notice_disconnects()
                     has_looked_twice = True
                 case Treatment.SAMPLE:
                     admission = await self._admit(call)
                     if admission is not None:
-                        return await self._sampled(call, admission)
+                        return await self._sample(call, admission)
                 case Treatment.CONTINUE:
-                    return await self._sampled(call, call.session.take_up(index, self.clock()))
+                    return await self._sample(call, call.session.take_up(index, self.clock()))
                 case Treatment.REPLAY:
                     return ServedTurn(call.session.turn(index))
                 case Treatment.JOIN:
@@ -159,50 +181,11 @@ class TurnService:
                 case _:
                     assert_never(treatment)
 
-    async def _sampled(self, call: ModelCall, admission: Admission) -> ServedTurn:
-        """Have the engine sample; what became of the turn."""
-        async with self.admitted.until_outcome(call.session, admission, call.client) as turn:
-            turn.generation = generation = self._generation(call, admission)
-            await generation.run()
-            await self._keep_scores(call.session, generation)
-            turn.outcome = outcome = self._outcome(call, generation)
-        if generation.limit is not None:
-            raise generation.limit
-        if not outcome.is_usable:  # it broke off: there is nothing to be read as an answer
-            call.client.require_there()
-        return ServedTurn(outcome, generation.output.top_logprobs)
-
-    def _generation(self, call: ModelCall, admission: Admission) -> Generation:
-        tokenizer = self.chat_tokenizer.tokenizer
-        return Generation(
-            self.engine,
-            self.gatekeeper,
-            self.live,
-            Endings(tokenizer.eos_ids, tokenizer.decode, self.engine.capabilities.may_stop_early),
-            self.settings,
-            self._request_ids,
-            call.session,
-            admission,
-            call.client,
-        )
-
-    async def _keep_scores(self, session: Session, generation: Generation) -> None:
-        """Give the turns before this one what the engine scored of them on the way."""
-        for scoring in generation.output.scorings:
-            changed = session.take_scores(generation.admission.parent, scoring, generation.is_comparable)
-            if changed:
-                await self.store.keep_scores(session.session_id, changed)
-
-    def _outcome(self, call: ModelCall, generation: Generation) -> Turn:
-        """The turn as it ended; one that could go on but for its client waits for the client's retry."""
-        admission, output, dismissal = generation.admission, generation.output, call.client.dismissal
-        if not output.is_complete and dismissal is not None and not call.session.is_drained:
-            return break_off_turn(admission, output, dismissal, self.clock())
-        error = generation.limit or generation.failure
-        return end_turn(admission, output, self._reply(call, generation), self.clock(), error)
-
     async def _admit(self, call: ModelCall) -> Admission | None:
-        """A turn for the call; None when what it means has changed: the same call was admitted from elsewhere."""
+        """A turn for the call (steps 3 to 5).
+
+        None when what the call means has changed on the way: the same call was admitted from elsewhere.
+        """
         session, asked = call.session, call.request
         await self.live.settled(call.client, lambda: session.is_open)
         point = session.attach(call.read.keys)
@@ -215,45 +198,61 @@ class TurnService:
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
-    def _reply(self, call: ModelCall, generation: Generation) -> Reply:
-        """What the agent reads: content and tool calls parsed from the sampled ids."""
+    async def _sample(self, call: ModelCall, admission: Admission) -> ServedTurn:
+        """What became of an admitted turn (steps 6 to 8): sampled, parsed, durable and recorded.
+
+        What the engine scored on the way belongs to the turns before this one, and is kept before it is.
+        """
+        session, tokenizer = call.session, self.chat_tokenizer.tokenizer
+        async with self.admitted.until_outcome(session, admission, call.client) as turn:
+            turn.generation = generation = Generation(
+                self.engine,
+                self.gatekeeper,
+                self.live,
+                Endings(tokenizer.eos_ids, tokenizer.decode, self.engine.capabilities.may_stop_early),
+                self.settings,
+                self._request_ids,
+                session,
+                admission,
+                call.client,
+            )
+            await generation.run()
+            for scoring in generation.output.scorings:
+                changed = session.take_scores(admission.parent, scoring, generation.is_comparable)
+                if changed:
+                    await self.store.keep_scores(session.session_id, changed)
+            turn.outcome = outcome = self._end(call, generation)
+        if generation.limit is not None:
+            raise generation.limit
+        if not outcome.is_usable:  # it broke off: there is nothing to be read as an answer
+            call.client.require_there()
+        return ServedTurn(outcome, generation.output.top_logprobs)
+
+    def _end(self, call: ModelCall, generation: Generation) -> Turn:
+        """The turn as it ended, with what the agent reads: content and tool calls parsed from the sampled ids.
+
+        One that could go on but for its client waits for the client's retry. In a drained session nothing goes on: what
+        there is ends the turn, and is a sample's last.
+        """
         asked, admission, output = call.request, generation.admission, generation.output
+        dismissal, is_drained = call.client.dismissal, call.session.is_drained
+        if not output.is_complete and dismissal is not None and not is_drained:
+            return break_off_turn(admission, output, dismissal, self.clock())
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
         context_ids = admission.request.context_ids[-TAIL:].tolist()
         sampled = SampledOutput(output.ids.tolist(), context_ids, self.prompts.forced_ids(asked), stop)
         parsed = self.chat_tokenizer.parse(sampled, asked.tools if asked.tool_mode is not ToolMode.NONE else ())
-        message = reply_message(parsed, _call_id_prefix(admission))
-        notes = {"malformed_tool_call": True} if parsed.malformed else {}
-        end = end_of_output(
-            output.finish,
-            has_calls=bool(parsed.tool_calls),
-            is_drained=call.session.is_drained,
-            is_stale=generation.limit is not None,
+        has_calls, is_stale = bool(parsed.tool_calls), generation.limit is not None
+        reply = Reply(
+            # Call ids are part of the conversation: unique in a session, and the same in every run (I10).
+            reply_message(parsed, f"call_{admission.key.hex()[:12]}{admission.ordinal}_"),
+            end_of_output(output.finish, has_calls=has_calls, is_drained=is_drained, is_stale=is_stale),
+            {"malformed_tool_call": True} if parsed.malformed else {},
         )
-        return Reply(message, end, notes)
-
-    def _require_servable(self, session: Session, turn: Turn) -> None:
-        """Raises `TurnAborted` for an aborted turn unless the session wants to see incomplete ones (I2)."""
-        if turn.status is not TurnStatus.ABORTED or session.config.after_incomplete is AfterIncomplete.SERVE:
-            return
-        raise TurnAborted(
-            f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"
-        )
-
-    def _check_offered(self, asked: ModelRequest) -> None:
-        most = self.engine.capabilities.max_top_logprobs
-        if (asked.sampling.top_logprobs or 0) > most:
-            raise MalformedRequest(
-                f"top_logprobs: expected 0..{most}, got {asked.sampling.top_logprobs}", param="top_logprobs"
-            )
-        if asked.sampling.json_schema is not None and not self.engine.capabilities.follows_json_schema:
-            raise MalformedRequest(
-                f"response_format: expected type 'text', {self.engine.capabilities.engine} follows no schema",
-                param="response_format",
-            )
+        return end_turn(admission, output, reply, self.clock(), generation.limit or generation.failure)
 
 
-async def _connections_noticed() -> None:
+async def _notice_disconnects() -> None:
     """Return when every disconnect that is under way has been noticed.
 
     A retry may be read before the end of the connection it replaces: a lost connection takes some rounds of the loop
@@ -262,8 +261,3 @@ async def _connections_noticed() -> None:
     await asyncio.sleep(_NOTICE_S)
     for _ in range(_NOTICE_ROUNDS):
         await asyncio.sleep(0)
-
-
-def _call_id_prefix(admission: Admission) -> str:
-    """Call ids are part of the conversation: unique in a session, and the same in every run (I10)."""
-    return f"call_{admission.key.hex()[:12]}{admission.ordinal}_"

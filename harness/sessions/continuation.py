@@ -4,6 +4,20 @@ A turn is one engine request when nothing interferes. When an engine cuts it sho
 asked for, a client that left and came back), the next request takes prompt + partial as its input, and the agent sees
 one answer. Every segment keeps its own request id, its versions and its logprobs; nothing is sampled twice.
 
+The joint between two requests is invisible to the agent, and nothing about it is visible to the engine, which takes the
+partial for prompt. So whatever an engine decides by its own output is decided here by the output as a whole:
+
+- A stop string may begin before the joint and end behind it. No engine sees that; it is looked for in all of the text,
+  and what was sampled behind it is cut off and counted (`after_stop`).
+- A partial may end with the very token that would have ended the turn (a stop id, the last of the budget), because an
+  abort and the end crossed. Then there is nothing left to ask for, although the engine said `abort`.
+- Budgets shrink by what is there, and the seed moves with the position: the same seed again would draw the same
+  numbers for other tokens, and a request that is repeated has to sample the same tokens (I10).
+- A grammar begins at the first token that an engine samples. A partial that follows one cannot be gone on from: it is
+  discarded, and the turn begins again (`restarted`).
+- The request reads the partial as input, so the engine can score it under the weights of now: that is how a token that
+  was sampled before an update meets its next version (I7).
+
 Pure: the server asks the engine, waits at the gate and decides when to give up.
 """
 

@@ -44,7 +44,7 @@ def find_divergence(
         if ours is None:
             return None
         if theirs is None:
-            return Divergence(index, "message", _shortened(_text(form(ours)), 0), "")
+            return Divergence(index, "message", _shorten(_text(form(ours)), 0), "")
         found = _compare(form(ours), form(theirs), index)
         if found is not None:
             return found
@@ -56,7 +56,7 @@ def _compare(ours: Json, theirs: Json, index: int) -> Divergence | None:
         if ours.get(name) != theirs.get(name):
             left, right = _text(ours.get(name)), _text(theirs.get(name))
             same = _common_length(left, right)
-            return Divergence(index, name, _shortened(left, same), _shortened(right, same))
+            return Divergence(index, name, _shorten(left, same), _shorten(right, same))
     return None
 
 
@@ -82,7 +82,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
 
 
-def _shortened(text: str, difference: int) -> str:
+def _shorten(text: str, difference: int) -> str:
     """At most `_SHOWN` characters of `text`, those around `difference`."""
     start = max(0, min(difference - _SHOWN // 4, len(text) - _SHOWN))
     shown = text[start : start + _SHOWN]

@@ -37,7 +37,7 @@ def next_scoring(
     for branch in _branches(session):
         if branch[-1].index in given_up:
             continue
-        window = waiting_window(filter(is_comparable, _settled(session, branch)), version)
+        window = waiting_window(filter(is_comparable, _without_in_flight(session, branch)), version)
         if window is not None and window.start < longest:
             return ScoringTask(branch[-1].index, _ids(branch, min(window.stop, longest)), window.start)
     return None
@@ -55,9 +55,9 @@ def waiting_turns(session: Session, version: int) -> list[Turn]:
         return []
     if session.is_open:
         usable = [turn for turn in map(session.turn, candidates) if turn.status is not TurnStatus.FAILED]
-        return _settled(session, usable)
+        return _without_in_flight(session, usable)
     turns = {turn.index: turn for branch in _branches(session) for turn in branch if turn.index in candidates}
-    return _settled(session, turns.values())
+    return _without_in_flight(session, turns.values())
 
 
 def _branches(session: Session) -> Iterator[Sequence[Turn]]:
@@ -70,7 +70,7 @@ def _branches(session: Session) -> Iterator[Sequence[Turn]]:
     yield from (session.branch(turn.index) for turn in usable if turn.index not in parents)
 
 
-def _settled(session: Session, branch: Iterable[Turn]) -> list[Turn]:
+def _without_in_flight(session: Session, branch: Iterable[Turn]) -> list[Turn]:
     """The turns of `branch` that nobody works on; another outcome of the others is on its way to the store."""
     in_flight = {admission.index for admission in session.turns_in_flight}
     return [turn for turn in branch if turn.index not in in_flight]

@@ -112,7 +112,13 @@ class Session:
         """
         self._require_open()
         index = self._latest_with_body.get(digest, -1)
-        return TREATMENTS[self._standing(index), says_retry], index
+        if index < 0:
+            found = Standing.UNKNOWN
+        elif index in self._in_flight:
+            found = Standing.ABANDONED if index in self._abandoned else Standing.AWAITED
+        else:
+            found = standing(self._tree.turn(index))
+        return TREATMENTS[found, says_retry], index
 
     def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
         """Where a request with the prefix digests `keys` continues.
@@ -121,7 +127,12 @@ class Session:
         """
         self._require_open()
         point = self._tree.attach(keys)
-        self._require_extendable(point.parent)
+        if point.parent is not None and self.config.after_incomplete is not AfterIncomplete.SERVE:
+            status = self._tree.turn(point.parent).status
+            if status is not TurnStatus.COMPLETED:
+                raise BranchEnded(
+                    f"turn {point.parent} of this branch is {status}; what follows it could not be trained"
+                )
         return point
 
     def turn(self, index: int) -> Turn:
@@ -233,7 +244,7 @@ class Session:
         changed = score_turns(self._waiting_in_branch(leaf, version, is_comparable), scoring)
         for turn in changed:
             self._tree.replace(turn)
-            self._waiting.settled(turn, version)
+            self._waiting.forget_met(turn, version)
         return changed
 
     def mark_delivered(self, index: int, *, delivered: bool = True) -> Turn:
@@ -306,23 +317,9 @@ class Session:
         indices = candidates - self._in_flight.keys()
         return [turn for turn in self.branch(leaf) if turn.index in indices and is_comparable(turn)]
 
-    def _standing(self, index: int) -> Standing:
-        if index < 0:
-            return Standing.UNKNOWN
-        if index in self._in_flight:
-            return Standing.ABANDONED if index in self._abandoned else Standing.AWAITED
-        return standing(self._tree.turn(index))
-
     def _require_open(self) -> None:
         if not self.is_open:
             raise SessionClosing(f"the session is {self.phase} and accepts no further turn")
-
-    def _require_extendable(self, parent: int | None) -> None:
-        if parent is None or self.config.after_incomplete is AfterIncomplete.SERVE:
-            return
-        turn = self._tree.turn(parent)
-        if turn.status is not TurnStatus.COMPLETED:
-            raise BranchEnded(f"turn {parent} of this branch is {turn.status}; what follows it could not be trained")
 
     def _count(self, index: int, key: ChainKey, ordinal: int) -> None:
         self._admitted = max(self._admitted, index + 1)

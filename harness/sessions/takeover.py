@@ -6,7 +6,7 @@ comes then is new: nothing is sampled twice. The turns move, they are not copied
 turns that are left behind, are in the ledger of the successor from then on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.errors import MalformedRequest
@@ -50,24 +50,12 @@ def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) 
     """
     taken: dict[int, Turn] = {}
     for turn in turns:
-        if turn.status is not TurnStatus.FAILED and _goes_on(turn, taken) and _is_fresh(turn, limits, live):
-            taken[turn.index] = _waiting(turn)
+        parent = None if turn.parent is None else taken.get(turn.parent)
+        goes_on = turn.parent is None or (parent is not None and parent.status is TurnStatus.COMPLETED)
+        if turn.status is TurnStatus.FAILED or not goes_on:
+            continue
+        if live is not None and is_too_old(limits, oldest_version(turn.version_spans), live):
+            continue  # of the turns before it none is, or they would not have been taken
+        is_cut = turn.status is TurnStatus.ABORTED and not turn.is_suspended
+        taken[turn.index] = replace(turn, end=TurnEnd.CLIENT_LEFT if is_cut else turn.end, delivered=False)
     return list(taken.values())
-
-
-def _is_fresh(turn: Turn, limits: Limits, live: int | None) -> bool:
-    """Whether the turn's own tokens may be gone on from; those before it have been looked at."""
-    return live is None or not is_too_old(limits, oldest_version(turn.version_spans), live)
-
-
-def _goes_on(turn: Turn, taken: Mapping[int, Turn]) -> bool:
-    if turn.parent is None:
-        return True
-    parent = taken.get(turn.parent)
-    return parent is not None and parent.status is TurnStatus.COMPLETED
-
-
-def _waiting(turn: Turn) -> Turn:
-    if turn.status is TurnStatus.ABORTED and not turn.is_suspended:
-        return replace(turn, end=TurnEnd.CLIENT_LEFT, delivered=False)
-    return replace(turn, delivered=False)

@@ -27,7 +27,7 @@ class WaitingTurns:
             except UnknownWeightVersion:
                 continue
 
-    def settled(self, turn: Turn, version: int) -> None:
+    def forget_met(self, turn: Turn, version: int) -> None:
         """Forget `turn` when none of its tokens waits for `version` any more."""
         if not waiting_tokens([turn], version):
             self._by_version[version - 1].discard(turn.index)

@@ -75,7 +75,7 @@ def phase_row(session: Session, now: float) -> Row:
     return str(session.phase), closed_at, session.closed_because, session.session_id
 
 
-def moved_row(session_id: str, turn: Turn, previous_id: str) -> Row:
+def move_turn_row(session_id: str, turn: Turn, previous_id: str) -> Row:
     """Parameters of `MOVE_TURN`: the row of `turn` in another session, with what a takeover changes of it."""
     return session_id, str(turn.end), int(turn.delivered), previous_id, turn.index
 

@@ -66,7 +66,7 @@ class SQLiteStore:
         statements = [
             (rows.INSERT_SESSION, rows.session_row(session)),
             *(
-                (rows.MOVE_TURN, rows.moved_row(session.session_id, turn, previous.session_id))
+                (rows.MOVE_TURN, rows.move_turn_row(session.session_id, turn, previous.session_id))
                 for turn in session.turns
             ),
             (rows.UPDATE_PHASE, (str(Phase.CLOSED), self._clock(), str(CloseReason.TAKEN_OVER), previous.session_id)),

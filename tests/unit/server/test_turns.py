@@ -294,7 +294,7 @@ async def test_an_engine_that_fails_is_a_typed_answer_and_a_failed_turn(fault, s
 
 async def test_concurrent_calls_of_one_session_become_siblings():
     """Both are answered, both are recorded, neither sees the other."""
-    steps = [ScriptStep(text="first", delay_s=0.05), ScriptStep(text="second")]
+    steps = [ScriptStep(text="first", delay_s=0.5), ScriptStep(text="second")]
     async with serving(*says("root"), *steps) as client:
         session = await client.create(selection="leaves")
         root = await client.say(session, HI)

@@ -287,7 +287,7 @@ async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_befo
 
 async def test_an_abort_names_engines_that_somebody_left_paused_and_continues_them_when_told_to(cluster: Cluster):
     """Engines that a hold covers are somebody's, and are left alone."""
-    abort = partial(abort_rollout, [], [cluster.client.url], cluster.addresses)
+    abort = partial(abort_rollout, [], session_servers=[cluster.client.url], engine_workers=cluster.addresses)
     async with cluster.updater().update(1):
         during = await abort(continue_engines=True)
     async with AsyncExitStack() as stack:

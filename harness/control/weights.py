@@ -34,8 +34,7 @@ from harness.control.engines import EngineServer
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weight_workers import Engines, reach
 from harness.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
-from harness.engines.base import PauseMode, TokenProvider
-from harness.engines.pool.pool import EnginePool
+from harness.engines.base import EngineWorkers, PauseMode, TokenProvider
 from harness.engines.pool.workers import MISSED_UPDATE
 from harness.errors import (
     EngineError,
@@ -66,9 +65,12 @@ vLLM's `/finish_weight_update` does not, `/reset_prefix_cache` does.
 
 class _Worker(NamedTuple):
     name: str
+    """As the report calls it."""
     provider: TokenProvider
-    pool: EnginePool | None
-    """That places requests on it, in this process."""
+    among: EngineWorkers
+    """Of the provider that places requests on it, in this process."""
+    place: str
+    """Its name among those."""
 
 
 class WeightUpdater:
@@ -369,10 +371,8 @@ class WeightUpdate:
 
     def _workers(self) -> Iterator[_Worker]:
         for name, engine in self._engines.items():
-            if isinstance(engine, EnginePool):
-                yield from (_Worker(member, provider, engine) for member, provider in engine.workers.providers.items())
-            else:
-                yield _Worker(name, engine, None)
+            workers = engine.workers
+            yield from (_Worker(place or name, each, workers, place) for place, each in workers.providers.items())
 
     async def _at_every_worker(
         self, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
@@ -420,11 +420,9 @@ class WeightUpdate:
 
 def _fenced(update: WorkerUpdate, worker: _Worker) -> WorkerUpdate:
     """A worker of a pool that missed the weights serves nobody until it has them; others are fenced by servers."""
-    if worker.pool is None:
-        return update
     if update.error is not None:
-        worker.pool.workers.fence(worker.name, MISSED_UPDATE)
-        return replace(update, is_fenced=True)
-    if any(each.name == worker.name and each.fence == MISSED_UPDATE for each in worker.pool.workers):
-        worker.pool.workers.unfence(worker.name)
-    return update
+        worker.among.fence(worker.place, MISSED_UPDATE)
+    fence = next((each.fence for each in worker.among if each.name == worker.place), "")
+    if update.error is None and fence == MISSED_UPDATE:
+        worker.among.unfence(worker.place)
+    return replace(update, is_fenced=update.error is not None and bool(fence))

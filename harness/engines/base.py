@@ -12,14 +12,15 @@ implementation keeps these promises:
 It does not retry, does not queue sessions, and does not know what a turn is.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, assert_never, runtime_checkable
+from typing import NamedTuple, Protocol, Self, assert_never, runtime_checkable
 
 from harness.errors import EngineRejected
+from harness.samples.versions import LabelOrder, is_unsettled
 from harness.types import (
     GenerationDelta,
     GenerationRequest,
@@ -106,6 +107,62 @@ class EngineHealth:
     detail: str = ""
 
 
+class WorkerStatus(NamedTuple):
+    """One worker of a provider, as it stands."""
+
+    name: str
+    """Its URL; its position in a pool that was given its workers; empty for an engine on its own."""
+    weight_version: str
+    fence: str
+    """Why it serves nobody; empty while it serves."""
+    in_flight: int
+    sessions: int
+    """Sessions that were served there last."""
+
+
+class PoolObserver(Protocol):
+    """Counts what a pool does; the metrics of a server are one."""
+
+    def session_moved(self, recomputed_tokens: int) -> None:
+        """A session was served by another worker than before, which had to compute that many tokens anew."""
+
+    def workers_serving(self, count: int) -> None:
+        """How many workers serve now."""
+
+
+class EngineWorkers(Protocol):
+    """The engines behind a provider, one by one: those of a pool, or the engine itself when it is on its own.
+
+    Several workers can be kept from serving one at a time, and may come and go. An engine on its own has nobody to
+    hand its sessions to: it is never fenced, and whoever asks finds no fence in its status afterwards.
+    """
+
+    def __iter__(self) -> Iterator[WorkerStatus]: ...
+
+    @property
+    def providers(self) -> Mapping[str, "TokenProvider"]:
+        """Every worker by its name, for whoever has to treat them one by one."""
+
+    @property
+    def serving(self) -> Mapping[str, "TokenProvider"]:
+        """Those that new requests may go to."""
+
+    def fence(self, name: str, reason: str) -> None:
+        """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
+
+    def unfence(self, name: str) -> None:
+        """The worker serves again, unless its weights speak against it. Idempotent."""
+
+    def count_labels_by(self, order: LabelOrder) -> None:
+        """Tell the newer of two weight labels by `order`, the durable one of a server."""
+
+    def observe(self, observer: PoolObserver) -> None:
+        """Have `observer` count from now on how sessions move, and how many workers serve."""
+
+    def excuse_silence(self, while_held: Callable[[], bool]) -> None:
+        """Let no worker go for being silent while `while_held` says that new work is held: one that loads is busy."""
+
+
 class TokenProvider(Protocol):
     """An engine, as the session server sees it.
 
@@ -119,6 +176,10 @@ class TokenProvider(Protocol):
     @property
     def weight_version(self) -> str:
         """Label of the weights that would sample the next token, as far as it is known here."""
+
+    @property
+    def workers(self) -> EngineWorkers:
+        """The engines that requests may go to: those of a pool, `OneWorker` for an engine on its own."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -160,6 +221,41 @@ class TokenProvider(Protocol):
 
     async def health(self) -> EngineHealth:
         """Never blocks on a generation, answers while paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneWorker:
+    """The `EngineWorkers` of an engine on its own; see there."""
+
+    provider: TokenProvider
+
+    def __iter__(self) -> Iterator[WorkerStatus]:
+        return iter([WorkerStatus("", self.provider.weight_version, fence="", in_flight=0, sessions=0)])
+
+    @property
+    def providers(self) -> Mapping[str, TokenProvider]:
+        """The engine, without a name."""
+        return {"": self.provider}
+
+    @property
+    def serving(self) -> Mapping[str, TokenProvider]:
+        """The engine, unless an update of its weights is under way or broke off."""
+        return {} if is_unsettled(self.provider.weight_version) else self.providers
+
+    def fence(self, name: str, reason: str) -> None:
+        """Nothing: it goes on serving."""
+
+    def unfence(self, name: str) -> None:
+        """Nothing: it never was fenced."""
+
+    def count_labels_by(self, order: LabelOrder) -> None:
+        """Nothing: there is no other worker whose label could be newer."""
+
+    def observe(self, observer: PoolObserver) -> None:
+        """Nothing: no session moves."""
+
+    def excuse_silence(self, while_held: Callable[[], bool]) -> None:
+        """Nothing: nobody lets it go."""
 
 
 @runtime_checkable

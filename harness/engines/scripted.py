@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
 from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.versions import known_version, require_settled
@@ -178,6 +178,11 @@ class ScriptedEngine:
     def weight_version(self) -> str:
         """Label of the weights; it changes what `scripted_logprobs` gives, not what is said."""
         return self._version
+
+    @property
+    def workers(self) -> OneWorker:
+        """See `TokenProvider.workers`."""
+        return OneWorker(self)
 
     async def __aenter__(self) -> Self:
         return self

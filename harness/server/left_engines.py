@@ -11,7 +11,6 @@ import asyncio
 import structlog
 
 from harness.engines.base import TokenProvider
-from harness.engines.pool.pool import EnginePool
 from harness.errors import StoreError, WeightsUnsettled
 from harness.machine.deadlines import attempt
 from harness.server.gatekeeper import Gatekeeper
@@ -58,7 +57,7 @@ class LeftEngines:
         try:
             await self._engine.resume()
         except WeightsUnsettled:
-            if not (isinstance(self._engine, EnginePool) and self._engine.workers.serving):
+            if not self._engine.workers.serving:
                 raise
 
     async def _wake(self) -> bool:

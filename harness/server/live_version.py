@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness.engines.base import TokenProvider
-from harness.engines.pool.pool import EnginePool
 from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
 from harness.samples.versions import LabelOrder, is_unsettled, known_version
 from harness.server.connection import ClientConnection
@@ -70,8 +69,7 @@ class LiveVersion:
         """Count labels as an earlier server did. Raises `StoreError`."""
         labels = await self._store.load_labels()
         self._order, self._kept = LabelOrder(labels), set(labels)
-        if isinstance(self._engine, EnginePool):
-            self._engine.workers.order = self._order
+        self._engine.workers.count_labels_by(self._order)
 
     async def numbered(self, result: GenerationResult) -> GenerationResult:
         """`result` with the policy version of every label that does not say it. Raises `StoreError`."""

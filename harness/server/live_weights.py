@@ -8,9 +8,8 @@ from contextlib import suppress
 
 import msgspec
 
-from harness.engines.base import TokenProvider
-from harness.engines.pool.pool import EnginePool
-from harness.engines.pool.workers import MISSED_UPDATE, Workers
+from harness.engines.base import EngineWorkers, TokenProvider
+from harness.engines.pool.workers import MISSED_UPDATE
 from harness.errors import EngineError, MalformedRequest
 from harness.samples.versions import is_version
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights
@@ -32,18 +31,17 @@ async def settle_weights(engine: TokenProvider, expected: ExpectedWeights) -> Li
     """
     with suppress(EngineError):  # what the others say counts, and nothing is heard from an engine of one's own
         await engine.read_version()
-    if not isinstance(engine, EnginePool):
-        return LiveWeights(expected.version, {engine.capabilities.engine: engine.weight_version}, {})
     if any(is_version(worker.weight_version, expected.version) for worker in engine.workers):
         _fence(engine.workers, expected.version)
+    alone = engine.capabilities.engine
     return LiveWeights(
         expected.version,
-        {worker.name: worker.weight_version for worker in engine.workers if not worker.fence},
+        {worker.name or alone: worker.weight_version for worker in engine.workers if not worker.fence},
         {worker.name: worker.weight_version for worker in engine.workers if worker.fence},
     )
 
 
-def _fence(workers: Workers, version: int) -> None:
+def _fence(workers: EngineWorkers, version: int) -> None:
     for worker in workers:
         has_it = is_version(worker.weight_version, version)
         if has_it and worker.fence == MISSED_UPDATE:

@@ -13,7 +13,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from harness.engines.base import ContinuesAtEntry, TokenProvider
-from harness.engines.pool.pool import EnginePool
 from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_guard, wanted_guard
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
@@ -99,9 +98,8 @@ async def serve(
             await stack.enter_async_context(running(close_idle_sessions(server.sessions.expire)))
         if settings.keep_closed_s is not None:
             await stack.enter_async_context(running(forget_closed_sessions(store, settings.keep_closed_s)))
-        if isinstance(engine, EnginePool):
-            engine.observe(turns.metrics)
-            engine.excuse_silence(lambda: gatekeeper.gate.state is GateState.PAUSED)
+        engine.workers.observe(turns.metrics)
+        engine.workers.excuse_silence(lambda: gatekeeper.gate.state is GateState.PAUSED)
         await stack.enter_async_context(running(turns.live.follow()))
         embedded = await stack.enter_async_context(answering(_server(around(server.app())), listener))
         stack.push_async_callback(_send_away, turns, embedded)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 from uuid import uuid4
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode, check_request
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
 from harness.engines.huggingface.generation import StopRules
 from harness.engines.huggingface.scheduler import Limits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
@@ -108,6 +108,11 @@ class HuggingFaceTokenProvider:
     def weight_version(self) -> str:
         """See `TokenProvider.weight_version`."""
         return self._version if self._thread.engine is None else self._thread.engine.version
+
+    @property
+    def workers(self) -> OneWorker:
+        """See `TokenProvider.workers`."""
+        return OneWorker(self)
 
     async def __aenter__(self) -> Self:
         self._thread.start()

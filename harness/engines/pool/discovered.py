@@ -187,7 +187,7 @@ class DiscoveredPool(EnginePool):
             await self._act_on_silence(status.name, status.fence)
 
     async def _act_on_silence(self, name: str, fence: str) -> None:
-        if self.may_be_silent or is_unsettled(self.workers.providers[name].weight_version):
+        if self.workers.may_be_silent or is_unsettled(self.workers.providers[name].weight_version):
             self._silences[name] = min(self._silences[name], _FENCED_AFTER)
         silence = self._silences[name]
         if silence >= _LEFT_AFTER:

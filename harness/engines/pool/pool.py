@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import structlog
 
@@ -39,26 +39,6 @@ log = structlog.get_logger()
 _T = TypeVar("_T")
 
 
-class PoolObserver(Protocol):
-    """Counts what a pool does; the metrics of a server are one."""
-
-    def session_moved(self, recomputed_tokens: int) -> None:
-        """A session was served by another worker than before, which had to compute that many tokens anew."""
-
-    def workers_serving(self, count: int) -> None:
-        """How many workers serve now."""
-
-
-class _Nobody:
-    """Counts nothing."""
-
-    def session_moved(self, recomputed_tokens: int) -> None:
-        """See `PoolObserver`."""
-
-    def workers_serving(self, count: int) -> None:
-        """See `PoolObserver`."""
-
-
 class EnginePool:
     """Serves through the workers it is given, which it enters and leaves, and through those that join `workers` later.
 
@@ -74,10 +54,8 @@ class EnginePool:
         self._begin_with = {str(index): worker for index, worker in enumerate(workers)}
         self._placement = Placement(limit)
         self._queue = Queue(self._placement, queue_timeout_s, self._standing)
-        self.workers = Workers(self._placement, self._changed)
+        self.workers = Workers(self._placement, self._queue.grant)
         self._serving: dict[str, TokenProvider] = {}
-        self._observer: PoolObserver = _Nobody()
-        self._is_held: Callable[[], bool] = lambda: False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -126,24 +104,6 @@ class EnginePool:
     ) -> None:
         await self.workers.leave_all()
 
-    def observe(self, observer: PoolObserver) -> None:
-        """Have `observer` count from now on."""
-        self._observer = observer
-        self._changed()
-
-    def excuse_silence(self, while_held: Callable[[], bool]) -> None:
-        """Let no worker go for being silent while `while_held` says that new work is held: one that loads is busy."""
-        self._is_held = while_held
-
-    @property
-    def may_be_silent(self) -> bool:
-        """Workers have reason to be silent: they are paused, and may be loading weights."""
-        return self.workers.is_paused or self._is_held()
-
-    def _changed(self) -> None:
-        self._observer.workers_serving(len(self.workers.serving))
-        self._queue.grant()
-
     # Generating
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
@@ -153,7 +113,7 @@ class EnginePool:
             yield await worker.generate(request)
 
         try:
-            return await _only(self._served(ask, request.session_id, request.request_id))
+            return await _only(self._serve(ask, request.session_id, request.request_id))
         except AbortedWaiting:
             return _nothing_sampled(request)
 
@@ -164,7 +124,7 @@ class EnginePool:
             return worker.stream(request)
 
         try:
-            async with aclosing(self._served(ask, request.session_id, request.request_id)) as pieces:
+            async with aclosing(self._serve(ask, request.session_id, request.request_id)) as pieces:
                 async for piece in pieces:
                     yield piece
         except AbortedWaiting:
@@ -176,39 +136,63 @@ class EnginePool:
         async def ask(worker: TokenProvider) -> AsyncGenerator[PromptLogprobs]:
             yield await worker.score(input_ids, start=start, session_id=session_id)
 
-        return await _only(self._served(ask, session_id))
+        return await _only(self._serve(ask, session_id))
 
-    async def _served(
+    async def _serve(
         self,
         ask: Callable[[TokenProvider], AsyncIterator[_T]],
         session_id: str | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[_T]:
-        """What a worker answers, piece by piece; another one is asked while one cannot be reached before its first."""
+        """A worker's answer, piece by piece.
+
+        Theory of operation. A request may go to another worker only as long as nothing has come back from the first
+        one: then nothing that it sampled has been seen, so asking again hands no token out twice (I5). From the first
+        piece on the answer belongs to its worker: another one would sample other tokens behind those that the caller
+        already has, and with other weights perhaps. A failure after it therefore goes to the caller, who knows what
+        has arrived and continues the turn with it, in a request of its own. Only `EngineUnavailable` is worth asking
+        elsewhere: what one worker refuses (`EngineRejected`) all of them refuse, and a connection that broke
+        (`EngineConnectionLost`) may have reached an engine that samples. Each worker is asked once at most.
+        """
         before = self._placement.place_of(session_id)
         tried: set[str] = set()
-        has_begun = False
         while True:
-            worker = await self._placed(session_id, tried, request_id)
-            pieces: Any = ask(self.workers.provider_of(worker))
+            worker = await self._choose_worker(session_id, tried, request_id)
+            pieces = self._forward(worker, ask, session_id, request_id, before)
             try:
-                async with self._busy(worker, request_id), aclosing(pieces):
-                    async for piece in pieces:
-                        has_begun = True
-                        if isinstance(piece, GenerationResult):
-                            self._settle(session_id, before, worker, piece)
-                        yield piece
-                return
+                first = await anext(pieces)
+                break
             except EngineUnavailable:
-                if has_begun or self._placement.is_exhausted(tried):
+                if self._placement.is_exhausted(tried):
                     raise
+        async with aclosing(pieces):
+            yield first
+            async for piece in pieces:
+                yield piece
 
-    async def _placed(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
+    async def _choose_worker(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
+        """The worker whose turn it is, with a place taken there; see `Queue.worker_for`."""
         try:
             return await self._queue.worker_for(session_id, tried, request_id)
         except BaseException:
             await self.workers.let_idle_go()  # the place that was given back may have been the last at a retired worker
             raise
+
+    async def _forward(
+        self,
+        worker: WorkerLoad,
+        ask: Callable[[TokenProvider], AsyncIterator[_T]],
+        session_id: str | None,
+        request_id: str | None,
+        before: Place | None,
+    ) -> AsyncGenerator[_T]:
+        """What `worker` answers; a whole result moves the session's place to it, from where it was `before`."""
+        pieces: Any = ask(self.workers.provider_of(worker))
+        async with self._busy(worker, request_id), aclosing(pieces):
+            async for piece in pieces:
+                if isinstance(piece, GenerationResult):
+                    self._settle(session_id, before, worker, piece)
+                yield piece
 
     def _standing(self) -> str:
         found = "; ".join(f"{each.name}: {each.fence or f'{each.in_flight} in flight'}" for each in self.workers)
@@ -248,7 +232,7 @@ class EnginePool:
         if before is None or before.worker is worker:
             return
         recomputed = max(0, min(before.tokens, result.input_ids.size) - result.cached_tokens)
-        self._observer.session_moved(recomputed)
+        self.workers.observer.session_moved(recomputed)
         log.info(
             "session_moved",
             session_id=session_id,

@@ -12,11 +12,10 @@ Which worker serves a request is decided in `placement`; workers are not found h
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 
-from harness.engines.base import Capabilities, PauseMode, TokenProvider
+from harness.engines.base import Capabilities, PauseMode, PoolObserver, TokenProvider, WorkerStatus
 from harness.engines.pool.placement import Placement, WorkerLoad
 from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.samples.versions import LabelOrder, is_unsettled
@@ -30,17 +29,14 @@ UNSETTLED = "an update of its weights is under way or broke off"
 """Fences a worker whose weights nobody knows, until an update has succeeded."""
 
 
-class WorkerStatus(NamedTuple):
-    """One worker of a pool, as it stands."""
+class _Nobody:
+    """Counts nothing."""
 
-    name: str
-    """Its URL; its position in a pool that was given its workers."""
-    weight_version: str
-    fence: str
-    """Why it serves nobody; empty while it serves."""
-    in_flight: int
-    sessions: int
-    """Sessions that were served there last."""
+    def session_moved(self, recomputed_tokens: int) -> None:
+        """See `PoolObserver`."""
+
+    def workers_serving(self, count: int) -> None:
+        """See `PoolObserver`."""
 
 
 @dataclass(slots=True)
@@ -54,7 +50,7 @@ class _Member:
 
 
 class Workers:
-    """The workers of a pool. Iterating gives the status of each, in the order in which they joined.
+    """The `EngineWorkers` of a pool. Iterating gives the status of each, in the order in which they joined.
 
     Args:
         placement: Learns who may be chosen.
@@ -63,12 +59,14 @@ class Workers:
 
     def __init__(self, placement: Placement, changed: Callable[[], None]) -> None:
         self._placement = placement
-        self._changed = changed
+        self._has_changed = changed
+        self.observer: PoolObserver = _Nobody()
+        self._is_held: Callable[[], bool] = lambda: False
         self._members: dict[str, _Member] = {}
         self._entered: dict[WorkerLoad, _Member] = {}
         """Also those that are leaving."""
         self.order = LabelOrder()
-        """Which of two labels is the newer one; a server puts its own, durable one here."""
+        """Which of two labels is the newer one; that of a server is durable."""
         self._paused: PauseMode | None = None
         self._last: TokenProvider | None = None
         """Left the pool when nobody else was in it."""
@@ -96,6 +94,11 @@ class Workers:
         return self._paused is not None
 
     @property
+    def may_be_silent(self) -> bool:
+        """Workers have reason to be silent: they are paused, and may be loading weights."""
+        return self.is_paused or self._is_held()
+
+    @property
     def serving(self) -> dict[str, TokenProvider]:
         """Those that are not fenced."""
         return {name: member.provider for name, member in self._members.items() if not member.load.fence}
@@ -103,6 +106,23 @@ class Workers:
     def provider_of(self, load: WorkerLoad) -> TokenProvider:
         """The worker that a request was placed on, though it may be leaving."""
         return self._entered[load].provider
+
+    def count_labels_by(self, order: LabelOrder) -> None:
+        """See `EngineWorkers`."""
+        self.order = order
+
+    def observe(self, observer: PoolObserver) -> None:
+        """See `EngineWorkers`."""
+        self.observer = observer
+        self._changed()
+
+    def excuse_silence(self, while_held: Callable[[], bool]) -> None:
+        """See `EngineWorkers`."""
+        self._is_held = while_held
+
+    def _changed(self) -> None:
+        self.observer.workers_serving(len(self.serving))
+        self._has_changed()
 
     def expect_pause(self, mode: PauseMode | None) -> None:
         """Somebody else has paused the workers, or continued them (None): those that join do the same."""

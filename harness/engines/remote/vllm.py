@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 from uuid import uuid4
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, PauseMode
+from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode
 from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tested_in_time
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.in_flight import InFlight
@@ -131,6 +131,11 @@ class VLLMTokenProvider:
     def weight_version(self) -> str:
         """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
         return self._served.label
+
+    @property
+    def workers(self) -> OneWorker:
+        """See `TokenProvider.workers`."""
+        return OneWorker(self)
 
     async def __aenter__(self) -> Self:
         self._client.open()

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from harness.engines.base import Capabilities, EngineHealth, PauseMode, TokenProvider
+from harness.engines.base import Capabilities, EngineHealth, OneWorker, PauseMode, TokenProvider
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.suite.scenarios.fault import Action
 from harness.types import (
@@ -149,6 +149,11 @@ class FaultyProvider:
     def weight_version(self) -> str:
         """That of the engine."""
         return self._inner.weight_version
+
+    @property
+    def workers(self) -> OneWorker:
+        """The engine as one worker, whatever is behind it: its faults are those of the whole."""
+        return OneWorker(self)
 
     async def __aenter__(self) -> Self:
         return self

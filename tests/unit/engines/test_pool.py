@@ -245,7 +245,7 @@ async def test_a_worker_with_old_weights_serves_nobody_until_it_has_caught_up():
     """It joined after an update that it knows nothing of."""
     counted = Counted()
     async with pooled(1) as under, newcomer() as (fake, worker):
-        under.pool.observe(counted)
+        under.pool.workers.observe(counted)
         await under.pool.update_weights(Path("/weights/b"), "7")
         await under.pool.workers.join("new", worker)
         await asyncio.gather(*(under.ask(f"session {i}") for i in range(4)))
@@ -319,7 +319,7 @@ async def test_a_fenced_worker_gives_its_sessions_away_and_still_obeys():
     """The move is counted, with what the other worker had to compute again."""
     counted = Counted()
     async with pooled() as under:
-        under.pool.observe(counted)
+        under.pool.workers.observe(counted)
         await under.ask("a")
         home = under.served().index(1)
         under.pool.workers.fence(str(home), "its weights are lost")

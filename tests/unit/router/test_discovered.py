@@ -115,7 +115,7 @@ async def test_workers_that_are_silent_while_new_work_is_held_are_kept():
     """Loading weights silences a vLLM server for minutes: far more probes than a dead worker gets leave it in."""
     async with following("vllm") as (listed, fakes):
         is_held = True
-        listed.pool.excuse_silence(lambda: is_held)
+        listed.pool.workers.excuse_silence(lambda: is_held)
         fakes[0].is_silent = True
         await listed.stand({fakes[0].url: "it does not answer"})
         before = len(fakes[0].paths)

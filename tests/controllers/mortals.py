@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harness.engines.base import OneWorker
 from harness.errors import EngineUnavailable
 
 _VERBS = re.compile(r"/sessions/(pause|drain|renew|resume)$")
@@ -113,6 +114,11 @@ class MortalEngine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+    @property
+    def workers(self) -> OneWorker:
+        """See `TokenProvider`; controlled through this one, not past it."""
+        return OneWorker(self)  # type: ignore[arg-type]  # the rest of a provider is passed on
 
     async def pause(self, mode: Any) -> None:
         """See `TokenProvider`."""

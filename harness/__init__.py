@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
     from harness.turn_ends import TurnEnd as TurnEnd
     from harness.turn_ends import TurnStatus as TurnStatus
+    from harness.types import GenerationRequest as GenerationRequest
     from harness.types import GenerationResult as GenerationResult
     from harness.types import Sample as Sample
     from harness.types import SampleStatus as SampleStatus
@@ -110,6 +111,7 @@ _HOMES: Mapping[str, str] = {
     "TurnEnd": "harness.turn_ends",
     "TurnStatus": "harness.turn_ends",
     "SamplingParams": "harness.types",
+    "GenerationRequest": "harness.types",
     "GenerationResult": "harness.types",
     # Models and files
     "open_chat_tokenizer": "harness.tokens.model_family",

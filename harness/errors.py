@@ -56,7 +56,7 @@ _LONGEST_MESSAGE = 500  # characters of what a client gets to read about its own
 
 
 class Cause(StrEnum):
-    """Who has to change something before the same thing can work."""
+    """The party that has to change something before the same thing can work."""
 
     AGENT = "agent"
     """The agent program, or the client library it uses."""

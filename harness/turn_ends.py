@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class TurnStatus(StrEnum):
-    """What a turn is worth."""
+    """The worth of a turn to a trainer."""
 
     COMPLETED = "completed"
     """Ended by the model (stop, tool calls)."""
@@ -60,7 +60,7 @@ class TurnEnd(StrEnum):
 
 
 class EndRule(NamedTuple):
-    """What an end makes of a turn."""
+    """The consequences of an end."""
 
     status: TurnStatus
     """Of a turn that has sampled something."""
@@ -70,7 +70,7 @@ class EndRule(NamedTuple):
     """The partial output is in no sample: it waits until the same request comes again, here or in a session that takes
     over, and goes on as the same turn."""
     finish_reason: str | None
-    """What an answer with the turn calls it; None where no answer can have it, only an error."""
+    """Its name in an answer with the turn; None where no answer can have it, only an error."""
 
 
 _COMPLETED, _TRUNCATED = TurnStatus.COMPLETED, TurnStatus.TRUNCATED
@@ -96,6 +96,6 @@ TURN_ENDS: Mapping[TurnEnd, EndRule] = {
 
 
 def status_of(end: TurnEnd, sampled: int) -> TurnStatus:
-    """What a turn with `sampled` output tokens is worth that ended so."""
+    """The worth of a turn that ended so with `sampled` output tokens."""
     rule = TURN_ENDS[end]
     return rule.status if sampled else rule.unsampled

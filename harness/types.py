@@ -156,12 +156,12 @@ class GenerationRequest:
     prompt_logprobs_from: int | None = None
     """Also return the logprobs of the input from here on; at least 1, None wants none."""
     continues: int = 0
-    """The last `continues` input ids were sampled for this same turn; what looks at an output starts there."""
+    """The last `continues` input ids were sampled for this same turn; stop strings and guards look from there on."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What one engine request produced."""
+    """The output of one engine request."""
 
     request_id: str
     input_ids: TokenIds
@@ -295,7 +295,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the trainer gets: one branch of a session (field names as in miles).
+    """One branch of a session, as the trainer gets it (field names as in miles).
 
     `tokens` is prompt and response; all per-token columns describe the last `response_length` tokens of it.
     """

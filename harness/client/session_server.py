@@ -43,7 +43,7 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class SessionHandle(msgspec.Struct, frozen=True):
-    """What `POST /sessions` gives out."""
+    """A session as `POST /sessions` gives it out."""
 
     session_id: str
     base_url: str
@@ -52,7 +52,7 @@ class SessionHandle(msgspec.Struct, frozen=True):
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """What tells how a rollout ended, and whether turns of it are still in flight."""
+    """Tells how a rollout ended, and whether turns of it are still in flight."""
 
     phase: str
     turns: dict[TurnStatus, int] = msgspec.field(default_factory=dict)
@@ -86,7 +86,7 @@ class Deadlines:
     create_s: float = 120.0
     """Long enough for a paused or draining gate to open again; one request may use up all of it."""
     attempt_s: float = 30.0
-    """What one request of the other steps may take before it is made again."""
+    """For one request of the other steps, before it is made again."""
     read_s: float = 60.0
     settle_s: float = 10.0
     """How long turns in flight, which are told to end with their agent, are waited for before the session is read."""

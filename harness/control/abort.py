@@ -200,7 +200,7 @@ class _Abort:
                     self._note(hooks.name, hooks.clear)
 
     def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
-        """What was done and what there is."""
+        """Everything done so far, and everything collected."""
         report = AbortReport(
             drained=tuple(self._drained),
             engines=tuple(self._quiet.engines),

@@ -1,4 +1,4 @@
-"""What an abort is given and what it reports: order, budget, and what counts as a failure. Pure.
+"""The input and the report of an abort: its order, its budget, and which results are failures. Pure.
 
 The order of `ORDER` is the choreography. Every step has a time of its own and all of them share `total_s`, of which the
 time to reopen the gates is never given away (I8): whatever the steps before it cost, the last one can still be taken.
@@ -24,7 +24,7 @@ class Step(StrEnum):
     ENGINES = "engines"
     """Every engine worker ends its requests."""
     HOOKS = "hooks"
-    """Whoever runs agents asks them to stop."""
+    """The runners of agents ask them to stop."""
     STOP = "stop"
     """Agents have time to end by themselves, then they are ended."""
     COLLECT = "collect"
@@ -37,7 +37,7 @@ ORDER = tuple(Step)
 
 
 class Keep(StrEnum):
-    """What becomes of rollouts that the abort cut short."""
+    """How much to keep of rollouts that the abort cuts short."""
 
     NOTHING = "nothing"
     """Their samples are not reported."""
@@ -56,13 +56,13 @@ class AbortBudget:
     engines_s: float = 10.0
     hooks_s: float = 10.0
     agents_s: float = 10.0
-    """What agents get to end by themselves, before SIGTERM."""
+    """For agents to end by themselves, before SIGTERM."""
     kill_s: float = 5.0
     """From SIGTERM until the last agent is gone; SIGKILL comes in the middle of it."""
     collect_s: float = 30.0
-    """What pending tasks get to return, once no agent runs any more."""
+    """For pending tasks to return, once no agent runs any more."""
     cancel_s: float = 5.0
-    """What a pending task gets to obey its cancellation; one that does not is left alone and reported."""
+    """For a pending task to obey its cancellation; one that does not is left alone and reported."""
     resume_s: float = 10.0
     """The last step; this and `cancel_s` are kept back from `total_s`."""
     total_s: float = 90.0
@@ -71,7 +71,7 @@ class AbortBudget:
 
     @property
     def working_s(self) -> float:
-        """What the steps before the last may take together, if nothing has to be cancelled."""
+        """The time of the steps before the last together, if nothing has to be cancelled."""
         return max(0.0, self.total_s - self.resume_s - self.cancel_s)
 
     def left_s(self, wanted_s: float, elapsed_s: float) -> float:
@@ -81,7 +81,7 @@ class AbortBudget:
 
 @dataclass(frozen=True, slots=True)
 class AgentHooks:
-    """Whoever runs agents: what to call, step by step. `SessionManager.abort_hooks()` makes one; all are optional."""
+    """Callbacks of a runner of agents, step by step; all are optional. `SessionManager.abort_hooks()` makes one."""
 
     name: str
     mark: Callable[[Keep], None] = lambda _: None
@@ -96,7 +96,7 @@ class AgentHooks:
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What a session server said to a verb of its gate."""
+    """The answer of a session server to a verb of its gate."""
 
     url: str
     error: str | None = None
@@ -137,7 +137,7 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class AbortReport:
-    """What an abort did and what it collected."""
+    """The course of an abort and everything it collected."""
 
     drained: tuple[ServerAnswer, ...] = ()
     engines: tuple[Answer, ...] = ()
@@ -156,7 +156,7 @@ class AbortReport:
     """Samples of the rollouts that were cut short."""
     resumed: tuple[ServerAnswer, ...] = ()
     seconds: Mapping[Step, float] = field(default_factory=dict)
-    """What each step took; a step that was not reached is missing."""
+    """Of each step; a step that was not reached is missing."""
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
@@ -165,7 +165,7 @@ class AbortReport:
 
     @property
     def total_s(self) -> float:
-        """What the whole abort took."""
+        """Seconds of the whole abort."""
         return sum(self.seconds.values())
 
     @property

@@ -23,7 +23,7 @@ _LONGEST_LOOK_S = 0.5
 
 @dataclass(slots=True)
 class Quiet:
-    """What came of it."""
+    """The result of it."""
 
     engines: list[Answer] = field(default_factory=list)
     """The last answer of each worker."""
@@ -43,7 +43,7 @@ async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], 
 async def at_every_gate(
     gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport]], seconds: float
 ) -> list[ServerAnswer]:
-    """What every server said to `verb`, a method of `GateClient`, or why it said nothing."""
+    """The answer of every server to `verb`, a method of `GateClient`, or why it gave none."""
 
     async def ask(gate: GateClient) -> ServerAnswer:
         try:

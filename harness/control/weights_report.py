@@ -1,4 +1,4 @@
-"""What a weight update is given and what it reports: steps, budget, outcomes. Pure."""
+"""The input and the report of a weight update: steps, budget, outcomes. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class UpdateBudget:
     continue_s: float = 60.0
     """An engine that fails to go on is asked again for so long; after that its session servers go on asking."""
     turn_s: float = 150.0
-    """What an update waits for another one that has the engines; longer than the hold of one that has died."""
+    """For another update that has the engines to end; longer than the hold of one that has died."""
     hold_ttl_s: float = 60.0
     """How long gates and engines stay as they are when this process dies; holds are renewed every third of it."""
 
@@ -70,13 +70,13 @@ class ServerUpdate:
     url: str
     sweep: SweepReport | None = None
     weights: LiveWeights | None = None
-    """What its own view of the workers was afterwards."""
+    """Its own view of the workers afterwards."""
     errors: dict[UpdateStep, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What an update did."""
+    """The course of an update, worker by worker and server by server."""
 
     version: int
     mode: PauseMode

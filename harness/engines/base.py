@@ -32,7 +32,7 @@ from harness.types import (
 
 
 class LogprobScale(StrEnum):
-    """What a logprob of a sampled token is the logarithm of."""
+    """The distribution that the logprob of a sampled token is taken from."""
 
     RAW = "raw"
     """The model's own distribution, before temperature and filters."""
@@ -59,7 +59,7 @@ def is_on_prompt_scale(scale: LogprobScale, params: SamplingParams) -> bool:
 
 
 class PauseMode(StrEnum):
-    """What happens to generations in flight when an engine is paused."""
+    """Whether generations in flight end or freeze when an engine is paused."""
 
     ABORT = "abort"
     """They end now, with their partial output and `FinishReason.ABORT`."""
@@ -69,7 +69,7 @@ class PauseMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do and what it serves; stated at connect, never guessed later."""
+    """The abilities of an engine and the model it serves; stated at connect, never guessed later."""
 
     engine: str
     """`local`, `scripted`, `sglang`, `vllm`."""

@@ -48,7 +48,7 @@ _MAX_TOP_LOGPROBS = 5
 
 
 class ScriptedFault(StrEnum):
-    """What goes wrong in a step, after `fault_after` tokens."""
+    """The ways in which a step fails, after `fault_after` tokens."""
 
     ABORT = "abort"
     """The engine ends the request with finish reason `abort`, unasked."""
@@ -80,7 +80,7 @@ class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a scripted engine says; after the last step it starts over."""
+    """The lines of a scripted engine; after the last step it starts over."""
 
     steps: tuple[ScriptStep, ...] = (ScriptStep(text="Understood."),)
 
@@ -104,7 +104,7 @@ def scripted_logprobs(ids: TokenIds, start: int, version: str) -> Logprobs:
 
 
 def _salt(version: str) -> int:
-    """What tells the weights of one label from those of another."""
+    """A number that tells the weights of one label from those of another."""
     number = known_version(version)
     return crc32(version.encode()) if number is None else number
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class AbortSignal:
-    """What the rollouts of one period between two aborts listen to; needs the running loop."""
+    """Tells the rollouts of one period between two aborts to end; needs the running loop."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -18,7 +18,7 @@ class AbortSignal:
         self.enforced: asyncio.Future[None] = loop.create_future()
         """Done when agents that still run are ended."""
         self.grace_s = float("inf")
-        """What an agent gets between SIGTERM and SIGKILL, if its manager does not give it less."""
+        """For an agent between SIGTERM and SIGKILL, if its manager does not give it less."""
         self.keeps_sessions = False
         """The sessions of aborted rollouts stay on their server, so that a later rollout can take them over."""
 

@@ -49,7 +49,7 @@ ROLLOUT_ENDED = "rollout_ended"
 SESSION_NOT_DELETED = "session_not_deleted"
 
 GRACE_S = 3.0
-"""What an agent gets to obey a SIGTERM or a cancellation."""
+"""Seconds that an agent gets to obey a SIGTERM or a cancellation."""
 
 _log = structlog.get_logger(__name__)
 
@@ -58,11 +58,11 @@ class SessionManager:
     """An async context manager that runs rollouts against one session server.
 
     Args:
-        server_url: Of the session server.
-        admin_token: That opens its admin verbs; None for a server on loopback that wants none.
-        engines: All that generate for it, for `abort`, `paused` and `updating_weights`: `sglang=http://...` and
+        server_url: The URL of the session server.
+        admin_token: Opens its admin verbs; None for a server on loopback that wants none.
+        engines: Every engine that generates for it, for `abort`, `paused` and `updating_weights`: `sglang=http://...`,
             `vllm=http://...` (every worker, not a router, which passes no control on), or entered providers.
-        grace_s: What an agent gets to obey a SIGTERM or a cancellation.
+        grace_s: Seconds that an agent gets to obey a SIGTERM or a cancellation.
         deadlines: How long each step around a session may take.
     """
 
@@ -163,7 +163,7 @@ class SessionManager:
         return updater.update(version)
 
     def abort_hooks(self) -> AgentHooks:
-        """What `abort_rollout` has to call so that the rollouts of this manager end early.
+        """The callbacks by which `abort_rollout` ends the rollouts of this manager early.
 
         From its first step on `run` begins nothing: a rollout that has no session yet ends as DRAINED.
         """
@@ -209,7 +209,7 @@ class SessionManager:
         raise SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
 
     async def _created(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
-        """What the server gives out; when the rollout is cancelled meanwhile, the session is given back first."""
+        """A session of the server; when the rollout is cancelled meanwhile, the session is given back first."""
         cancelled = asyncio.get_running_loop().create_future()
         give_up = (signal.announced, cancelled)
         creating = asyncio.create_task(self._client.create(_session_body(task), give_up=give_up))
@@ -237,7 +237,7 @@ class SessionManager:
         self._signal.announce(keep_sessions=keep is Keep.SESSIONS)
 
     def _clear(self) -> None:
-        """What begins from now on has nothing to do with the abort before."""
+        """Rollouts that begin from now on have nothing to do with the abort before."""
         self._signal = AbortSignal()
 
     def _require_runner(self) -> AgentRunner:

@@ -58,14 +58,14 @@ def sample_from_json(obj: Json) -> Sample:
 
 
 def write_samples(samples: Iterable[Sample], path: Path) -> None:
-    """One JSON object per line."""
+    """Write `samples` to `path` as JSON Lines: one object per line."""
     with path.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n")
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """What `write_samples` wrote. Raises `RunError` naming the line that is damaged."""
+    """The samples in `path`, JSON Lines as `write_samples` writes them. Raises `RunError` naming the damaged line."""
     with path.open("rb") as file:
         return [_from_line(line, f"{path}:{number}") for number, line in enumerate(file, start=1)]
 
@@ -85,7 +85,7 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
 
 
 def _plain_fields(sample: Sample) -> Json:
-    """What is neither a column nor metadata."""
+    """The fields that are neither columns nor metadata."""
     return {
         "response_length": sample.response_length,
         "status": str(sample.status),

@@ -198,7 +198,7 @@ def staleness(behavior: Versions, proximal: Versions, live: int | None) -> Stale
 
 
 def staleness_telemetry(samples: Iterable[tuple[Versions, Versions, int | None]]) -> dict[str, float]:
-    """What a trainer logs of many samples, each as its behavior versions, its proximal ones and the live one.
+    """Figures that a trainer logs of many samples: each is its behavior versions, its proximal ones, the live one.
 
     Keys are fixed. Every sample counts by its tokens.
     """

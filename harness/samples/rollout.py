@@ -1,4 +1,4 @@
-"""What came of a rollout: one agent, run once, against one session.
+"""The result of a rollout: one agent, run once, against one session.
 
 However the agent ends, the rollout ends with a typed `Outcome`: a bad rollout is data, not a crash.
 """

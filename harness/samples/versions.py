@@ -89,7 +89,7 @@ def require_settled(label: str) -> str:
 
 
 def unsettled_label(label: str) -> str:
-    """What an engine is labeled while its weights change to those of `label`: a label that stands for no version.
+    """The label of an engine while its weights change to those of `label`: it stands for no version.
 
     Whatever it samples meanwhile, and for good when the update breaks off, is nobody's.
     """

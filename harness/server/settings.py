@@ -1,4 +1,4 @@
-"""What the operator of a session server decides."""
+"""The decisions of the operator of a session server."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class ServerSettings:
     port: int = 0
     """0 takes a free one."""
     public_url: str | None = None
-    """What `base_url` of a session begins with, where agents reach the server by another name."""
+    """The beginning of a session's `base_url`, where agents reach the server by another name."""
     admin_token: str | None = field(default=None, repr=False)
     """Required from whoever creates, reads, drains or deletes sessions. None: whoever reaches the server may do
     everything, which only suits a loopback address where nobody but its owner can ask."""

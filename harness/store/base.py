@@ -25,7 +25,7 @@ class DamagedSession:
 
 
 class LoadedSessions(NamedTuple):
-    """What an earlier server left unclosed."""
+    """The sessions that an earlier server left unclosed."""
 
     sessions: Sequence[Session] = ()
     damaged: Sequence[DamagedSession] = ()

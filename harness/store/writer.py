@@ -152,7 +152,7 @@ class GroupWriter:
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
-    """What `error`, raised in the use of the database at `path`, is called by whoever asked for it."""
+    """The error that a caller gets for `error`, raised in the use of the database at `path`."""
     if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
     if isinstance(error, MemoryError):

@@ -54,6 +54,7 @@ PUBLIC = [
     "TurnEnd",
     "TurnStatus",
     "SamplingParams",
+    "GenerationRequest",
     "GenerationResult",
     "open_chat_tokenizer",
     "resolve_model",

@@ -59,7 +59,7 @@ class EnginePool:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What every worker can do, or the last one that was there. Raises `EngineUnavailable` before the first."""
+        """Those of every worker, or of the last one that was there. Raises `EngineUnavailable` before the first."""
         providers = self.workers.known or self._begin_with
         return in_common([provider.capabilities for provider in providers.values()])
 

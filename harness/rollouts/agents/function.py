@@ -28,7 +28,7 @@ class FunctionEnd:
 
     end: AgentEnd
     value: object = None
-    """What it returned, unchecked."""
+    """Its return value, unchecked."""
     trace: str = ""
     """The traceback when it raised."""
 
@@ -72,7 +72,7 @@ class FunctionAgents:
 
 
 async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionEnd:
-    """Whatever an agent raises is data about the agent; its cancellation is not."""
+    """An exception of an agent is data about the agent; its cancellation is not."""
     try:
         value = await agent.run(**arguments, **agent.kwargs)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is its outcome

@@ -1,4 +1,4 @@
-"""What an agent hands back: a JSON object, nothing, or garbage.
+"""The result that an agent hands back: a JSON object, nothing, or garbage.
 
 Programs write it to the file named by `HARNESS_RESULT_FILE`, functions return it; both are held to the same rules
 (UTF-8, strict JSON, an object, bounded size). Whatever an agent leaves behind is judged here and never raises.
@@ -18,7 +18,7 @@ MAX_RESULT_BYTES = 1 << 20
 
 
 class ResultState(StrEnum):
-    """What an agent left as its result."""
+    """The result that an agent left."""
 
     ABSENT = "absent"
     """Nothing, which is allowed."""

@@ -1,4 +1,4 @@
-"""What the manager is asked to run: an agent, program or function, and its task."""
+"""The input of a rollout: an agent, program or function, and its task."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping

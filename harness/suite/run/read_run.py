@@ -20,7 +20,7 @@ from harness.suite.run.report import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What a run has left in its directory."""
+    """The contents of a run directory."""
 
     path: Path
     status: RunStatus | None

@@ -36,9 +36,8 @@ from harness.server.admitted import AdmittedTurns
 from harness.server.connection import Callers, ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
-from harness.server.heavy_work import HeavyWork
 from harness.server.live_version import LiveVersion
-from harness.server.prompts import TAIL, Prompts, ReadCall
+from harness.server.prompts import TAIL, HeavyWork, Prompts, ReadCall
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work

@@ -9,7 +9,7 @@ import pytest
 
 from harness.dialects.request_limits import RequestLimits, read_limits
 from harness.errors import PromptTooLong, ScenarioError, ServerBusy
-from harness.server.heavy_work import HeavyWork
+from harness.server.prompts import HeavyWork
 from harness.server.settings import ServerSettings
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.fitting import require_fitting

@@ -156,7 +156,7 @@ class _Abort:
     async def call_hooks(self) -> None:
         """Step 4: the agents are asked to stop."""
         with self._step(Step.HOOKS, self._budget.hooks_s) as seconds:
-            calls = (_called(hooks.name, hooks.abort, seconds) for hooks in self._hooks if hooks.abort)
+            calls = (_call(hooks.name, hooks.abort, seconds) for hooks in self._hooks if hooks.abort)
             self._called += await asyncio.gather(*calls)
 
     async def stop_agents(self) -> None:
@@ -227,7 +227,7 @@ class _Abort:
             assert hooks.stop is not None
             left.extend(await hooks.stop(seconds))
 
-        answer = await _called(hooks.name, stop, seconds + OBEY_S)  # its own bound shall come first
+        answer = await _call(hooks.name, stop, seconds + OBEY_S)  # its own bound comes first
         self._agents_left += left
         if answer.error:
             self._called.append(answer)
@@ -260,5 +260,5 @@ class _Abort:
             _log.info(ABORT_STEP_ENDED, step=step.value, seconds=round(self._seconds[step], 3))
 
 
-async def _called(name: str, call: Callable[[], Awaitable[object]], seconds: float) -> Answer:
+async def _call(name: str, call: Callable[[], Awaitable[object]], seconds: float) -> Answer:
     return Answer(name, await attempt(call, seconds, name=f"abort: {name}"))

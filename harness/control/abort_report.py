@@ -207,8 +207,10 @@ def rollouts_in(result: object) -> Iterator[Rollout]:
 
 def partial_samples(results: Sequence[object], rollout_id: int | None) -> tuple[Sample, ...]:
     """The samples of the rollouts that an abort cut short, each with the `start_rollout_id` of its first rollout."""
-    cut_short = filter(was_cut_short, rollouts_in(results))
-    return tuple(_stamped(sample, rollout_id) for rollout in cut_short for sample in rollout.samples)
+    samples = [sample for rollout in rollouts_in(results) if was_cut_short(rollout) for sample in rollout.samples]
+    if rollout_id is None:
+        return tuple(samples)
+    return tuple(replace(sample, metadata={"start_rollout_id": rollout_id, **sample.metadata}) for sample in samples)
 
 
 def was_cut_short(rollout: Rollout) -> bool:
@@ -216,9 +218,3 @@ def was_cut_short(rollout: Rollout) -> bool:
     return rollout.outcome.kind is OutcomeKind.DRAINED or any(
         sample.status is SampleStatus.ABORTED for sample in rollout.samples
     )
-
-
-def _stamped(sample: Sample, rollout_id: int | None) -> Sample:
-    if rollout_id is None:
-        return sample
-    return replace(sample, metadata={"start_rollout_id": rollout_id, **sample.metadata})

@@ -92,7 +92,7 @@ class EngineServer:
 
     async def abort_all(self, *, deadline_s: float) -> None:
         """See `EngineWorker`."""
-        async with self._connected() as client:
+        async with self._connect() as client:
             if not await self._is_done(client, _ABORT_ALL, deadline_s):
                 raise EngineRejected(
                     f"{client.name} has no route that ends all requests; vLLM needs VLLM_SERVER_DEV_MODE=1 in its"
@@ -101,7 +101,7 @@ class EngineServer:
 
     async def is_paused(self, *, deadline_s: float) -> bool:
         """See `Pausable`. vLLM says so in dev mode; SGLang is not ready while it is paused."""
-        async with self._connected() as client:
+        async with self._connect() as client:
             if self.kind is not WorkerKind.SGLANG:
                 said = await client.ask(Exchange("GET", "/is_paused", deadline_s))
                 if said.status == HTTPStatus.OK:
@@ -114,12 +114,12 @@ class EngineServer:
 
     async def resume(self, *, deadline_s: float) -> None:
         """See `Pausable`."""
-        async with self._connected() as client:
+        async with self._connect() as client:
             if not await self._is_done(client, _CONTINUE, deadline_s):
                 raise EngineRejected(f"{client.name} has no route that continues it")
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[EngineClient]:
+    async def _connect(self) -> AsyncIterator[EngineClient]:
         client = EngineClient(self.url, self.kind or "engine", api_key=self.api_key)
         client.open()
         try:
@@ -130,19 +130,14 @@ class EngineServer:
     async def _is_done(self, client: EngineClient, verbs: Mapping[WorkerKind, _Verb], deadline_s: float) -> bool:
         """Whether the server has one of `verbs`, by its kind where that is known."""
         for kind in [self.kind] if self.kind else WorkerKind:
-            if await self._is_told(client, verbs[kind], deadline_s):
+            path, body = verbs[kind]
+            answer = await client.ask(Exchange("POST", path, deadline_s, body))
+            if 200 <= answer.status < 300:
                 return True
+            if answer.status not in _MISSING:
+                words = server_message(answer.content)
+                raise error_for_status(answer.status, f"{client.name} answered {path} with {answer.status}: {words}")
         return False
-
-    async def _is_told(self, client: EngineClient, verb: _Verb, deadline_s: float) -> bool:
-        """Whether the server has `verb`."""
-        answer = await client.ask(Exchange("POST", verb.path, deadline_s, verb.body))
-        if 200 <= answer.status < 300:
-            return True
-        if answer.status in _MISSING:
-            return False
-        words = server_message(answer.content)
-        raise error_for_status(answer.status, f"{client.name} answered {verb.path} with {answer.status}: {words}")
 
 
 @dataclass(frozen=True, slots=True)

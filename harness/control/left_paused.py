@@ -18,7 +18,7 @@ async def look_for_paused(
     workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
 ) -> list[Answer]:
     """The workers that were left paused: with an error, unless they were continued."""
-    paused = [worker for worker in await _paused(workers, seconds) if isinstance(worker, Pausable)]
+    paused = [worker for worker in await _find_paused(workers, seconds) if isinstance(worker, Pausable)]
     if not paused or await _are_covered(gates, seconds):
         return []
     if not continues:
@@ -31,7 +31,7 @@ async def look_for_paused(
     return [Answer(worker.name, error) for worker, error in zip(paused, await asyncio.gather(*calls), strict=True)]
 
 
-async def _paused(workers: Sequence[EngineWorker], seconds: float) -> list[EngineWorker]:
+async def _find_paused(workers: Sequence[EngineWorker], seconds: float) -> list[EngineWorker]:
     found: list[EngineWorker] = []
 
     async def ask(worker: EngineWorker) -> None:

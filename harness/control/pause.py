@@ -25,7 +25,7 @@ from harness.client.gate import GateClient, new_holder, renewed
 from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import AbortBudget, Answer, ServerAnswer
 from harness.control.engines import EngineWorker, as_workers
-from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.control.quiesce import at_every_gate, quieten
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import to_the_end
 
@@ -73,7 +73,10 @@ async def paused_rollout(
                 paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
                 reached = [gate for gate, answer in zip(gates, paused, strict=True) if answer.error is None]
                 quiet = await quieten(as_workers(engine_workers), reached, budget.engines_s)
-                yield _report(paused, quiet)
+                report = PauseReport(tuple(paused), tuple(quiet.engines), quiet.turns_left)
+                held = sum(answer.gate.held for answer in paused if answer.gate)
+                _log.info(ROLLOUT_PAUSED, held=held, problems=report.problems)
+                yield report
         finally:
             await to_the_end(_resume(gates, budget.resume_s))
 
@@ -82,9 +85,3 @@ async def _resume(gates: Sequence[GateClient], seconds: float) -> None:
     for answer in await at_every_gate(gates, GateClient.resume, seconds):
         if answer.error:
             _log.warning(GATE_NOT_RESUMED, url=answer.url, error=answer.error)
-
-
-def _report(paused: Sequence[ServerAnswer], quiet: Quiet) -> PauseReport:
-    report = PauseReport(tuple(paused), tuple(quiet.engines), quiet.turns_left)
-    _log.info(ROLLOUT_PAUSED, held=sum(answer.gate.held for answer in paused if answer.gate), problems=report.problems)
-    return report

@@ -109,9 +109,9 @@ class UpdateReport:
             *(f"worker {each.name}: {each.error}" for each in self.workers if each.error),
             *(f"{step}: {error}" for step, errors in self.engine_errors.items() for error in errors),
             *(f"{step} {each.url}: {error}" for each in self.servers for step, error in each.errors.items()),
-            *(f"{each.url}: {what}" for each in self.servers if each.weights for what in _outdated(each.weights)),
-            *(f"sweep {each.url}: {_left(each.sweep)}" for each in self.servers if each.sweep and _left(each.sweep)),
-            *([f"sweep of samples: {_left(self.samples)}"] if self.samples and _left(self.samples) else []),
+            *(f"{each.url}: {what}" for each in self.servers if each.weights for what in _find_outdated(each.weights)),
+            *(f"sweep {each.url}: {words}" for each in self.servers if (words := _describe_left(each.sweep))),
+            *(f"sweep of samples: {words}" for words in [_describe_left(self.samples)] if words),
         )
 
     def telemetry(self) -> Mapping[str, float]:
@@ -128,7 +128,7 @@ class UpdateReport:
         }
 
 
-def _outdated(weights: LiveWeights) -> Iterator[str]:
+def _find_outdated(weights: LiveWeights) -> Iterator[str]:
     """Workers that serve sessions with other weights, where none has taken their place; a server that has nobody."""
     if not weights.serving:
         kept = ", ".join(f"{name} has {label!r}" for name, label in weights.fenced.items()) or "there is no worker"
@@ -138,7 +138,7 @@ def _outdated(weights: LiveWeights) -> Iterator[str]:
             yield f"sessions are served by {name} under weight version {label!r}, expected {str(weights.version)!r}"
 
 
-def _left(sweep: SweepReport) -> str:
-    if not sweep.tokens_left:
+def _describe_left(sweep: SweepReport | None) -> str:
+    if sweep is None or not sweep.tokens_left:
         return ""
     return f"{sweep.tokens_left} of {sweep.tokens_waiting} tokens were not scored and keep their behavior values"

@@ -26,8 +26,8 @@ from harness.lanes.readiness import until_it_generates
 from harness.lanes.spec import LaneEngine, LaneSpec
 from harness.lanes.state import Lane, new_folder, saved_lanes
 from harness.machine.locks import locked
-from harness.machine.process_group import reap
-from harness.machine.process_name import ProcessName, end_group, members, spawn_held
+from harness.machine.process_group import end_group, reap
+from harness.machine.process_name import ProcessName, members, spawn_held
 from harness.machine.watchdog import Watchdog
 
 START_S = 600.0

@@ -32,7 +32,7 @@ async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_
     """`server` while it answers at `listener`; it ends with the block, what it is answering included."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await _started(server, serving)
+        await _wait_until_started(server, serving)
         yield server
     finally:
         server.should_exit = True
@@ -53,7 +53,7 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+async def _wait_until_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
     async with asyncio.timeout(_START_S):
         while not server.started and not serving.done():  # noqa: ASYNC110  # uvicorn offers nothing to wait for
             await asyncio.sleep(0.005)

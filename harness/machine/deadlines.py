@@ -45,7 +45,7 @@ async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name
     if not task.done() or task.cancelled():
         return not_in_time(seconds)
     error = task.exception()
-    return None if error is None else _said(error)
+    return None if error is None else _describe(error)
 
 
 async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
@@ -114,5 +114,5 @@ async def _calling(call: Callable[[], Awaitable[object]]) -> None:
     await call()
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return error.message if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"

@@ -7,11 +7,15 @@ init), zombies stay for good. A group of zombies therefore counts as gone; where
 """
 
 import os
+import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_POLL_S = 0.05
+_KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,20 @@ def signal_group(group: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def end_group(group: int, *, grace_s: float) -> None:
+    """SIGTERM to every process of `group`, SIGKILL to what is left after `grace_s`; returns when nothing is. Blocks.
+
+    The caller knows whose group it is.
+    """
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
+        signal_group(group, number)
+        deadline = time.monotonic() + wait_s
+        while running_members(group) and time.monotonic() <= deadline:
+            time.sleep(_POLL_S)
+        if not running_members(group):
+            return
 
 
 def is_gone(group: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which process a number means, and the end of a process group; from what the kernel says in `/proc`.
+"""Which process a number means, from what the kernel says in `/proc`, and how one begins that is not lost before.
 
 A process id comes back as somebody else's. A process is therefore named by its id, the tick it was started at and the
 boot that tick counts from, and nothing is signaled that is not still the process of that name.
@@ -6,17 +6,13 @@ boot that tick counts from, and nothing is signaled that is not still the proces
 
 import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.machine.process_group import running_members, signal_group, stat_of
-
-_POLL_S = 0.05
-_KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
+from harness.machine.process_group import running_members, stat_of
 
 _WAIT_FOR_START = 'cd / && read -r _ && exec "$@" </dev/null'
 
@@ -72,7 +68,7 @@ def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path
             (os.POSIX_SPAWN_DUP2, 1, 2),
         )
         shell = ("/bin/sh", "-c", _WAIT_FOR_START, "sh", *command)
-        ours = (signal.SIGPIPE,)  # Python ignores it, the server shall not inherit that
+        ours = (signal.SIGPIPE,)  # Python ignores it, the server does not inherit that
         pid = os.posix_spawn(shell[0], shell, environment, file_actions=actions, setsid=True, setsigdef=ours)
         return HeldProcess(pid, gate)
     except BaseException:
@@ -85,26 +81,6 @@ def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path
 def members(group: int) -> list[ProcessName]:
     """The running processes of `group`."""
     return [ProcessName(pid, stat.started, _boot()) for pid, stat in running_members(group).items()]
-
-
-def end_group(group: int, *, grace_s: float) -> None:
-    """SIGTERM to every process of `group`, SIGKILL to what is left after `grace_s`; returns when nothing is.
-
-    The caller knows whose group it is.
-    """
-    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
-        signal_group(group, number)
-        if _is_empty_within(group, wait_s):
-            return
-
-
-def _is_empty_within(group: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while members(group):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def _boot() -> str:

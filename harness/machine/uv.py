@@ -35,7 +35,7 @@ async def run_uv(*arguments: str, deadline_s: float | None, failure: type[Harnes
 
     A `deadline_s` of None leaves the bound to the caller.
     """
-    return _printed(arguments, await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s), failure)
+    return _require_success(arguments, await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s), failure)
 
 
 def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
@@ -46,7 +46,7 @@ def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=environment, check=False)
     except subprocess.TimeoutExpired:
         raise _late(command, deadline_s) from None
-    return _printed(arguments, Ended(done.returncode, done.stdout, done.stderr), LaneError)
+    return _require_success(arguments, Ended(done.returncode, done.stdout, done.stderr), LaneError)
 
 
 async def try_uv(*arguments: str, deadline_s: float) -> Ended:
@@ -78,7 +78,7 @@ async def run(*command: str, deadline_s: float | None) -> Ended:
     return Ended(process.returncode, output.decode(errors="replace"), messages.decode(errors="replace"))
 
 
-def _printed(arguments: tuple[str, ...], ended: Ended, failure: type[HarnessError]) -> str:
+def _require_success(arguments: tuple[str, ...], ended: Ended, failure: type[HarnessError]) -> str:
     if ended.code:
         tail = "\n".join(ended.messages.splitlines()[-_TAIL_LINES:])
         raise failure(

@@ -43,7 +43,7 @@ from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.lifecycle import Phase
 from harness.sessions.record import empty_record
 from harness.turn_ends import TurnStatus
-from harness.types import Json, Sample
+from harness.types import Sample
 
 ROLLOUT_ENDED = "rollout_ended"
 SESSION_NOT_DELETED = "session_not_deleted"
@@ -113,7 +113,16 @@ class SessionManager:
             return _rollout_without_session(task, outcome, time.monotonic() - started)
         rollout = None
         try:
-            rollout = await self._run_on(session, task, signal, started)
+            run = await self._require_runner().run(task, session, signal)
+            record = await read_record(self._client, session.session_id, settle_s=self._deadlines.settle_s)
+            rollout = Rollout(
+                session_id=session.session_id,
+                outcome=classify(_facts_of(run, record)),
+                samples=record.samples,
+                session=record.session,
+                agent_result=run.result.value,
+                seconds=time.monotonic() - started,
+            )
         finally:
             if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
                 await self.delete(session.session_id)
@@ -202,17 +211,19 @@ class SessionManager:
     async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
         """A session for `task`; raises `SessionServerError` when there is none, or an abort came first."""
         if not signal.announced.done():
-            session = await self._created(task, signal)
+            session = await self._ask_for_session(task, signal)
             if not signal.announced.done():
                 return session
             await self.delete(session.session_id)
         raise SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
 
-    async def _created(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
+    async def _ask_for_session(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
         """A session of the server; when the rollout is cancelled meanwhile, the session is given back first."""
         cancelled = asyncio.get_running_loop().create_future()
         give_up = (signal.announced, cancelled)
-        creating = asyncio.create_task(self._client.create(_session_body(task), give_up=give_up))
+        resumes = {} if task.resumes is None else {"resumes": task.resumes}
+        body = {**task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
+        creating = asyncio.create_task(self._client.create(body, give_up=give_up))
         try:
             return await asyncio.shield(creating)
         except asyncio.CancelledError:
@@ -227,11 +238,6 @@ class SessionManager:
         if creating.done() and not creating.cancelled() and creating.exception() is None:
             await self.delete(creating.result().session_id)
 
-    async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> Rollout:
-        run = await self._require_runner().run(task, session, signal)
-        record = await read_record(self._client, session.session_id, settle_s=self._deadlines.settle_s)
-        return _rollout(session, run, record, time.monotonic() - started)
-
     def _announce(self, keep: Keep) -> None:
         assert self._signal is not None
         self._signal.announce(keep_sessions=keep is Keep.SESSIONS)
@@ -245,23 +251,7 @@ class SessionManager:
         return self._runner
 
 
-def _session_body(task: AgentTask) -> Json:
-    resumes = {} if task.resumes is None else {"resumes": task.resumes}
-    return {**task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
-
-
-def _rollout(session: SessionHandle, run: AgentRun, record: SessionRecord, seconds: float) -> Rollout:
-    return Rollout(
-        session_id=session.session_id,
-        outcome=classify(_facts(run, record)),
-        samples=record.samples,
-        session=record.session,
-        agent_result=run.result.value,
-        seconds=seconds,
-    )
-
-
-def _facts(run: AgentRun, record: SessionRecord) -> RolloutFacts:
+def _facts_of(run: AgentRun, record: SessionRecord) -> RolloutFacts:
     turns = record.facts.turns
     failed = turns.get(TurnStatus.FAILED, 0)
     return RolloutFacts(

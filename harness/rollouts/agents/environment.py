@@ -64,20 +64,16 @@ def _proxy_exemption(base_url: str, parent: Mapping[str, str]) -> dict[str, str]
 
 def _task_variables(task: AgentTask, session: SessionHandle) -> dict[str, str]:
     workdir = task.workdir.absolute()
+    fits = len(task.prompt.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in task.prompt
     return {
         "HARNESS_MODEL": task.model,
         "HARNESS_SESSION_ID": session.session_id,
-        **_instruction_variable(task.prompt),
+        **({"HARNESS_INSTRUCTION": task.prompt} if fits else {}),
         "HARNESS_INSTRUCTION_FILE": str(workdir / INSTRUCTION_FILE),
         "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
         "HARNESS_REQUEST_KWARGS": json.dumps(task.request_kwargs),
         "HARNESS_METADATA": json.dumps(task.metadata),
     }
-
-
-def _instruction_variable(prompt: str) -> dict[str, str]:
-    fits = len(prompt.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in prompt
-    return {"HARNESS_INSTRUCTION": prompt} if fits else {}
 
 
 def prepare_workdir(workdir: Path, prompt: str) -> None:

@@ -50,8 +50,10 @@ class FunctionAgents:
         finally:
             await self._end(call, grace_s=min(self._grace_s, signal.grace_s))
         if has_ended:
-            return _end_of(call)
-        return _ended(call, Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT)
+            is_own = call.cancelled()
+            return FunctionEnd(AgentEnd(Ending.RAISED, detail="cancelled itself")) if is_own else call.result()
+        ending = Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT
+        return FunctionEnd(AgentEnd(ending, detail="" if call.done() else "ignores its cancellation"))
 
     async def close(self) -> None:
         """Cancel what was left behind, once more, and wait a bounded time."""
@@ -79,15 +81,3 @@ async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionE
         detail = "".join(traceback.format_exception_only(error)).strip()
         return FunctionEnd(AgentEnd(Ending.RAISED, detail=detail), trace=traceback.format_exc())
     return FunctionEnd(AgentEnd(Ending.RETURNED), value=value)
-
-
-def _end_of(call: asyncio.Task[FunctionEnd]) -> FunctionEnd:
-    if call.cancelled():
-        return FunctionEnd(AgentEnd(Ending.RAISED, detail="cancelled itself"))
-    return call.result()
-
-
-def _ended(call: asyncio.Task[FunctionEnd], ending: Ending) -> FunctionEnd:
-    """The end of a call that did not end by itself."""
-    detail = "" if call.done() else "ignores its cancellation"
-    return FunctionEnd(AgentEnd(ending, detail=detail))

@@ -58,7 +58,15 @@ class AgentProcess:
             start_line, gate = os.pipe()
             ours.callback(os.close, start_line)
             ours.callback(os.close, gate)
-            process = await _spawn_held(command, stdin=start_line, output=output.writer, env=env, workdir=workdir)
+            process = await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", _WAIT_FOR_START, "sh", *command),
+                stdin=start_line,
+                stdout=output.writer,
+                stderr=output.writer,
+                env=env,
+                cwd=workdir,
+                start_new_session=True,
+            )
             watchdog.watch(process.pid)
             with suppress(BrokenPipeError):
                 os.write(gate, b"\n")
@@ -148,21 +156,3 @@ class AgentOutput:
     def close(self) -> None:
         """Stop reading. Idempotent."""
         self._transport.close()
-
-
-async def _spawn_held(
-    command: Sequence[str], *, stdin: int, output: int, env: Mapping[str, str], workdir: Path
-) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        _WAIT_FOR_START,
-        "sh",
-        *command,
-        stdin=stdin,
-        stdout=output,
-        stderr=output,
-        env=env,
-        cwd=workdir,
-        start_new_session=True,
-    )

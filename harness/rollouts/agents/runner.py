@@ -7,9 +7,9 @@ Knows nothing of how the session fared; see `manager.py`.
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
 from harness.client.session_server import SessionHandle
 from harness.dialects.openai_chat import base_url
@@ -131,8 +131,11 @@ class AgentRunner:
         exit_code = asyncio.create_task(process.wait())
         try:
             if await ends_before(exit_code, signal.enforced, timeout_s=deadline_s):
-                return _end_of_process(exit_code.result())
-            return _end_from_outside(signal, deadline_s)
+                code = exit_code.result()
+                return AgentEnd(Ending.KILLED, -code) if code < 0 else AgentEnd(Ending.EXITED, code)
+            if signal.enforced.done():
+                return AgentEnd(Ending.STOPPED)
+            return AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
         finally:
             await process.stop(grace_s=min(self._grace_s, signal.grace_s))
             exit_code.cancel()
@@ -140,10 +143,17 @@ class AgentRunner:
     async def _run_function(
         self, agent: FunctionAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
     ) -> AgentRun:
-        arguments = _function_arguments(task, session)
-        ended = await self._functions.run(agent, arguments, deadline_s=task.deadline_s, signal=signal)
-        log.write(ended.trace.encode(errors="replace"))
-        return AgentRun(ended.end, result_of_value(ended.value))
+        arguments = {
+            "base_url": base_url(session.base_url),
+            "prompt": task.prompt,
+            "request_kwargs": {"model": task.model, **task.request_kwargs},
+            "metadata": dict(task.metadata),
+            "session_id": session.session_id,
+            "api_key": session.api_key,
+        }
+        call = await self._functions.run(agent, arguments, deadline_s=task.deadline_s, signal=signal)
+        log.write(call.trace.encode(errors="replace"))
+        return AgentRun(call.end, result_of_value(call.value))
 
 
 async def _ask(session_id: str, task: AgentTask) -> None:
@@ -157,24 +167,3 @@ def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[st
     if program is None:
         raise FileNotFoundError(f"no program {command[0]!r}")
     return (str(Path(program).absolute()), *command[1:])
-
-
-def _function_arguments(task: AgentTask, session: SessionHandle) -> Mapping[str, Any]:
-    return {
-        "base_url": base_url(session.base_url),
-        "prompt": task.prompt,
-        "request_kwargs": {"model": task.model, **task.request_kwargs},
-        "metadata": dict(task.metadata),
-        "session_id": session.session_id,
-        "api_key": session.api_key,
-    }
-
-
-def _end_from_outside(signal: AbortSignal, deadline_s: float) -> AgentEnd:
-    if signal.enforced.done():
-        return AgentEnd(Ending.STOPPED)
-    return AgentEnd(Ending.TIMED_OUT, detail=f"after {deadline_s:g} s")
-
-
-def _end_of_process(code: int) -> AgentEnd:
-    return AgentEnd(Ending.KILLED, -code) if code < 0 else AgentEnd(Ending.EXITED, code)

@@ -51,7 +51,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUDGET = AbortBudget(
     drain_s=5, engines_s=10, hooks_s=2, agents_s=0.2, kill_s=5, collect_s=20, cancel_s=2, resume_s=5, total_s=60
 )
-DEADLINES = Deadlines(create_s=30, read_s=20, settle_s=10, delete_s=10)
+DEADLINES = Deadlines(create_s=30, read_s=20, end_s=10, delete_s=10)
 _LOOKS = 100
 _IDLE_S = 5.0  # longer than a connection to an engine is kept for the next request
 SCRIPT = Script(

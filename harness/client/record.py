@@ -24,10 +24,10 @@ class SessionRecord(NamedTuple):
     """Why it could not be read."""
 
 
-async def read_record(client: SessionServerClient, session_id: str, *, settle_s: float) -> SessionRecord:
-    """The record of a session whose agent has ended, read at most `settle_s` later than the client needs."""
+async def read_record(client: SessionServerClient, session_id: str, *, end_s: float) -> SessionRecord:
+    """The record of a session whose agent has ended, read at most `end_s` later than the client needs."""
     try:
-        await client.end(session_id, within_s=settle_s)
+        await client.end(session_id, within_s=end_s)
         facts, session, samples = await client.collect(session_id)
     except HarnessError as error:
         return SessionRecord(empty_record(None, None), SessionFacts(phase=""), lost=str(error))

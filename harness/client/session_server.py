@@ -88,7 +88,7 @@ class Deadlines:
     attempt_s: float = 30.0
     """For one request of the other steps, before it is made again."""
     read_s: float = 60.0
-    settle_s: float = 10.0
+    end_s: float = 10.0
     """How long turns in flight, which are told to end with their agent, are waited for before the session is read."""
     delete_s: float = 5.0
     """Short: it runs while a rollout is being cancelled. A session that could not be deleted stays on the server."""

@@ -114,7 +114,7 @@ class SessionManager:
         rollout = None
         try:
             run = await self._require_runner().run(task, session, signal)
-            record = await read_record(self._client, session.session_id, settle_s=self._deadlines.settle_s)
+            record = await read_record(self._client, session.session_id, end_s=self._deadlines.end_s)
             rollout = Rollout(
                 session_id=session.session_id,
                 outcome=classify(_facts_of(run, record)),

@@ -29,7 +29,7 @@ PATIENCE_S = 10
 QUICK = AbortBudget(
     drain_s=2, engines_s=2, hooks_s=1, agents_s=0.5, kill_s=1, collect_s=3, cancel_s=0.5, resume_s=2, total_s=15
 )
-FAST = Deadlines(create_s=5, read_s=2, settle_s=1, delete_s=1)
+FAST = Deadlines(create_s=5, read_s=2, end_s=1, delete_s=1)
 
 CALLING = """
 import json, os, signal, sys, time, urllib.error, urllib.request

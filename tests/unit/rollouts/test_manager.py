@@ -42,7 +42,7 @@ def leave(result):
 
 """
 
-FAST = Deadlines(create_s=1, read_s=2, settle_s=5, delete_s=1)
+FAST = Deadlines(create_s=1, read_s=2, end_s=5, delete_s=1)
 
 
 @asynccontextmanager

@@ -179,7 +179,7 @@ def output_of(*results: GenerationResult) -> Output:
     """The output that the requests `results` of one turn make together."""
     output = Output.nothing()
     for result in results:
-        output = output.joined(result)
+        output = output.join(result)
     return output
 
 

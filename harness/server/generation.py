@@ -53,7 +53,7 @@ class Generation:
     _unsolicited_aborts: int = 0
 
     def __post_init__(self) -> None:
-        self.output = self.admission.output_so_far().settled(self.admission.params, self.endings)
+        self.output = self.admission.output_so_far().end_as_whole(self.admission.params, self.endings)
 
     @property
     def may_go_on(self) -> bool:
@@ -98,8 +98,8 @@ class Generation:
 
     async def _next_segment(self) -> None:
         epoch, before = self.gatekeeper.gate.epoch, self._newest
-        self.output = self.output.going_on(self.admission.params)
-        self.output = self.output.joined(await self._ask()).settled(self.admission.params, self.endings)
+        self.output = self.output.keep_or_restart(self.admission.params)
+        self.output = self.output.join(await self._ask()).end_as_whole(self.admission.params, self.endings)
         if self._newest != before:
             self._unsolicited_aborts = 0  # it is seen only now what they were for
         if not self.output.is_complete and self.may_go_on and not await self._is_explained(epoch):

@@ -92,7 +92,8 @@ class Output:
     def of_turn(cls, turn: Turn) -> Self:
         """Where a turn that broke off goes on from; of one that FAILED nothing is usable."""
         if not turn.is_suspended:
-            lost = Discarded(_last_request(turn), int(turn.output_ids.size), DropReason.FAILED_TURN)
+            last_request = turn.segments[-1].request_id if turn.segments else ""
+            lost = Discarded(last_request, int(turn.output_ids.size), DropReason.FAILED_TURN)
             return cls(as_ids(()), as_logprobs(()), discarded=(*turn.discarded, *([lost] if lost.tokens else [])))
         return cls(
             turn.output_ids,
@@ -108,7 +109,7 @@ class Output:
         """The model, a limit or a guard ended it; nothing is left to ask for."""
         return self.finish is not None and self.finish is not FinishReason.ABORT
 
-    def joined(self, result: GenerationResult) -> Self:
+    def join(self, result: GenerationResult) -> Self:
         """This output with that of the next request behind it."""
         start = int(self.ids.size)
         end = start + int(result.output_ids.size)
@@ -119,21 +120,34 @@ class Output:
             logprobs=as_logprobs(np.concatenate([self.logprobs, result.logprobs])) if start else result.logprobs,
             finish=result.finish_reason,
             matched_stop=result.matched_stop,
-            version_spans=_joined_spans(self.version_spans, result.version_spans, start),
+            version_spans=_join_spans(self.version_spans, result.version_spans, start),
             segments=(*self.segments, Segment(result.request_id, start, end, result.finish_reason)),
-            top_logprobs=_joined_alternatives(self.top_logprobs, result.top_logprobs) if start else result.top_logprobs,
+            top_logprobs=_join_alternatives(self.top_logprobs, result.top_logprobs) if start else result.top_logprobs,
             forced_tokens=result.forced_tokens,
             cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
             scorings=(*self.scorings, *scored),
         )
 
-    def settled(self, params: SamplingParams, endings: Endings) -> Self:
+    def end_as_whole(self, params: SamplingParams, endings: Endings) -> Self:
         """This output, ended where it ends as a whole: an engine judges by the tokens of its own request only."""
-        if self.finish is FinishReason.ABORT or len(self.segments) > 1:
-            return self._ended(params, endings)
-        return self
+        if self.finish is not FinishReason.ABORT and len(self.segments) <= 1:
+            return self
+        least = 0 if endings.may_stop_early else params.min_new_tokens
+        match = first_stop_string(self.ids, params.stop, endings.decode, least=least, searched=self.searched)
+        if match is not None:
+            return self._cut(match.end, match.text)
+        searched = replace(self, searched=int(self.ids.size))
+        if self.finish is not FinishReason.ABORT:
+            return searched
+        if self.ids.size:
+            last = int(self.ids[-1])
+            if last in params.stop_token_ids or (last in endings.eos_ids and not params.ignore_eos):
+                return replace(searched, finish=FinishReason.STOP, matched_stop=last)
+        if self.ids.size >= params.max_new_tokens:
+            return replace(searched, finish=FinishReason.LENGTH)
+        return searched
 
-    def going_on(self, params: SamplingParams) -> Self:
+    def keep_or_restart(self, params: SamplingParams) -> Self:
         """The output that the next request goes on from; none of it when the turn follows a grammar.
 
         An engine would read a partial output as prompt, and follow the grammar from its beginning again.
@@ -164,21 +178,6 @@ class Output:
                 seed=None if params.seed is None else segment_seed(params.seed, done),
             )
         return GenerationRequest(prompt_ids, params, request_id, session_id, prompt_logprobs_from, continues=done)
-
-    def _ended(self, params: SamplingParams, endings: Endings) -> Self:
-        least = 0 if endings.may_stop_early else params.min_new_tokens
-        match = first_stop_string(self.ids, params.stop, endings.decode, least=least, searched=self.searched)
-        if match is not None:
-            return self._cut(match.end, match.text)
-        searched = replace(self, searched=int(self.ids.size))
-        if self.finish is not FinishReason.ABORT:
-            return searched
-        last = int(self.ids[-1]) if self.ids.size else None
-        if last is not None and _is_stop_id(last, params, endings):
-            return replace(searched, finish=FinishReason.STOP, matched_stop=last)
-        if self.ids.size >= params.max_new_tokens:
-            return replace(searched, finish=FinishReason.LENGTH)
-        return searched
 
     def _cut(self, end: int, stop: str) -> Self:
         """The first `end` tokens; what came after the stop string is discarded."""
@@ -241,13 +240,7 @@ def segment_seed(turn_seed: int, position: int) -> int:
     return seed_of(f"{turn_seed},{position}".encode())
 
 
-def _is_stop_id(token_id: int, params: SamplingParams, endings: Endings) -> bool:
-    return token_id in params.stop_token_ids or (token_id in endings.eos_ids and not params.ignore_eos)
-
-
-def _joined_spans(
-    before: tuple[VersionSpan, ...], after: Sequence[VersionSpan], offset: int
-) -> tuple[VersionSpan, ...]:
+def _join_spans(before: tuple[VersionSpan, ...], after: Sequence[VersionSpan], offset: int) -> tuple[VersionSpan, ...]:
     moved = [replace(span, start=span.start + offset, end=span.end + offset) for span in after]
     if before and moved and before[-1].version == moved[0].version:
         moved[0] = replace(moved[0], start=before[-1].start)
@@ -255,12 +248,8 @@ def _joined_spans(
     return (*before, *moved)
 
 
-def _joined_alternatives(before: TopLogprobs | None, after: TopLogprobs | None) -> TopLogprobs | None:
+def _join_alternatives(before: TopLogprobs | None, after: TopLogprobs | None) -> TopLogprobs | None:
     """Both, when both are there: alternatives are not stored, so a turn taken up after a restart has none before."""
     if before is None or after is None:
         return None
     return TopLogprobs(np.concatenate([before.ids, after.ids]), np.concatenate([before.logprobs, after.logprobs]))
-
-
-def _last_request(turn: Turn) -> str:
-    return turn.segments[-1].request_id if turn.segments else ""

@@ -144,7 +144,7 @@ async def test_a_turn_that_is_cut_and_goes_on_is_the_uninterrupted_one(server: S
         send = cut if len(output.segments) < CUTS else ask
         request = output.next_request(as_ids(PROMPT_IDS), params, request_id="")
         result = await send(server, request.input_ids.tolist(), request.params, continues=request.continues)
-        output = output.joined(result).settled(params, endings)
+        output = output.join(result).end_as_whole(params, endings)
 
     assert [each.finish_reason for each in output.segments] == [FinishReason.ABORT] * CUTS + [FinishReason.LENGTH]
     assert output.ids.tolist() == whole.output_ids.tolist() == looped_ids(TURN)

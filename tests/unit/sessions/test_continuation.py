@@ -43,7 +43,7 @@ def text(words: str) -> list[int]:
 def output_of(*results: GenerationResult, params: SamplingParams = PARAMS) -> Output:
     output = Output.nothing()
     for each in results:
-        output = output.joined(each).settled(params, ENDINGS)
+        output = output.join(each).end_as_whole(params, ENDINGS)
     return output
 
 
@@ -64,7 +64,7 @@ def test_joined_segments_cover_the_output_without_gap(lengths, versions):
 
     output = Output.nothing()
     for part in parts:
-        output = output.joined(part)
+        output = output.join(part)
 
     assert output.ids.tolist() == [token_id for part in parts for token_id in part.output_ids]
     assert np.array_equal(output.logprobs, np.concatenate([part.logprobs for part in parts]))
@@ -105,14 +105,14 @@ def test_a_turn_that_follows_a_grammar_begins_again():
     output = output_of(result(0, [10, 11, 12], FinishReason.ABORT, prompt_logprobs=scored), params=params)
     assert output.ids.size == 3, "a turn that is not gone on with keeps its partial output"
 
-    again = output.going_on(params)
+    again = output.keep_or_restart(params)
 
     assert (again.ids.size, again.segments, again.version_spans, again.finish) == (0, (), (), None)
     assert again.discarded == (Discarded(f"{0:032x}", 3, DropReason.RESTARTED),)
     assert again.scorings == (scored,)
     assert next_params(again, params) == params
-    assert again.going_on(params).discarded == again.discarded
-    assert output.going_on(PARAMS) is output
+    assert again.keep_or_restart(params).discarded == again.discarded
+    assert output.keep_or_restart(PARAMS) is output
 
 
 def test_a_request_that_produced_nothing_is_repeated_with_the_same_seed():
@@ -166,7 +166,7 @@ def test_a_stop_string_that_the_engine_let_pass_does_not_end_the_turn_at_a_joint
     for endings, said in [(ENDINGS, "a STOP"), (ENDINGS._replace(may_stop_early=False), "a STOP bc STOP")]:
         output = Output.nothing()
         for part in parts[: 1 if endings is ENDINGS else 2]:
-            output = output.joined(part).settled(params, endings)
+            output = output.join(part).end_as_whole(params, endings)
         assert toy_tokenizer().decode(output.ids.tolist()) == said
 
 
@@ -203,7 +203,7 @@ def test_a_stop_string_is_found_wherever_the_joints_are(words, cuts):
     for number, (start, end) in enumerate(pairwise([0, *sorted(cuts), len(ids)])):
         if not output.is_complete:
             part = result(number, ids[start:end], FinishReason.ABORT)
-            output = output.joined(part).settled(params, ENDINGS)
+            output = output.join(part).end_as_whole(params, ENDINGS)
 
     assert output.ids.size == (len(ids) if whole is None else whole.end)
 
@@ -220,7 +220,7 @@ def test_a_turn_that_is_cut_often_is_searched_once():
     params = replace(PARAMS, stop=("never said",), max_new_tokens=100_000)
     output = Output.nothing()
     for number in range(20):
-        output = output.joined(result(number, text("word " * 100), FinishReason.ABORT)).settled(params, endings)
+        output = output.join(result(number, text("word " * 100), FinishReason.ABORT)).end_as_whole(params, endings)
 
     assert output.ids.size == 10_000
     assert sum(read) < 2 * output.ids.size

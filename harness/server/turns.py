@@ -139,7 +139,7 @@ class TurnService:
         refused, unless the session wants to see incomplete turns (I2).
         """
         session = call.session
-        with bound_contextvars(session_id=session.session_id):
+        with bound_contextvars(session_id=session.session_id, dialect=call.request.dialect):
             await self.gatekeeper.enter(Work.TURN, call.client, session)
             served = await self._find_or_sample(call)
         turn = served.turn

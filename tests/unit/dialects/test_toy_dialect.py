@@ -8,12 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from harness.client.session_server import SessionHandle
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.agents.environment import agent_environment
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.server.admitted import TURN_ENDED
 from harness.server.settings import ServerSettings
 from tests.session_servers.served import Client, Served, bearer, says, serving
 from tests.unit.dialects.toy_dialect import ToyDialect
@@ -109,6 +112,16 @@ async def test_a_conversation_may_change_its_dialect() -> None:
         record = await client.record(session)
 
     assert [turn["parent"] for turn in record["turns"]] == [None, 0]
+
+
+async def test_the_log_says_in_which_dialect_a_turn_was_asked_for() -> None:
+    """On each of its lines."""
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        async with toy_server(*says("four", "six")) as (client, session):
+            await ask(client, session, ask="2+2?")
+            await client.say(session, [{"role": "user", "content": "3+3?"}])
+
+    assert [line["dialect"] for line in logs if line["event"] == TURN_ENDED] == ["toy", "openai_chat"]
 
 
 async def test_a_mistake_is_named_in_the_words_of_the_dialect() -> None:

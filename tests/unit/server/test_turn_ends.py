@@ -171,6 +171,7 @@ async def test_record_sample_metric_and_log_say_why_a_turn_ended(end: TurnEnd, t
             "event": TURN_ENDED,
             "log_level": "info",
             "session_id": session.session_id,
+            "dialect": "openai_chat",
             "turn": 0,
             "attempt": 1,
             "end": end,

@@ -1,4 +1,4 @@
-"""`harness verify`: whether what this project promises holds for the user's own model."""
+"""`harness verify`: checks the promises of this project on the user's own model and engines."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import options, output, verify_engine
+from harness.cli import options, output
 
 if TYPE_CHECKING:
+    from harness.engines.examine.comparison import Comparison
     from harness.tokens.chat_tokenizer import FamilyDescription
-    from harness.tokens.verify import Verdict
+    from harness.tokens.verify import PropertyResult
 
 app = typer.Typer(help="Check that what is promised holds for a model.", no_args_is_help=True)
-
-app.command("engine")(verify_engine.verify_engine)
 
 _Tokenizer = Annotated[
     Path, typer.Option(envvar="HARNESS_TOKENIZER", help="Folder with tokenizer and chat template.", show_default=False)
@@ -22,6 +21,7 @@ _Tokenizer = Annotated[
 _Template = Annotated[
     Path | None, typer.Option("--template", help="Chat template in place of the folder's.", show_default=False)
 ]
+_Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
 
 
 @app.command("tokens")
@@ -39,24 +39,57 @@ def tokens(
     from harness.suite.exits import ExitCode
     from harness.tokens.chat_template import ChatTemplateTokenizer
     from harness.tokens.model_family import open_chat_tokenizer
-    from harness.tokens.verify import Verified, verify
+    from harness.tokens.verify import FamilyUnderTest, verify
 
     chat = open_chat_tokenizer(tokenizer, template_file=template, renderer=renderer)
     plain = ChatTemplateTokenizer.load(tokenizer, template_file=template)
-    family, verdicts = chat.describe(), verify(Verified(chat, plain))
-    passed = all(verdict.holds for verdict in verdicts)
+    family, results = chat.describe(), verify(FamilyUnderTest(chat, plain))
+    passed = all(result.holds for result in results)
     if as_json:
-        output.print_json({"passed": passed, "family": asdict(family), "properties": [_entry(v) for v in verdicts]})
+        properties: list[dict[str, Any]] = [
+            {**asdict(result), "name": result.checked_property.name.lower(), "holds": result.holds}
+            for result in results
+        ]
+        output.print_json({"passed": passed, "family": asdict(family), "properties": properties})
     else:
-        _print(family, verdicts)
+        _print_tokens(family, results)
     return ExitCode.PASSED if passed else ExitCode.CHECKS_FAILED
 
 
-def _entry(verdict: "Verdict") -> dict[str, Any]:
-    return {**asdict(verdict), "name": verdict.checked_property.name.lower(), "holds": verdict.holds}
+@app.command("engine")
+def engine(
+    a: Annotated[str, _Engine],
+    b: Annotated[str, _Engine],
+    *,
+    model: Annotated[
+        str, typer.Option(envvar="HARNESS_MODEL", help="Weights and tokenizer: catalogue name, folder or hub id.")
+    ] = "smollm2-135m-instruct",
+    tokens: Annotated[int, typer.Option(min=1, help="Length of each continuation.")] = 40,
+    atol: Annotated[float, typer.Option(min=0, help="Largest difference of two logprobs, in nats.")] = 1e-3,
+    top_k: Annotated[int, typer.Option(min=1, help="Where tokens differ, how good the other's must be.")] = 5,
+    as_json: options.Json = False,
+) -> int:
+    """Continue the same prompts greedily with both engines; exit code 1 when they are not close.
+
+    Example: `harness verify engine local sglang=http://127.0.0.1:30000`
+    """
+    import uvloop
+
+    from harness.models import resolve_model
+    from harness.suite.exits import ExitCode
+    from harness.telemetry.logging import configure_logging
+
+    configure_logging("error")
+    folder = resolve_model(model)
+    comparison = uvloop.run(_compare(a, b, folder, tokens=tokens, atol=atol, top_k=top_k))
+    if as_json:
+        output.print_json(comparison.to_json())
+    else:
+        _print_comparison(comparison)
+    return ExitCode.PASSED if comparison.is_close else ExitCode.CHECKS_FAILED
 
 
-def _print(family: "FamilyDescription", verdicts: "list[Verdict]") -> None:
+def _print_tokens(family: "FamilyDescription", results: "list[PropertyResult]") -> None:
     output.print_text(f"renderer     {family.renderer or 'none, the chat template'}")
     output.print_text(f"tool calls   {family.call_syntax}")
     for transition, source in family.delimiters.items():
@@ -67,14 +100,31 @@ def _print(family: "FamilyDescription", verdicts: "list[Verdict]") -> None:
         output.print_text(f"template     rewrites history ({where})")
     for note in family.notes:
         output.print_text(f"note         {note}")
-    for verdict in verdicts:
-        _print_verdict(verdict)
+    for result in results:
+        counts = f"{result.cases} conversations, {result.refused} refused, {result.branched} branch"
+        output.print_text(f"{'pass' if result.holds else 'FAIL'}  {result.checked_property:50}  {counts}")
+        if result.mismatch is not None:
+            output.print_text(f"      in       {result.mismatch.conversation}")
+            output.print_text(f"      expected {result.mismatch.expected!r}")
+            output.print_text(f"      got      {result.mismatch.seen!r}")
 
 
-def _print_verdict(verdict: "Verdict") -> None:
-    counts = f"{verdict.cases} conversations, {verdict.refused} refused, {verdict.branched} branch"
-    output.print_text(f"{'pass' if verdict.holds else 'FAIL'}  {verdict.checked_property:50}  {counts}")
-    if verdict.mismatch is not None:
-        output.print_text(f"      in       {verdict.mismatch.conversation}")
-        output.print_text(f"      expected {verdict.mismatch.expected!r}")
-        output.print_text(f"      got      {verdict.mismatch.seen!r}")
+async def _compare(a: str, b: str, folder: Path, *, tokens: int, atol: float, top_k: int) -> "Comparison":
+    from harness.engines.connect import open_engine
+    from harness.engines.examine.comparison import compare_engines
+    from harness.tokens.model_family import open_chat_tokenizer
+
+    chat = open_chat_tokenizer(folder)
+    left, right = (open_engine(name, model_dir=folder, tokenizer=chat.tokenizer) for name in (a, b))
+    async with left, right:
+        return await compare_engines(left, right, chat, tokens=tokens, atol=atol, top_k=top_k)
+
+
+def _print_comparison(comparison: "Comparison") -> None:
+    for question, report in zip(comparison.questions, comparison.reports, strict=True):
+        output.print_text(f"{question}\n  " + report.render().replace("\n", "\n  "))
+    verdict = "close" if comparison.is_close else "NOT close"
+    output.print_text(
+        f"{verdict}: {comparison.same_tokens} of {len(comparison.reports)} continuations are equal,"
+        f" largest difference {comparison.largest:.5f} nats, mean {comparison.mean:.5f}"
+    )

@@ -6,7 +6,7 @@ with the first token that differs; sessions keep what was sampled whatever it sa
 
 from collections.abc import Sequence
 
-from harness.tokens.chat_tokenizer import Divergence
+from harness.tokens.chat_tokenizer import TemplateDivergence
 from harness.tokens.delimiter import PrefixTrick
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.message_form import MessageForm
@@ -14,7 +14,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Message
 
 
-def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Tokenizer) -> Divergence | None:
+def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Tokenizer) -> TemplateDivergence | None:
     """The first conversation of a small set in which `template` rewrites what it rendered, None if there is none.
 
     Conversations that the template refuses prove nothing.
@@ -28,16 +28,16 @@ def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Token
     return None
 
 
-def find_dependence(trick: PrefixTrick, tokenizer: Tokenizer) -> Divergence | None:
+def find_dependence(trick: PrefixTrick, tokenizer: Tokenizer) -> TemplateDivergence | None:
     """Where a delimiter depends on how long the conversation is; such a template can only be rendered whole."""
     texts = trick.find_dependence()
     found = None if texts is None else _first_difference(tokenizer, *texts)
-    return None if found is None else Divergence("the delimiter, early and late", *found)
+    return None if found is None else TemplateDivergence("the delimiter, early and late", *found)
 
 
 def _compare(
     template: JinjaTemplate, tokenizer: Tokenizer, messages: Sequence[Message], answer: int
-) -> Divergence | None:
+) -> TemplateDivergence | None:
     """How the conversation departs from the prompt of one of its answers, or from the conversation up to it."""
     longer = template.try_render(messages, generation_prompt=False)
     prompt = template.try_render(messages[:answer])
@@ -45,7 +45,7 @@ def _compare(
     for shorter in (prompt, answered):
         position = None if longer is None or shorter is None else _first_difference(tokenizer, shorter, longer)
         if position is not None:
-            return Divergence(" ".join(str(message["role"]) for message in messages), *position)
+            return TemplateDivergence(" ".join(str(message["role"]) for message in messages), *position)
     return None
 
 

@@ -24,25 +24,34 @@ TrickText = Callable[[Transition, Sequence[Message], Sequence[Json]], str | None
 
 _PLAIN_KEYS = frozenset({"role", "content", "tool_call_id"})
 TextForm = Callable[[str], str]
-"""What a template does to the text of a message."""
+"""The change that a template makes to the text of a message."""
 
 
 def _as_it_is(text: str) -> str:
     return text
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-_TEXT_FORMS: tuple[TextForm, ...] = (_as_it_is, str.strip, _quoted)
+_TEXT_FORMS: tuple[TextForm, ...] = (_as_it_is, str.strip, lambda text: json.dumps(text, ensure_ascii=False))
 _MOST_MARKERS = 40  # some tokenizers have a thousand reserved ones
 _TRANSITIONS = tuple(
     Transition(system, after_tools, calls, roles, has_tools)
     for calls, roles in ((0, ("user",)), (1, ("tool",)), (2, ("tool", "tool")))
     for system, after_tools, has_tools in product((False, True), repeat=3)
 )
-"""Those that make up almost every session."""
+"""The transitions that make up almost every session."""
+_HARD_TEXTS = (
+    "",
+    "word",
+    " lead",
+    "trail ",
+    "\n\nlines\n",
+    "\t",
+    "  ",
+    "日本語 \N{FAMILY}",
+    '"a" \\ {"b": [1]}',
+    "'1",
+)
+"""Texts that a template may change or an encoder may join with the text around them."""
 
 
 class _Fixed(NamedTuple):
@@ -50,19 +59,11 @@ class _Fixed(NamedTuple):
 
     ids: tuple[int, ...]
 
-    def encode(self, contents: Sequence[str], tokenizer: Tokenizer) -> Sequence[int]:
-        del contents, tokenizer
-        return self.ids
-
 
 class _Open(NamedTuple):
     """A stretch between two markers; a number is a hole for the text of that message."""
 
     pieces: tuple[str | int, ...]
-
-    def encode(self, contents: Sequence[str], tokenizer: Tokenizer) -> Sequence[int]:
-        filled = (piece if isinstance(piece, str) else contents[piece] for piece in self.pieces)
-        return tokenizer.encode_plain("".join(filled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,84 +77,72 @@ class CachedSuffix:
 
     def encode(self, contents: Sequence[str], tokenizer: Tokenizer, *, has_ended: bool) -> list[int]:
         """Ids with `contents` in the holes; an answer that `has_ended` itself needs no end marker."""
-        runs = self.runs[1:] if has_ended and self.begins_with_end_marker else self.runs
         texts = [self.form(content) for content in contents]
-        return [token_id for run in runs for token_id in run.encode(texts, tokenizer)]
-
-
-def build_suffixes(tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> dict[Transition, CachedSuffix]:
-    """The suffixes of common transitions that are as good as the prefix trick."""
-    found = {transition: _find(transition, tokenizer, text_of, ids_of) for transition in _TRANSITIONS}
-    return {transition: suffix for transition, suffix in found.items() if suffix is not None}
-
-
-def _find(transition: Transition, tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> CachedSuffix | None:
-    slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
-    tools = dummy_tools() if transition.has_tools else ()
-    text = text_of(transition, dummy_messages(transition.roles, slots), tools)
-    candidates = () if text is None else _cuts(text, slots, tokenizer)
-    return next((suffix for suffix in candidates if _is_right(suffix, transition, tokenizer, ids_of)), None)
+        ids: list[int] = []
+        for run in self.runs[1:] if has_ended and self.begins_with_end_marker else self.runs:
+            if isinstance(run, _Fixed):
+                ids += run.ids
+            else:
+                filled = (piece if isinstance(piece, str) else texts[piece] for piece in run.pieces)
+                ids += tokenizer.encode_plain("".join(filled))
+        return ids
 
 
 def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
-    """What goes into the holes of a suffix; None when a message says more than its text."""
+    """The texts that go into the holes of a suffix; None when a message says more than its text."""
     if any(message.keys() - _PLAIN_KEYS or not isinstance(message["content"], str) for message in messages):
         return None
     return [message["content"] for message in messages]
 
 
-def _cuts(text: str, slots: Sequence[str], tokenizer: Tokenizer) -> Iterator[CachedSuffix]:
-    """`text` in runs, once per form in which each slot is in it once."""
+def build_suffixes(tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> dict[Transition, CachedSuffix]:
+    """The suffixes of common transitions that are as good as the prefix trick."""
+    suffixes: dict[Transition, CachedSuffix] = {}
+    for transition in _TRANSITIONS:
+        slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
+        tools = dummy_tools() if transition.has_tools else ()
+        text = text_of(transition, dummy_messages(transition.roles, slots), tools)
+        candidates = () if text is None else _cut(text, slots, tokenizer)
+        suffix = next((each for each in candidates if _is_right(each, transition, tokenizer, ids_of)), None)
+        if suffix is not None:
+            suffixes[transition] = suffix
+    return suffixes
+
+
+def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer) -> Iterator[CachedSuffix]:
+    """`text` in runs, once for each form in which it has every slot once.
+
+    `text` is cut at its markers, which the encoder never joins with the text beside them. Between two markers, a
+    stretch without a slot always has the same ids; one with slots is encoded anew each time, as a whole, because the
+    encoder may join a message's text with the template's.
+    """
+    stretches: list[str] = []
+    position = 0
+    for marker in tokenizer.marker_pattern.finditer(text):
+        stretches += filter(None, (text[position : marker.start()], marker.group()))
+        position = marker.end()
+    stretches += filter(None, (text[position:],))
     for form in _TEXT_FORMS:
         marks = [form(slot) for slot in slots]
         if any(text.count(mark) != 1 for mark in marks):
             continue
-        stretches = list(_stretches(text, tokenizer))
-        runs = tuple(_run(stretch, marks, tokenizer) for stretch in stretches)
-        yield CachedSuffix(runs, tokenizer.marker_id(stretches[0]) in tokenizer.eos_ids, form)
-
-
-def _run(stretch: str, marks: Sequence[str], tokenizer: Tokenizer) -> _Fixed | _Open:
-    pieces = re.split("|".join(f"({re.escape(mark)})" for mark in marks), stretch)
-    if len(pieces) == 1:
-        return _Fixed(tuple(tokenizer.encode(stretch)))
-    return _Open(tuple(marks.index(piece) if piece in marks else piece for piece in pieces if piece))
-
-
-def _stretches(text: str, tokenizer: Tokenizer) -> Iterator[str]:
-    """Markers, and what stands between them."""
-    position = 0
-    for marker in tokenizer.marker_pattern.finditer(text):
-        yield from filter(None, (text[position : marker.start()], marker.group()))
-        position = marker.end()
-    if position < len(text):
-        yield text[position:]
+        runs: list[_Fixed | _Open] = []
+        for stretch in stretches:
+            pieces = re.split("|".join(f"({re.escape(mark)})" for mark in marks), stretch)
+            if len(pieces) == 1:
+                runs.append(_Fixed(tuple(tokenizer.encode(stretch))))
+            else:
+                runs.append(_Open(tuple(marks.index(piece) if piece in marks else piece for piece in pieces if piece)))
+        yield CachedSuffix(tuple(runs), tokenizer.marker_id(stretches[0]) in tokenizer.eos_ids, form)
 
 
 def _is_right(suffix: CachedSuffix, transition: Transition, tokenizer: Tokenizer, ids_of: TrickIds) -> bool:
     """Whether `suffix` gives the ids of the prefix trick, with other tools and other call ids."""
-    for text in _hard_texts(tokenizer):
+    markers = "".join(tokenizer.markers[:_MOST_MARKERS]) + "<tool_response>x</tool_response>"
+    for text in (*_HARD_TEXTS, markers):
         texts = [text, f"{text}and{text}"][: len(transition.roles)]
         messages = dummy_messages(transition.roles, texts, call_ids="other")
         expected = ids_of(transition, messages, dummy_tools("seek") if transition.has_tools else ())
         if suffix.encode(texts, tokenizer, has_ended=False) != expected:
             return False
     return True
-
-
-def _hard_texts(tokenizer: Tokenizer) -> list[str]:
-    """Texts that a template may change or an encoder may join with what stands around them."""
-    markers = "".join(tokenizer.markers[:_MOST_MARKERS]) + "<tool_response>x</tool_response>"
-    return [
-        "",
-        "word",
-        " lead",
-        "trail ",
-        "\n\nlines\n",
-        "\t",
-        "  ",
-        "日本語 \N{FAMILY}",
-        '"a" \\ {"b": [1]}',
-        "'1",
-        markers,
-    ]

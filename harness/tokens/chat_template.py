@@ -17,9 +17,8 @@ from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dumm
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
-from harness.tokens.output_reader import OutputReader
+from harness.tokens.output_reader import OutputReader, call_syntax_of
 from harness.tokens.parsing import ParsedOutput
-from harness.tokens.syntaxes.choice import call_syntax_of
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
@@ -30,17 +29,27 @@ class ChatTemplateTokenizer:
     def __init__(self, tokenizer: Tokenizer, template: JinjaTemplate) -> None:
         """Raises `TokenizerError` when the template cannot render a question and its answer."""
         self.template = template
-        self.tokenizer = tokenizer.guarding(_markers_in(template, tokenizer))
+        # Added tokens that the template is built from are markers of the family, too; white space is nobody's marker.
+        self.tokenizer = tokenizer.guarding(
+            {text for text in tokenizer.added_tokens if text.strip() and text in template.source}
+        )
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
-        self.end_ids = self._find_end_ids()
+        written = template.source + self._trick.close_text
+        self.end_ids = frozenset(each for each in tokenizer.eos_ids if tokenizer.token_text(each) in written)
         """End-of-turn ids that the template writes; a model may have more, such as an end of the document."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.source))
         dependence = find_dependence(self._trick, self.tokenizer)
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
         """Where the template is not append-only; what was sampled is kept all the same."""
-        self._suffixes = build_suffixes(self.tokenizer, self._dummy_text, self._dummy_ids)
+        self._suffixes = build_suffixes(
+            self.tokenizer,
+            self._dummy_text,
+            lambda transition, messages, tools: self._by_trick(
+                transition, dummy_answer(transition.calls), messages, tools, has_ended=False
+            ),
+        )
 
     @classmethod
     def load(cls, directory: Path, *, template_file: Path | None = None) -> Self:
@@ -62,7 +71,7 @@ class ChatTemplateTokenizer:
         """Ids between the output of `previous` and the assistant's next turn, after `messages`; None to branch."""
         if self._depends_on_history:
             return None
-        has_ended = self._has_ended(previous.output_ids)
+        has_ended = bool(previous.output_ids) and previous.output_ids[-1] in self.end_ids
         transition = Transition(
             previous.opens_with_system,
             previous.after_tools,
@@ -84,7 +93,7 @@ class ChatTemplateTokenizer:
         return self._reader.read(output, tools)
 
     def describe(self) -> FamilyDescription:
-        """What was found out when the template was loaded."""
+        """The findings about the family when the template was loaded."""
         return FamilyDescription(
             template_digest=self.template.digest,
             delimiters={str(transition): self._source(transition) for transition in DESCRIBED_TRANSITIONS},
@@ -110,30 +119,14 @@ class ChatTemplateTokenizer:
         text = self._trick.find(start, answer, guard.messages, guard.tools)
         if text is None:
             return None
-        return guard.encode(self._without_end_marker(text) if has_ended else text)
-
-    def _has_ended(self, output_ids: Sequence[int]) -> bool:
-        """The output ended itself, with a marker that the template ends answers with."""
-        return bool(output_ids) and output_ids[-1] in self.end_ids
-
-    def _find_end_ids(self) -> frozenset[int]:
-        texts = {token_id: self.tokenizer.token_text(token_id) for token_id in self.tokenizer.eos_ids}
-        written = self.template.source + self._trick.close_text
-        return frozenset(token_id for token_id, text in texts.items() if text in written)
-
-    def _without_end_marker(self, text: str) -> str:
-        """`text` without the marker that an answer which has ended has already; whichever of them it was."""
-        ends = [self.tokenizer.token_text(token_id) for token_id in self.end_ids]
-        return text.removeprefix(next((end for end in ends if text.startswith(end)), ""))
+        if has_ended:  # with one of the markers, whichever: the template writes none behind it
+            ends = [self.tokenizer.token_text(token_id) for token_id in self.end_ids]
+            text = text.removeprefix(next((end for end in ends if text.startswith(end)), ""))
+        return guard.encode(text)
 
     def _dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
         *start, answer = self.form.apply([*dummy_start(transition), dummy_answer(transition.calls)])
         return self._trick.find(start, answer, self.form.apply(messages), tools)
-
-    def _dummy_ids(
-        self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]
-    ) -> list[int] | None:
-        return self._by_trick(transition, dummy_answer(transition.calls), messages, tools, has_ended=False)
 
     def _source(self, transition: Transition) -> DelimiterSource:
         if self._depends_on_history:
@@ -143,11 +136,6 @@ class ChatTemplateTokenizer:
         messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
         found = self._dummy_text(transition, messages, dummy_tools() if transition.has_tools else ())
         return DelimiterSource.FULL_RENDER if found is None else DelimiterSource.PREFIX_TRICK
-
-
-def _markers_in(template: JinjaTemplate, tokenizer: Tokenizer) -> set[str]:
-    """Added tokens that the template is built from; white space is nobody's marker."""
-    return {text for text in tokenizer.added_tokens if text.strip() and text in template.source}
 
 
 DESCRIBED_TRANSITIONS = tuple(
@@ -162,4 +150,4 @@ DESCRIBED_TRANSITIONS = tuple(
         (False, 0, ("developer", "user"), False),
     )
 )
-"""Those that are told to a reader."""
+"""The transitions in a description."""

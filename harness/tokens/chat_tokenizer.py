@@ -1,7 +1,7 @@
 """The seam between a model family and everything else: how it writes conversations as ids and reads outputs.
 
 Two implementations: `ChatTemplateTokenizer` for any Jinja template, `RenderersTokenizer` for the families that the
-`renderers` package knows. `tokens.opening.open_chat_tokenizer` picks one.
+`renderers` package knows. `tokens.model_family.open_chat_tokenizer` picks one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class DelimiterSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class TemplateDivergence:
     """Where a template rewrites what it rendered before."""
 
     conversation: str
@@ -41,7 +41,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class FamilyDescription:
-    """What was found out about a model family when its folder was opened."""
+    """The findings about a model family when its folder was opened."""
 
     template_digest: str
     """SHA-256 of the chat template."""
@@ -50,7 +50,7 @@ class FamilyDescription:
     call_syntax: str
     """How the model writes tool calls."""
     renderer: str | None = None
-    divergence: Divergence | None = None
+    divergence: TemplateDivergence | None = None
     """The first conversation in which the template is not append-only; what was sampled is kept all the same."""
     shows_tools: bool = True
     """The template tells the model which tools there are."""
@@ -73,7 +73,7 @@ class SampledTurn(NamedTuple):
 
 
 class SampledOutput(NamedTuple):
-    """What there is to read."""
+    """An output to be read, and the ids around it."""
 
     ids: Sequence[int]
     context_ids: Sequence[int] = ()
@@ -111,4 +111,4 @@ class ChatTokenizer(Protocol):
         """Content, reasoning and tool calls of an output; without `tools` nothing is a call. Never raises."""
 
     def describe(self) -> FamilyDescription:
-        """What was found out when the family was opened; for logs, records and documentation."""
+        """The findings about the family when it was opened; for logs, records and documentation."""

@@ -41,7 +41,7 @@ _STEPS = (
     ("1 call", ("tool", "user")),
     ("2 calls", ("tool", "tool")),
 )
-"""What was sampled, and what comes next."""
+"""The sampled answer, and the roles that come next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,16 @@ def _message(roles: Sequence[str], position: int, text: str) -> Message:
     if role == "answer":
         return {"role": "assistant", "content": _ANSWERS[position % len(_ANSWERS)]}
     if "call" in role:
-        made = [_call(position, i) for i in range(int(role.split()[0]))]
-        return {"role": "assistant", "content": "", "tool_calls": made}
+        arguments = [f'{{"country": "France", "population":  {i + 1}}}' for i in range(int(role.split()[0]))]
+        calls = [
+            {"id": f"call_{position}_{i}", "type": "function", "function": {"name": "find_city", "arguments": each}}
+            for i, each in enumerate(arguments)
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
     if role == "tool":
         caller = max(i for i in range(position) if "call" in roles[i])
         return {"role": "tool", "content": text, "tool_call_id": f"call_{caller}_{position - caller - 1}"}
     return {"role": role, "content": text}
-
-
-def _call(position: int, number: int) -> Json:
-    function = {"name": "find_city", "arguments": f'{{"country": "France", "population":  {number + 1}}}'}
-    return {"id": f"call_{position}_{number}", "type": "function", "function": function}
 
 
 TOOLS: tuple[Json, ...] = (
@@ -123,4 +122,4 @@ TOOLS: tuple[Json, ...] = (
         },
     },
 )
-"""What is on offer in conversations with tools."""
+"""The tools of conversations with tools."""

@@ -1,8 +1,23 @@
-"""What stands between a sampled answer and the next one, found with the prefix trick.
+"""The delimiter: the text between a sampled answer and the next one, found with the prefix trick.
 
-A small dummy conversation is rendered with the new messages behind a dummy answer. Where the rendering up to that
-answer is what the model had before it, the rest is the delimiter: the close marker, the new messages, the generation
-prompt. Nothing that was sampled is part of it, and its cost does not grow with the session.
+A session keeps the ids of its prompt and of the sampled answer, and needs the ids that come after them. A chat template
+only renders whole conversations, and rendering the sampled answer again is forbidden (I1). So a small dummy
+conversation is rendered instead, with the new messages behind a dummy answer:
+
+    prompt  = render(start)                                     ends with "<|im_start|>assistant" and a newline
+    whole   = render(start + dummy answer + new messages)       prompt + sentinel + delimiter
+
+The delimiter is what `whole` has after the sentinel: the close marker, the new messages, the generation prompt. This is
+right only where the template is a concatenation, and that is tested on every rendering: `whole` must begin with the
+very text that the model had before the answer. A template that rewrites what came before (it drops earlier reasoning,
+moves a hint) fails the test, and the session branches. The dummy has the shape of the real conversation as far as
+templates are known to look: a system message, earlier tool results, the number of calls in the answer.
+`find_dependence` looks for templates that also tell an early turn from a late one. Nothing that was sampled is part of
+a delimiter, and its cost does not grow with the session.
+
+The sentinel cannot mark the end of an answer with tool calls, whose rendering goes on behind the content. There the
+whole conversation is compared with the same one without the new messages (`_after_closed`); both ways are tried, the
+one that fits the answer first.
 """
 
 from collections.abc import Sequence
@@ -19,7 +34,7 @@ _ANSWER: Message = {"role": "assistant", "content": _SENTINEL}
 
 
 class Transition(NamedTuple):
-    """From an answer to the next one: what a delimiter depends on beside the texts of the new messages."""
+    """From an answer to the next one: everything a delimiter depends on beside the texts of the new messages."""
 
     opens_with_system: bool
     """The conversation begins with a system message."""
@@ -70,8 +85,14 @@ class PrefixTrick:
     def __init__(self, template: JinjaTemplate) -> None:
         """Raises `TokenizerError` when the template cannot render a question and its answer."""
         self._template = template
-        self.close_text = self._find_close_text()
-        """What the template writes after an answer, such as `<|im_end|>` and a newline."""
+        try:
+            text = template.render([_QUESTION, _ANSWER], generation_prompt=False)
+        except MalformedRequest as error:
+            raise TokenizerError(f"the chat template fails on a question and its answer: {error}") from error
+        if _SENTINEL not in text:
+            raise TokenizerError("the chat template does not render the content of assistant messages")
+        self.close_text = text[text.rindex(_SENTINEL) + len(_SENTINEL) :]
+        """The text that the template writes after an answer, such as `<|im_end|>` and a newline."""
 
     def find(
         self, start: Sequence[Message], reply: Message, messages: Sequence[Message], tools: Sequence[Json]
@@ -101,7 +122,7 @@ class PrefixTrick:
     def _after_sentinel(
         self, start: Sequence[Message], messages: Sequence[Message], tools: Sequence[Json]
     ) -> str | None:
-        """What follows the answer's content, when everything before it is the prompt that it was sampled from."""
+        """The text after the answer's content, when everything before it is the prompt that it was sampled from."""
         prompt = self._template.try_render(start, tools)
         whole = self._template.try_render([*start, _ANSWER, *messages], tools)
         if prompt is None or whole is None or not whole.startswith(prompt + _SENTINEL):
@@ -111,7 +132,7 @@ class PrefixTrick:
     def _after_closed(
         self, start: Sequence[Message], reply: Message, messages: Sequence[Message], tools: Sequence[Json]
     ) -> str | None:
-        """The close marker and what follows it, when everything up to it is rendered as it is without `messages`.
+        """The close marker and the text after it, when all before it is rendered as it is without `messages`.
 
         Only the generation prompt may differ from what the answer was sampled after: some begin the reasoning.
         """
@@ -123,12 +144,3 @@ class PrefixTrick:
         if not (after.startswith(before) and before.startswith(asked)):
             return None
         return self.close_text + after[len(before) :]
-
-    def _find_close_text(self) -> str:
-        try:
-            text = self._template.render([_QUESTION, _ANSWER], generation_prompt=False)
-        except MalformedRequest as error:
-            raise TokenizerError(f"the chat template fails on a question and its answer: {error}") from error
-        if _SENTINEL not in text:
-            raise TokenizerError("the chat template does not render the content of assistant messages")
-        return text[text.rindex(_SENTINEL) + len(_SENTINEL) :]

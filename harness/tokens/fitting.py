@@ -9,7 +9,7 @@ Templates may leave out what the assistant said (its earlier reasoning, as a rul
 and calls have, never what it was told: all texts together may be longer by a factor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ _LENIENCE = 4  # times the context, for texts with those of the assistant
 
 
 def rendering_sizes(messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-    """What rendering costs, in characters: element i is that of `tools` and the first i messages."""
+    """The cost of rendering, in characters: element i is that of `tools` and the first i messages."""
     sizes = [len(msgspec.json.encode(tools)) if tools else 0]
     for message in messages:
         told, said = _texts([message], ())
@@ -68,7 +68,7 @@ def require_fitting(
 def _require_count(tokenizer: Tokenizer, texts: Sequence[str], most: int, context_length: int) -> None:
     left_bytes = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
     tokens = 0
-    for piece in _pieces(texts):
+    for piece in (text[start : start + _PIECE] for text in texts for start in range(0, len(text), _PIECE)):
         if tokens + left_bytes <= most:  # no token is shorter than a byte
             return
         tokens += max(0, tokenizer.count_plain(piece) - _ALLOWANCE * (len(piece) == _PIECE))
@@ -81,12 +81,8 @@ def _require_count(tokenizer: Tokenizer, texts: Sequence[str], most: int, contex
             )
 
 
-def _pieces(texts: Sequence[str]) -> Iterator[str]:
-    return (text[start : start + _PIECE] for text in texts for start in range(0, len(text), _PIECE))
-
-
 def _texts(messages: Sequence[Message], tools: Sequence[Json]) -> tuple[list[str], list[str]]:
-    """What the model is told, and what a template may leave out: what it has said before, names and ids."""
+    """The texts that the model is told, and those that a template may leave out: earlier answers, names and ids."""
     told: list[str] = []
     said: list[str] = []
     for message in messages:

@@ -26,25 +26,18 @@ class IncrementalDecoder:
         """The text that became final with `token_id`; the beginning of an incomplete character waits."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        end = self._end_of_final_text(text)
-        new = text[self._given : end]
-        self._given = end
-        if len(self._window) == _LONGEST_WINDOW:
-            self._cut_back(pending=len(text) - end)
-        return new
-
-    def _end_of_final_text(self, text: str) -> int:
         end = len(text.rstrip(_REPLACEMENT))
         self._waited = self._waited + 1 if end <= self._given and end < len(text) else 0
         if self._waited < _LONGEST_WAIT:
-            return max(end, self._given)
-        self._waited = 0
-        return len(text)
-
-    def _cut_back(self, *, pending: int) -> None:
-        """Forget the oldest ids; `pending` characters at the end have not been given out."""
-        self._window = self._window[-_SHORTEST_WINDOW:]
-        self._given = len(self._decode(self._window)) - pending
+            end = max(end, self._given)
+        else:  # these bytes are no text: they are final as they are
+            self._waited, end = 0, len(text)
+        new = text[self._given : end]
+        self._given = end
+        if len(self._window) == _LONGEST_WINDOW:
+            self._window = self._window[-_SHORTEST_WINDOW:]
+            self._given = len(self._decode(self._window)) - (len(text) - end)
+        return new
 
 
 class StopStrings:

@@ -16,7 +16,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.tokenizer import read_json
+from harness.tokens.tokenizer import declared_token, read_json
 from harness.types import Json, Message
 
 _FAULTS = (
@@ -28,7 +28,7 @@ _FAULTS = (
     TypeError,
     ValueError,
 )
-"""What a template can raise over messages that it was not written for: it is a program, of somebody else."""
+"""The exceptions of a template over messages that it was not written for: it is somebody else's program."""
 
 
 class JinjaTemplate:
@@ -50,9 +50,17 @@ class JinjaTemplate:
         Raises `TokenizerError` when there is none or it does not compile.
         """
         config = read_json(directory / "tokenizer_config.json")
-        special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-        source = _source(directory, config, template_file)
-        return cls(source, {name: text for name, text in special.items() if text is not None})
+        special = {name: declared_token(config, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        variables = {name: text for name, text in special.items() if text is not None}
+        path = template_file or directory / "chat_template.jinja"
+        if path.is_file():
+            return cls(path.read_text(encoding="utf-8"), variables)
+        source = config.get("chat_template")
+        if isinstance(source, list):  # several, by name: `default`, `tool_use`, `rag`
+            source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+        if template_file is not None or not isinstance(source, str):
+            raise TokenizerError(f"expected a chat template in {path}, found none; pass one or use an instruct model")
+        return cls(source, variables)
 
     @property
     def digest(self) -> str:
@@ -79,23 +87,6 @@ class JinjaTemplate:
             return self.render(messages, tools, generation_prompt=generation_prompt)
         except MalformedRequest:
             return None
-
-
-def _source(directory: Path, config: Json, template_file: Path | None) -> str:
-    path = template_file or directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    declared = config.get("chat_template")
-    if isinstance(declared, list):  # several, by name: `default`, `tool_use`, `rag`
-        declared = next((entry.get("template") for entry in declared if entry.get("name") == "default"), None)
-    if template_file is not None or not isinstance(declared, str):
-        raise TokenizerError(f"expected a chat template in {path}, found none; pass one or use an instruct model")
-    return declared
-
-
-def _token_text(token: Any) -> str | None:
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _environment() -> jinja2.Environment:

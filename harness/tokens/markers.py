@@ -30,8 +30,12 @@ class GuardedMessages:
         found = {marker.group() for text in texts if text for marker in tokenizer.find_markers(text)}
         self._placeholders = _placeholders(found, texts) if found else {}
         if found:
-            self.messages = [self._hide_in_message(message) for message in messages]
-            self.tools = _hide(tools, self._placeholders)
+            all_hidden = self._placeholders
+            own_kept = {marker: each for marker, each in all_hidden.items() if marker not in _WORDS_OF_THE_MODEL}
+            self.messages = [
+                _hide(message, own_kept if message.get("role") == "assistant" else all_hidden) for message in messages
+            ]
+            self.tools = _hide(tools, all_hidden)
 
     @property
     def has_markers(self) -> bool:
@@ -54,12 +58,6 @@ class GuardedMessages:
         for marker, placeholder in self._placeholders.items():
             text = text.replace(placeholder, marker)
         return self._tokenizer.encode_plain(text)
-
-    def _hide_in_message(self, message: Message) -> Message:
-        own = _WORDS_OF_THE_MODEL if message.get("role") == "assistant" else frozenset[str]()
-        hidden = {marker: character for marker, character in self._placeholders.items() if marker not in own}
-        guarded: Message = _hide(message, hidden)
-        return guarded
 
 
 def _placeholders(found: Collection[str], texts: Sequence[str]) -> dict[str, str]:

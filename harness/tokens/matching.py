@@ -18,19 +18,20 @@ from typing import Any
 import msgspec
 
 from harness.errors import MalformedRequest
+from harness.tokens.parsing import refuse_constant
 from harness.types import Json, Message
 
 ChainKey = bytes
 """blake2b-128 over a conversation prefix."""
 
 NormalForm = Callable[[Message], Json]
-"""What of a message counts when histories are compared; must be JSON."""
+"""The part of a message that counts when histories are compared; must be JSON."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Matching(StrEnum):
-    """What may differ between a stored message and the one a client sends back."""
+    """Differences between a stored message and the one a client sends back that do not count."""
 
     STRICT = "strict"
     """Nothing."""
@@ -85,10 +86,10 @@ def _step(name: str) -> NormalForm:
         raise MalformedRequest(
             f"matching: expected one of {known}, or package.module:function; got {name!r}", param="matching"
         )
-    return _checked(name, found)
+    return _check(name, found)
 
 
-def _checked(name: str, function: Callable[[Message], Any]) -> NormalForm:
+def _check(name: str, function: Callable[[Message], Any]) -> NormalForm:
     """`function`, with whatever it does wrong told as an error of the session's matching."""
 
     def apply(message: Message) -> Json:
@@ -103,19 +104,19 @@ def _checked(name: str, function: Callable[[Message], Any]) -> NormalForm:
 
 
 def _loosen_tool_calls(message: Message) -> Json:
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": [_loosen(call) for call in calls]} if calls else dict(message)
-
-
-def _loosen(call: Mapping[str, Any]) -> Json:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": _argument_value(function["arguments"])}}
+    formed: Json = dict(message)
+    if message.get("tool_calls"):
+        formed["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _argument_value(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+    return formed
 
 
 def _argument_value(text: str) -> object:
     """The value of JSON arguments, the text itself when it is not plain JSON (repeated keys, NaN)."""
     try:
-        return json.loads(text or "{}", object_pairs_hook=_unique_keys, parse_constant=_refuse)
+        return json.loads(text or "{}", object_pairs_hook=_unique_keys, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return text
 
@@ -126,18 +127,12 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> Json:
     return dict(pairs)
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(name)
-
-
-def _drop_reasoning(message: Message) -> Json:
-    return {name: value for name, value in message.items() if name != "reasoning_content"}
-
-
 _STEPS: Mapping[Matching, NormalForm] = {
     Matching.STRICT: dict,
     Matching.LOOSE_TOOL_CALLS: _loosen_tool_calls,
-    Matching.IGNORE_REASONING: _drop_reasoning,
+    Matching.IGNORE_REASONING: lambda message: {
+        name: value for name, value in message.items() if name != "reasoning_content"
+    },
 }
 
 

@@ -54,21 +54,21 @@ class MessageForm:
 
     def apply(self, messages: Sequence[Message]) -> list[Message]:
         """`messages` in this form."""
-        return [self._apply(message) for message in messages]
+        return [self._form(message) for message in messages]
 
-    def _apply(self, message: Message) -> Message:
+    def _form(self, message: Message) -> Message:
         formed: Json = dict(message)
         if self.developer_as_system and message["role"] == "developer":
             formed["role"] = "system"
         if message.get("tool_calls"):
-            formed["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+            formed["tool_calls"] = [self._form_call(call) for call in message["tool_calls"]]
             if self.no_content_beside_calls and not message.get("content"):
                 formed["content"] = None
         if self.short_call_ids and "tool_call_id" in message:
             formed["tool_call_id"] = _short_id(str(message["tool_call_id"]))
         return formed
 
-    def _call(self, call: Json) -> Json:
+    def _form_call(self, call: Json) -> Json:
         formed: Json = dict(call)
         if self.short_call_ids:
             formed["id"] = _short_id(str(call.get("id", "")))

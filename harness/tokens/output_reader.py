@@ -1,21 +1,40 @@
-"""Sampled ids to what an agent reads, for any call syntax.
+"""Reads the outputs of a model family: content, reasoning, and calls in the family's syntax.
 
 The id that ended the output and the stop string are not content. Reasoning is what stands between `<think>` and
 `</think>` where those are single ids; the prompt may have begun it. A call inside reasoning that was closed is a draft.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from harness.tokens.chat_tokenizer import SampledOutput
-from harness.tokens.parsing import CallSyntax, ParsedOutput
-from harness.tokens.pieces import Piece, cut_before, cut_ids
+from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, cut_before, cut_ids
+from harness.tokens.syntaxes.deepseek import DeepSeek
+from harness.tokens.syntaxes.harmony import Harmony
+from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral
+from harness.tokens.syntaxes.qwen_xml import QwenXml
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 
 _THINK, _THOUGHT = "<think>", "</think>"
 _THINK_PIECE, _THOUGHT_PIECE = Piece(_THINK, is_marker=True), Piece(_THOUGHT, is_marker=True)
+
+_SIGNS: Mapping[tuple[str, ...], Callable[[], CallSyntax]] = {
+    ("<|channel|>", "<|message|>"): Harmony,
+    ("<function=", "<parameter="): QwenXml,
+    ("<tool_call>",): Hermes,
+    ("[TOOL_CALLS]",): Mistral,
+    (DeepSeek.markers[0],): DeepSeek,
+    ("<|start_header_id|>", '"parameters": '): LlamaJson,
+}
+"""The texts in a template that renders the syntax; the first row that fits decides."""
+
+
+def call_syntax_of(template_source: str) -> CallSyntax:
+    """The syntax that a template renders calls in; Hermes where it renders none that is known."""
+    fitting = (syntax for signs, syntax in _SIGNS.items() if all(sign in template_source for sign in signs))
+    return next(fitting, Hermes)()
 
 
 class OutputReader:
@@ -32,7 +51,14 @@ class OutputReader:
 
     def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Content, reasoning and tool calls of `output`; without `tools` nothing is a call."""
-        split = _split_reasoning(self._pieces(output), self._is_reasoning_open(output.context_ids), self.syntax.markers)
+        ids = list(output.ids)
+        if ids and ids[-1] in self._silent_ids:
+            ids.pop()
+        pieces = cut_ids(self._tokenizer, ids, self._markers)
+        if output.stop is not None:
+            pieces = cut_before(pieces, output.stop)
+        pieces = cut_ids(self._tokenizer, output.forced_ids, self._markers) + pieces
+        split = _split_reasoning(pieces, self._is_reasoning_open(output.context_ids), self.syntax.markers)
         parsed = self.syntax.parse(split.rest, tools) if tools else ParsedOutput(_text(split.rest))
         return replace(parsed, reasoning=split.reasoning) if split.reasoning else parsed
 
@@ -40,15 +66,6 @@ class OutputReader:
         """How an answer that must be a call (of `name`) begins; the name is the agent's text and forges no marker."""
         ours, named = self.syntax.beginning(name)
         return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])
-
-    def _pieces(self, output: SampledOutput) -> list[Piece]:
-        ids = list(output.ids)
-        if ids and ids[-1] in self._silent_ids:
-            ids.pop()
-        forced = cut_ids(self._tokenizer, output.forced_ids, self._markers)
-        if output.stop is None:
-            return forced + cut_ids(self._tokenizer, ids, self._markers)
-        return forced + cut_before(cut_ids(self._tokenizer, ids, self._markers), output.stop)
 
     def _is_reasoning_open(self, context_ids: Sequence[int]) -> bool:
         """Whether the generation prompt began the reasoning."""
@@ -73,16 +90,13 @@ def _split_reasoning(pieces: Sequence[Piece], is_open: bool, call_markers: Seque
             return _Split("", pieces)
     end = pieces.index(_THOUGHT_PIECE, begin) if _THOUGHT_PIECE in pieces[begin:] else None
     if end is not None:
-        return _Split(_text(pieces[begin:end]).strip("\n"), _without_leading_newlines(pieces[end + 1 :]))
+        rest = list(pieces[end + 1 :])
+        if rest and not rest[0].is_marker:
+            rest[0] = Piece(rest[0].text.lstrip("\n"))
+        return _Split(_text(pieces[begin:end]).strip("\n"), rest)
     calls = (i for i in range(begin, len(pieces)) if pieces[i].is_marker and pieces[i].text in call_markers)
     end = next(calls, len(pieces))
     return _Split(_text(pieces[begin:end]).strip("\n"), pieces[end:])
-
-
-def _without_leading_newlines(pieces: Sequence[Piece]) -> list[Piece]:
-    if pieces and not pieces[0].is_marker:
-        return [Piece(pieces[0].text.lstrip("\n")), *pieces[1:]]
-    return list(pieces)
 
 
 def _text(pieces: Sequence[Piece]) -> str:

@@ -78,24 +78,24 @@ class RenderersTokenizer:
         return self._template.parse(output, tools) if parsed is None else parsed
 
     def describe(self) -> FamilyDescription:
-        """What was found out when the renderer was picked."""
+        """The findings about the family when the renderer was picked."""
         delimiters = {str(transition): self._source(transition) for transition in DESCRIBED_TRANSITIONS}
         notes = ("the renderer gives other ids than the chat template",) if self.differs_from_template() else ()
         return replace(self._template.describe(), delimiters=delimiters, renderer=self.name, notes=notes)
 
     def differs_from_template(self) -> bool:
         """Whether this renderer gives other ids than the chat template for some conversation that both accept."""
-        return any(self._differs(messages, tools) for messages, tools in _PROBES)
-
-    def _differs(self, messages: Sequence[Message], tools: Sequence[Json]) -> bool:
-        try:
-            expected = self._template.render_ids(messages, tools)
-        except MalformedRequest:
-            return False
-        try:
-            return self.render_ids(messages, tools) != expected
-        except MalformedRequest:
-            return True
+        for messages, tools in _PROBES:
+            try:
+                expected = self._template.render_ids(messages, tools)
+            except MalformedRequest:
+                continue
+            try:
+                if self.render_ids(messages, tools) != expected:
+                    return True
+            except MalformedRequest:
+                return True
+        return False
 
     def _renderer_for(self, guard: GuardedMessages) -> "Renderer":
         """The renderer; one of its own for messages with markers, because it encodes what they hide behind."""

@@ -8,7 +8,7 @@ forge a turn. Markers are the special tokens, and those further added tokens tha
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -135,10 +135,16 @@ def _eos_ids(directory: Path, raw: RawTokenizer) -> frozenset[int]:
     """End-of-turn ids: those of `generation_config.json` and the `eos_token` of `tokenizer_config.json`."""
     declared = read_json(directory / "generation_config.json").get("eos_token_id")
     ids = {declared} if isinstance(declared, int) else set(declared or ())
-    eos = read_json(directory / "tokenizer_config.json").get("eos_token")
-    text = eos.get("content") if isinstance(eos, dict) else eos
-    token_id = raw.token_to_id(text) if isinstance(text, str) else None
+    text = declared_token(read_json(directory / "tokenizer_config.json"), "eos_token")
+    token_id = None if text is None else raw.token_to_id(text)
     return frozenset(ids if token_id is None else ids | {token_id})
+
+
+def declared_token(config: Mapping[str, Any], name: str) -> str | None:
+    """The text of a special token that `tokenizer_config.json` declares, as a text or an object; None without one."""
+    token = config.get(name)
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

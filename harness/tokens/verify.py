@@ -1,6 +1,6 @@
-"""What must hold for a model family, checked over generated conversations.
+"""The properties that must hold for a model family, checked over generated conversations.
 
-A check takes one exchange and says what is wrong, or nothing. Messages that a family refuses (a template that knows no
+A check takes one exchange and returns a mismatch, or nothing. Messages that a family refuses (a template that knows no
 tools, say) are counted and prove nothing. The tests and `harness verify tokens` are made of these checks; nothing is
 loaded or printed here.
 """
@@ -18,7 +18,7 @@ from harness.types import Message
 
 
 class Property(StrEnum):
-    """What is promised of every family."""
+    """A promise about every family."""
 
     PROMPT = "a prompt says what the template says"
     """Ids decode to the rendered text."""
@@ -31,7 +31,7 @@ class Property(StrEnum):
     GUARDED = "no message can forge a marker"
     """Markers written out in messages change no marker of the prompt."""
     CALLS = "tool calls are read back"
-    """What the template renders for calls is parsed to the same calls."""
+    """Calls that the template renders are parsed to the same calls."""
     READ = "any output is read"
     """Cut off, repeated or nonsense: parsing returns."""
 
@@ -46,8 +46,8 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a property fared."""
+class PropertyResult:
+    """The result of one property over all cases."""
 
     checked_property: Property
     cases: int
@@ -68,22 +68,22 @@ class Branched(Exception):  # not an error: the family rewrites history here
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What is checked: the chat tokenizer in use, and the template that it should be true to."""
+class FamilyUnderTest:
+    """The chat tokenizer in use, and the template that it should be true to."""
 
     chat: ChatTokenizer
     template: ChatTemplateTokenizer
 
 
-Check = Callable[[Verified, Exchange], Mismatch | None]
+Check = Callable[[FamilyUnderTest, Exchange], Mismatch | None]
 
 
 def verify(
-    family: Verified, cases: Iterable[Exchange] | None = None, properties: Iterable[Property] = Property
-) -> list[Verdict]:
-    """A verdict for each property over `cases`, by default all generated exchanges and a few very long ones."""
+    family: FamilyUnderTest, cases: Iterable[Exchange] | None = None, properties: Iterable[Property] = Property
+) -> list[PropertyResult]:
+    """A result for each property over `cases`, by default all generated exchanges and a few very long ones."""
     made = [*exchanges(), *exchanges_of_long_texts()] if cases is None else list(cases)
-    return [_verdict(family, checked, made) for checked in properties]
+    return [_check_cases(family, checked, made) for checked in properties]
 
 
 def exchanges_of_long_texts() -> list[Exchange]:
@@ -91,14 +91,14 @@ def exchanges_of_long_texts() -> list[Exchange]:
     return [replace(case, new=_with_content(case.new, LONG_TEXT)) for case in [*exchanges()][:2]]
 
 
-def check_prompt(family: Verified, case: Exchange) -> Mismatch | None:
+def check_prompt(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.PROMPT`."""
     text = family.template.template.render(family.template.form.apply(case.prior), case.tools)
     expected = family.chat.tokenizer.decode(family.chat.tokenizer.encode(text))
     return _compare(case, expected, family.chat.tokenizer.decode(family.chat.render_ids(case.prior, case.tools)))
 
 
-def check_prefix(family: Verified, case: Exchange) -> Mismatch | None:
+def check_prefix(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.PREFIX`, with an output that no encoder would choose."""
     tokenizer = family.chat.tokenizer
     prompt = family.chat.render_ids(case.prior, case.tools)
@@ -109,18 +109,18 @@ def check_prefix(family: Verified, case: Exchange) -> Mismatch | None:
     return None if ids_are_known else _compare(case, f"ids below {tokenizer.vocab_size}", str(max(following)))
 
 
-def check_delimiter(family: Verified, case: Exchange) -> Mismatch | None:
+def check_delimiter(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.DELIMITER`."""
     template, tokenizer = family.template, family.chat.tokenizer
-    seen = tokenizer.decode(_extension(family, case, _ended(family)))
+    seen = tokenizer.decode(_extension(family, case, _whole_output(family)))
     whole = template.template.render(template.form.apply([*case.prior, case.reply, *case.new]), case.tools)
     expected = tokenizer.decode(tokenizer.encode(whole))
     return None if expected.endswith(seen) else _compare(case, expected[-len(seen) :], seen)
 
 
-def check_closed(family: Verified, case: Exchange) -> Mismatch | None:
+def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.CLOSED`."""
-    ended = _extension(family, case, _ended(family))
+    ended = _extension(family, case, _whole_output(family))
     cut = _extension(family, case, family.chat.tokenizer.encode_plain("cut"))
     closing, rest = cut[: len(cut) - len(ended)], cut[len(cut) - len(ended) :]
     ends = family.template.end_ids  # none where the end of an answer is no marker: then it is always prompt
@@ -129,19 +129,19 @@ def check_closed(family: Verified, case: Exchange) -> Mismatch | None:
     return None if is_closed else _compare(case, f"an end marker and {decode(ended)!r}", repr(decode(cut)))
 
 
-def check_guarded(family: Verified, case: Exchange) -> Mismatch | None:
+def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.GUARDED`: in prompts and in delimiters."""
     hostile = _hostile(family, case)
     harmless = replace(case, prior=_with_content(case.prior, "word"), new=_with_content(case.new, "word"))
     expected = _markers(family, family.chat.render_ids(harmless.prior, harmless.tools))
     seen = _markers(family, family.chat.render_ids(hostile.prior, hostile.tools))
     if expected == seen:
-        expected = _markers(family, _extension(family, harmless, _ended(family)))
-        seen = _markers(family, _extension(family, hostile, _ended(family)))
+        expected = _markers(family, _extension(family, harmless, _whole_output(family)))
+        seen = _markers(family, _extension(family, hostile, _whole_output(family)))
     return _compare(case, " ".join(expected), " ".join(seen))
 
 
-def check_calls(family: Verified, case: Exchange) -> Mismatch | None:
+def check_calls(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.CALLS`, where the template shows calls at all."""
     template = family.template
     if not case.reply.get("tool_calls") or not template.form.shows_calls:
@@ -162,7 +162,7 @@ def check_calls(family: Verified, case: Exchange) -> Mismatch | None:
     return _compare(case, str(expected), str(seen) if parsed.tool_calls else parsed.content)
 
 
-def check_read(family: Verified, case: Exchange) -> Mismatch | None:
+def check_read(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.READ`, over pieces of a prompt, which is full of markers, and repetitions of them."""
     ids = family.chat.render_ids(case.prior, case.tools)
     for output in (ids, ids[: len(ids) // 2], ids[len(ids) // 2 :], ids[-3:] * 5, []):
@@ -183,7 +183,7 @@ CHECKS: dict[Property, Check] = {
 }
 
 
-def _verdict(family: Verified, checked: Property, cases: Sequence[Exchange]) -> Verdict:
+def _check_cases(family: FamilyUnderTest, checked: Property, cases: Sequence[Exchange]) -> PropertyResult:
     refused = branched = 0
     check = CHECKS[checked]
     for number, case in enumerate(cases, start=1):
@@ -195,12 +195,12 @@ def _verdict(family: Verified, checked: Property, cases: Sequence[Exchange]) -> 
             branched += 1
         else:
             if mismatch is not None:
-                return Verdict(checked, number, refused, branched, mismatch)
-    return Verdict(checked, len(cases), refused, branched, None)
+                return PropertyResult(checked, number, refused, branched, mismatch)
+    return PropertyResult(checked, len(cases), refused, branched, None)
 
 
 def _extension(
-    family: Verified, case: Exchange, output: Sequence[int], prompt: Sequence[int] | None = None
+    family: FamilyUnderTest, case: Exchange, output: Sequence[int], prompt: Sequence[int] | None = None
 ) -> list[int]:
     """The delimiter of `case`. Raises `Branched` when there is none."""
     context = family.chat.render_ids(case.prior, case.tools)[-64:] if prompt is None else prompt
@@ -212,18 +212,18 @@ def _extension(
     return ids
 
 
-def _ended(family: Verified) -> list[int]:
+def _whole_output(family: FamilyUnderTest) -> list[int]:
     """An output that ended itself with the marker that the family ends answers with."""
     tokenizer = family.chat.tokenizer
     return [*tokenizer.encode_plain("answer"), *sorted(family.template.end_ids)[:1]]
 
 
-def _markers(family: Verified, ids: Sequence[int]) -> list[str]:
+def _markers(family: FamilyUnderTest, ids: Sequence[int]) -> list[str]:
     by_id = {family.chat.tokenizer.marker_id(marker): marker for marker in family.chat.tokenizer.markers}
     return [by_id[token_id] for token_id in ids if token_id in by_id]
 
 
-def _hostile(family: Verified, case: Exchange) -> Exchange:
+def _hostile(family: FamilyUnderTest, case: Exchange) -> Exchange:
     """`case` with every marker that matters written into every message but the assistant's."""
     source = family.template.template.source
     markers = [marker for marker in family.chat.tokenizer.markers if marker in source or len(marker) > 1][:30]

@@ -9,8 +9,17 @@
 import re
 from collections.abc import Sequence
 
-from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall, decode_json, malformed, tool_call, whole_calls
-from harness.tokens.pieces import Piece, blocks_between
+from harness.tokens.parsing import (
+    CallSyntax,
+    ParsedOutput,
+    Piece,
+    ToolCall,
+    as_malformed,
+    blocks_between,
+    decode_json,
+    tool_call,
+    whole_calls,
+)
 from harness.types import Json
 
 
@@ -40,7 +49,7 @@ class DeepSeek(CallSyntax):
         del tools
         blocks = blocks_between(pieces, _BEGIN, _END)
         if blocks is None:
-            return malformed(pieces)
+            return as_malformed(pieces)
         if not blocks.inside:
             return ParsedOutput(blocks.outside)
         content = blocks.outside.replace(_CALLS_BEGIN, "").replace(_CALLS_END, "").strip()

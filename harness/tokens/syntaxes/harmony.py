@@ -10,8 +10,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall, decode_json, malformed, tool_call, whole_calls
-from harness.tokens.pieces import Piece
+from harness.tokens.parsing import (
+    CallSyntax,
+    ParsedOutput,
+    Piece,
+    ToolCall,
+    as_malformed,
+    decode_json,
+    tool_call,
+    whole_calls,
+)
 from harness.types import Json
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -39,7 +47,7 @@ class Harmony(CallSyntax):
         del tools
         messages = list(_messages(pieces))
         if any(message is None for message in messages):
-            return malformed(pieces)
+            return as_malformed(pieces)
         said = [message for message in messages if message is not None]
         content = "\n".join(message.body for message in said if message.recipient is None and not message.is_reasoning)
         calls = [_call(message) for message in said if message.recipient is not None]

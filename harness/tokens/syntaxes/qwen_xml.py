@@ -15,8 +15,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall, decode_json, malformed, tool_call, whole_calls
-from harness.tokens.pieces import Piece, blocks_between
+from harness.tokens.parsing import (
+    CallSyntax,
+    ParsedOutput,
+    Piece,
+    ToolCall,
+    as_malformed,
+    blocks_between,
+    decode_json,
+    tool_call,
+    whole_calls,
+)
 from harness.types import Json
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -40,7 +49,7 @@ class QwenXml(CallSyntax):
         """Calls, and what stands around them; without a call everything is content as it stands."""
         blocks = blocks_between(pieces, _BEGIN, _END)
         if blocks is None:
-            return malformed(pieces)
+            return as_malformed(pieces)
         if not blocks.inside:
             return ParsedOutput(blocks.outside)
         schemas = {tool["function"]["name"]: _properties(tool) for tool in tools}

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice
 
 from harness.tokens.conversations import exchanges
-from harness.tokens.verify import Property, Verdict, Verified, exchanges_of_long_texts, verify
+from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, exchanges_of_long_texts, verify
 from tests.checkout import ROOT
 from tests.conformance.families.family import NAMES, Family, load
 from tests.conformance.families.retokenizing import KINDS, OUTPUTS, measure
@@ -21,11 +21,11 @@ STRIDE = 5
 
 
 @cache
-def verdicts_of(name: str) -> tuple[Verdict, ...]:
+def verdicts_of(name: str) -> tuple[PropertyResult, ...]:
     """What the checks say of a family."""
     family = load(name)
     cases = [*islice(exchanges(), 0, None, STRIDE), *exchanges_of_long_texts()]
-    return tuple(verify(Verified(family.chat, family.template), cases))
+    return tuple(verify(FamilyUnderTest(family.chat, family.template), cases))
 
 
 def rows_of(name: str) -> list[str]:

@@ -12,8 +12,8 @@ from harness.tokens.conversations import TEXTS, Exchange, exchange, exchanges
 from harness.tokens.verify import (
     CHECKS,
     Branched,
+    FamilyUnderTest,
     Property,
-    Verified,
     check_closed,
     check_delimiter,
     check_guarded,
@@ -52,8 +52,8 @@ def conversations(draw: st.DrawFn) -> Exchange:
     )
 
 
-def verified(family: Family) -> Verified:
-    return Verified(family.chat, family.template)
+def verified(family: Family) -> FamilyUnderTest:
+    return FamilyUnderTest(family.chat, family.template)
 
 
 @pytest.mark.parametrize("checked", Property)

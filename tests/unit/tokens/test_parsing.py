@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.output_reader import OutputReader
-from harness.tokens.parsing import ParsedOutput, ToolCall
-from harness.tokens.pieces import cut_text
-from harness.tokens.syntaxes.hermes import Hermes
+from harness.tokens.parsing import ParsedOutput, ToolCall, cut_text
+from harness.tokens.syntaxes.json_calls import Hermes
 from tests.builders import EOS, toy_tokenizer
 
 READER = OutputReader(toy_tokenizer(), Hermes())

@@ -8,14 +8,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from harness.tokens.chat_tokenizer import SampledOutput
-from harness.tokens.output_reader import OutputReader
+from harness.tokens.output_reader import OutputReader, call_syntax_of
 from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
-from harness.tokens.syntaxes.choice import call_syntax_of
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
-from harness.tokens.syntaxes.hermes import Hermes
-from harness.tokens.syntaxes.llama_json import LlamaJson
-from harness.tokens.syntaxes.mistral import Mistral
+from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral
 from harness.tokens.syntaxes.qwen_xml import QwenXml
 from harness.tokens.tokenizer import Tokenizer
 from tests.builders import tool, toy_tokenizer

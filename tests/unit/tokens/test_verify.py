@@ -10,7 +10,7 @@ from harness.tokens.chat_tokenizer import SampledOutput, SampledTurn
 from harness.tokens.conversations import TEXTS, exchanges
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.parsing import ParsedOutput, ToolCall
-from harness.tokens.verify import Property, Verdict, Verified, verify
+from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, verify
 from harness.types import Json, Message
 from tests.builders import EOS, toy_template, toy_tokenizer, user
 
@@ -45,8 +45,8 @@ class Spoiled(ChatTemplateTokenizer):
         return ParsedOutput(parsed.content, parsed.tool_calls[:1]) if self.wrong is Property.CALLS else parsed
 
 
-def verdicts(chat: ChatTemplateTokenizer) -> list[Verdict]:
-    return verify(Verified(chat, toy_template()), CASES)
+def verdicts(chat: ChatTemplateTokenizer) -> list[PropertyResult]:
+    return verify(FamilyUnderTest(chat, toy_template()), CASES)
 
 
 def test_a_good_family_has_every_property():
@@ -79,7 +79,7 @@ def test_a_template_whose_delimiters_depend_on_the_history_always_branches():
 
     assert chat.extend_ids(SampledTurn(user("x"), [EOS], []), [user("b")], []) is None
     assert chat.describe().divergence.conversation == "the delimiter, early and late"
-    assert {verdict.holds for verdict in verify(Verified(chat, chat), CASES)} == {True}
+    assert {verdict.holds for verdict in verify(FamilyUnderTest(chat, chat), CASES)} == {True}
 
 
 def test_the_conversations_are_what_they_are_said_to_be():

@@ -20,6 +20,6 @@ def write_toy_model(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    template = resources.files("harness.tokens").joinpath("templates/chatml_hermes.jinja").read_text(encoding="utf-8")
+    template = resources.files("harness.models").joinpath("chatml_hermes.jinja").read_text(encoding="utf-8")
     (directory / "chat_template.jinja").write_text(template)
     return directory

@@ -18,7 +18,7 @@ class CatalogueModel:
     """A model published as GGUF inside a Python package."""
 
     name: str
-    """What `--model` and `harness model get` accept."""
+    """The name that `--model` and `harness model get` accept."""
     package: str
     version: str
     wheel_bytes: int

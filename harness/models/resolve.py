@@ -1,4 +1,4 @@
-"""From what a user writes after `--model` to a model folder on this machine.
+"""Finds the model folder on this machine that a user names after `--model`.
 
 Three forms are understood, in this order: a name of the catalogue (fetched when missing), a local HuggingFace folder,
 and a hub id.
@@ -38,9 +38,9 @@ def resolve_model(model: str, *, cache: Path | None = None, progress: Progress =
         return get_model(model, cache=cache, progress=progress)
     folder = Path(model).expanduser()
     if folder.is_dir():
-        return _checked(folder.resolve())
+        return _require_complete(folder.resolve())
     if _HUB_ID.fullmatch(model):
-        return _checked(_download_from_hub(model))
+        return _require_complete(_download_from_hub(model))
     raise UnknownModel(f"{model!r} is neither a folder, nor a hub id (`owner/name`), nor one of {', '.join(CATALOGUE)}")
 
 
@@ -82,7 +82,8 @@ def _recipe(model: CatalogueModel | GeneratedModel) -> dict[str, object]:
     return {"gguf_sha256": model.gguf_sha256, "format": FORMAT_VERSION, "template_sha256": template_digest()}
 
 
-def _checked(folder: Path) -> Path:
+def _require_complete(folder: Path) -> Path:
+    """`folder`. Raises `UnknownModel` when it lacks a file of a model."""
     missing = [pattern for pattern in _REQUIRED_FILES if not any(folder.glob(pattern))]
     if missing:
         raise UnknownModel(f"{folder} is not a HuggingFace model folder: {', '.join(missing)} missing")

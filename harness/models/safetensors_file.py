@@ -30,8 +30,12 @@ def write_bfloat16(
     path: Path, shapes: Sequence[TensorShape], tensors: Iterable[npt.NDArray[np.float32]], progress: Progress
 ) -> None:
     """Write `tensors`, which come in the order of `shapes`, rounded to bfloat16."""
-    layout = _layout(shapes)
-    total, done = max(entry["data_offsets"][1] for entry in layout.values()), 0
+    layout: dict[str, Any] = {}
+    total = done = 0
+    for name, shape in shapes:
+        end = total + _BFLOAT16_BYTES * prod(shape)
+        layout[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [total, end]}
+        total = end
     header = json.dumps({"__metadata__": {"format": "pt"}, **layout}).encode()
     header += b" " * (-len(header) % _ALIGNMENT)
     with path.open("wb") as file:
@@ -39,16 +43,6 @@ def write_bfloat16(
         for tensor in tensors:
             done += file.write(_as_bfloat16(tensor).tobytes())
             progress(Phase.CONVERT, done, total)
-
-
-def _layout(shapes: Sequence[TensorShape]) -> dict[str, dict[str, Any]]:
-    """The header: type, shape and place of every tensor."""
-    layout, offset = {}, 0
-    for name, shape in shapes:
-        end = offset + _BFLOAT16_BYTES * prod(shape)
-        layout[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    return layout
 
 
 def _as_bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

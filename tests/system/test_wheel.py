@@ -31,7 +31,7 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
         "harness/py.typed",
         "server_patch/environments/smg.txt",
         "server_patch/router/leash.py",
-        "harness/tokens/templates/chatml_hermes.jinja",
+        "harness/models/chatml_hermes.jinja",
         "harness/_bundled/agents/plain_chat/agent.py",
         "harness/_bundled/agents/react_chat/agent.py",
         "harness/_bundled/scenarios/quickstart/scenario.toml",

@@ -49,7 +49,7 @@ class _Lines:
 
 @contextmanager
 def open_download_progress(name: str) -> Iterator[Report]:
-    """What `get_model` reports to, drawn on standard error."""
+    """A progress for `get_model`, drawn on standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         yield _Lines(console, name)

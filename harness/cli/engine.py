@@ -1,19 +1,17 @@
 """`harness engine`: inference servers on this machine, started and ended by name."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import engine_doctor, options, output
+from harness.cli import model as models
+from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.lanes import Dtype, Lane, LaneEngine
+    from harness.lanes import Lane
 
 app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.", no_args_is_help=True)
-
-app.command("doctor")(engine_doctor.doctor)
 
 _Engine = Annotated[str, typer.Argument(help="`sglang`, `vllm` or `local`.", show_default=False)]
 _Arguments = Annotated[
@@ -54,10 +52,20 @@ def up(
     """
     import asyncio
 
-    from harness.lanes import LaneSpec, start_lane
+    from harness.lanes import Dtype, LaneEngine, LaneSpec, start_lane
 
-    kind, precision, variables = _engine(engine), _dtype(dtype), _variables(env or ())
-    spec = LaneSpec(kind, _model_dir(model), port, precision, variables, tuple(arguments or ()))
+    if engine not in list(LaneEngine):
+        raise typer.BadParameter(f"no engine {engine!r}; expected one of {', '.join(LaneEngine)}")
+    if dtype not in list(Dtype):
+        raise typer.BadParameter(f"no dtype {dtype!r}; expected one of {', '.join(Dtype)}")
+    variables: dict[str, str] = {}
+    for assignment in env or ():
+        name, equals, value = assignment.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"--env: expected NAME=VALUE, got {assignment!r}")
+        variables[name] = value
+    folder = models.fetch(model)
+    spec = LaneSpec(LaneEngine(engine), folder, port, Dtype(dtype), variables, tuple(arguments or ()))
     lane = asyncio.run(start_lane(spec, say=output.say, deadline_s=deadline))
     output.say(f"use it with --engine {lane.provider}; end it with: harness engine down {lane.name}")
     if as_json:
@@ -80,7 +88,7 @@ def down(
     from harness.lanes import down as end_lane
     from harness.lanes import find_lanes
 
-    chosen = _chosen(find_lanes(), target, every=every)
+    chosen = _choose(find_lanes(), target, every=every)
     ended = [lane.name for lane in chosen if end_lane(lane)]
     if as_json:
         output.print_json({"ended": ended})
@@ -100,13 +108,51 @@ def list_lanes(as_json: options.Json = False) -> None:
         output.print_text("\n".join(_line(lane) for lane in lanes) or "no lane is up")
 
 
+@app.command("doctor")
+def doctor(
+    url: Annotated[str, typer.Argument(help="Address of a SGLang or vLLM server.", show_default=False)],
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Weights or tokenizer that it should serve: name, folder or hub id.", show_default=False),
+    ] = None,
+    as_json: options.Json = False,
+) -> int:
+    """List what the engine server at URL can do, with the evidence for it; it goes on serving others meanwhile.
+
+    Exit code 6 when it lacks something that sessions need. Example: `harness engine doctor http://127.0.0.1:30000`
+    """
+    import uvloop
+
+    from harness.engines.examine.doctor import diagnose
+    from harness.models import resolve_model
+    from harness.suite.exits import ExitCode
+    from harness.telemetry.logging import configure_logging
+    from harness.tokens.tokenizer import Tokenizer
+
+    configure_logging("error")
+    tokenizer = None if model is None else Tokenizer.load(resolve_model(model))
+    diagnosis = uvloop.run(diagnose(url, tokenizer=tokenizer))
+    if as_json:
+        output.print_json(diagnosis.to_json())
+    else:
+        protocol = diagnosis.protocol
+        use = "" if diagnosis.engine == protocol else f", use it as {protocol}={diagnosis.url}"
+        output.print_text(f"{diagnosis.engine} {diagnosis.version} at {diagnosis.url}{use}")
+        for finding in diagnosis.findings:
+            output.print_text(f"{finding.answer:<8} {finding.capability:<16} {finding.evidence}")
+        if not diagnosis.is_usable:
+            output.say("harness: sessions cannot be served by this engine as it is")
+    return ExitCode.PASSED if diagnosis.is_usable else ExitCode.INFRASTRUCTURE
+
+
 def _line(lane: "Lane") -> str:
     state = "ready" if lane.is_ready else "starting"
     held = f", held by process {lane.holder}" if lane.holder is not None else ""
     return f"{lane.name:14} {lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
 
 
-def _chosen(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequence["Lane"]:
+def _choose(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequence["Lane"]:
     """The lanes that `target` means; those that belong to a running program only when named one by one."""
     kept = [lane for lane in lanes if lane.holder is None]
     if every:
@@ -118,35 +164,3 @@ def _chosen(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequ
     if len(kept) > 1:
         raise typer.BadParameter(f"several lanes are up: name one of {', '.join(lane.name for lane in kept)}, or --all")
     return kept
-
-
-def _engine(name: str) -> "LaneEngine":
-    from harness.lanes import LaneEngine
-
-    if name not in list(LaneEngine):
-        raise typer.BadParameter(f"no engine {name!r}; expected one of {', '.join(LaneEngine)}")
-    return LaneEngine(name)
-
-
-def _dtype(name: str) -> "Dtype":
-    from harness.lanes import Dtype
-
-    if name not in list(Dtype):
-        raise typer.BadParameter(f"no dtype {name!r}; expected one of {', '.join(Dtype)}")
-    return Dtype(name)
-
-
-def _variables(assignments: Iterable[str]) -> dict[str, str]:
-    pairs = [assignment.partition("=") for assignment in assignments]
-    for name, equals, value in pairs:
-        if not name or not equals:
-            raise typer.BadParameter(f"--env: expected NAME=VALUE, got {name + equals + value!r}")
-    return {name: value for name, _, value in pairs}
-
-
-def _model_dir(model: str) -> Path:
-    from harness.cli.download import open_download_progress
-    from harness.models import resolve_model
-
-    with open_download_progress(model) as progress:
-        return resolve_model(model, progress=progress)

@@ -35,7 +35,7 @@ app.add_typer(engine.app, name="engine")
 app.add_typer(verify.app, name="verify")
 
 _INTERRUPTED = 130
-"""What typer makes of Ctrl+C in a command that does not look after itself."""
+"""Typer's exit code after Ctrl+C in a command that does not look after itself."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of all usage errors; typer does not export it."""
@@ -69,7 +69,9 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", "interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        _leave_pipe()
+        # Nobody reads our output any more; keep the interpreter from complaining about it while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.PASSED)
     except Exception as error:  # noqa: BLE001  # the last resort of the process
         _fail(f"internal error: {type(error).__name__}: {error}", "internal_error", ExitCode.INTERNAL)
     else:
@@ -98,15 +100,9 @@ def _leave(code: int) -> None:
 
 
 def _usage_message(error: Exception) -> str:
-    """What is wrong with the command line, and where to look; empty for a command alone, which prints its help."""
+    """The error of the command line, and where to look; empty for a command alone, which prints its help."""
     if not error.format_message():  # type: ignore[attr-defined]  # of the usage error
         return ""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "harness"
     return f"{error.format_message().rstrip('.')}; see `{command} --help`"  # type: ignore[attr-defined]  # of the usage error
-
-
-def _leave_pipe() -> None:
-    """Nobody reads our output any more; keep the interpreter from complaining about it while it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(ExitCode.PASSED)

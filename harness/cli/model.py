@@ -1,5 +1,6 @@
-"""`harness model`: weights, fetched by name."""
+"""`harness model`: weights, fetched by name; and the same for `--model` of other commands."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,3 +30,12 @@ def get(
         output.print_json({"model": name, "directory": str(folder)})
     else:
         output.print_text(str(folder))
+
+
+def fetch(model: str) -> Path:
+    """The folder of `model`, a name of the catalogue, a folder or a hub id, with a progress bar while it is fetched."""
+    from harness.cli.download import open_download_progress
+    from harness.models import resolve_model
+
+    with open_download_progress(model) as progress:
+        return resolve_model(model, progress=progress)

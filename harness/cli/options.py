@@ -1,7 +1,11 @@
 """Options that several commands share; every flag has an environment variable of the same meaning."""
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +13,7 @@ from harness.cli import output
 
 if TYPE_CHECKING:
     from harness.server.settings import ServerSettings
+    from harness.tokens.chat_tokenizer import ChatTokenizer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
@@ -16,14 +21,14 @@ Renderer = Annotated[
     str,
     typer.Option(
         envvar="HARNESS_RENDERER",
-        help="What writes conversations as ids: `none` the chat template, NAME of the renderers package, or `auto`.",
+        help="Writes conversations as ids: `none` the chat template, NAME of the renderers package, or `auto`.",
     ),
 ]
 
 
-# What `serve` and `router` have in common.
+# The options of a session server, which `serve` and `router` have in common.
 
-Tokenizer = Annotated[
+_Tokenizer = Annotated[
     Path | None,
     typer.Option(
         envvar="HARNESS_TOKENIZER",
@@ -32,29 +37,29 @@ Tokenizer = Annotated[
     ),
 ]
 
-Host = Annotated[str, typer.Option(envvar="HARNESS_HOST")]
+_Host = Annotated[str, typer.Option(envvar="HARNESS_HOST")]
 
-Port = Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")]
+_Port = Annotated[int, typer.Option(envvar="HARNESS_PORT", min=0, max=65535, help="0 takes a free one.")]
 
-Store = Annotated[str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")]
+_Store = Annotated[str, typer.Option(envvar="HARNESS_STORE", help="SQLite file that keeps the sessions, or `memory`.")]
 
-PauseTimeout = Annotated[
+_PauseTimeout = Annotated[
     float, typer.Option(envvar="HARNESS_PAUSE_TIMEOUT", min=0, help="Seconds a paused server holds a request.")
 ]
 
-DrainGrace = Annotated[
+_DrainGrace = Annotated[
     float,
     typer.Option(envvar="HARNESS_DRAIN_GRACE", min=0, help="Seconds after a drain that an engine may keep a turn."),
 ]
 
-StopGrace = Annotated[
+_StopGrace = Annotated[
     float,
     typer.Option(
         envvar="HARNESS_STOP_GRACE", min=0, help="Seconds that turns in flight may go on after the signal to end."
     ),
 ]
 
-AdminToken = Annotated[
+_AdminToken = Annotated[
     str | None,
     typer.Option(
         envvar="HARNESS_ADMIN_TOKEN",
@@ -63,16 +68,16 @@ AdminToken = Annotated[
     ),
 ]
 
-NoAuth = Annotated[
+_NoAuth = Annotated[
     bool,
     typer.Option(
         "--no-auth",
         envvar="HARNESS_NO_AUTH",
-        help="On loopback: whoever reaches the port may do everything, agents too.",
+        help="On loopback: everybody who reaches the port may do everything, agents too.",
     ),
 ]
 
-OpenPaths = Annotated[
+_OpenPaths = Annotated[
     bool,
     typer.Option(
         "--open-paths",
@@ -81,7 +86,7 @@ OpenPaths = Annotated[
     ),
 ]
 
-EngineKey = Annotated[
+_EngineKey = Annotated[
     str,
     typer.Option(
         envvar="HARNESS_ENGINE_KEY",
@@ -90,7 +95,7 @@ EngineKey = Annotated[
     ),
 ]
 
-Matchings = Annotated[
+_Matchings = Annotated[
     list[str] | None,
     typer.Option(
         envvar="HARNESS_MATCHING",
@@ -100,7 +105,7 @@ Matchings = Annotated[
     ),
 ]
 
-RequestLimits = Annotated[
+_RequestLimits = Annotated[
     list[str] | None,
     typer.Option(
         "--limit",
@@ -111,14 +116,14 @@ RequestLimits = Annotated[
     ),
 ]
 
-IdleHours = Annotated[
+_IdleHours = Annotated[
     float,
     typer.Option(
         envvar="HARNESS_IDLE_HOURS", min=0, help="A session that nobody asks for is closed after so long; 0 keeps it."
     ),
 ]
 
-KeepDays = Annotated[
+_KeepDays = Annotated[
     float,
     typer.Option(
         envvar="HARNESS_KEEP_DAYS", min=0, help="The store forgets closed sessions after so long; 0 keeps them."
@@ -126,64 +131,97 @@ KeepDays = Annotated[
 ]
 
 
-class Access(NamedTuple):
-    """Who may ask, as the options say it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The options of a session server; a command takes them all with `takes_server_options`."""
 
-    admin_token: str | None
-    no_auth: bool
-    open_paths: bool
+    tokenizer: _Tokenizer = None
+    renderer: Renderer = "auto"
+    host: _Host = "127.0.0.1"
+    port: _Port = 8000
+    store: _Store = "memory"
+    pause_timeout: _PauseTimeout = 600.0
+    drain_grace: _DrainGrace = 20.0
+    stop_grace: _StopGrace = 5.0
+    admin_token: _AdminToken = None
+    no_auth: _NoAuth = False
+    open_paths: _OpenPaths = False
+    matching: _Matchings = None
+    limit: _RequestLimits = None
+    idle_hours: _IdleHours = 24.0
+    keep_days: _KeepDays = 30.0
+    engine_key: _EngineKey = ""
 
+    def settings(self) -> "ServerSettings":
+        """The settings of the server. Raises `ScenarioError` when they would leave it open to everybody by mistake."""
+        from harness.dialects.request_limits import read_limits
+        from harness.errors import ScenarioError
+        from harness.server.access import new_admin_token
+        from harness.server.settings import ServerSettings
 
-def server_settings(
-    host: str,
-    port: int,
-    access: Access,
-    pause_timeout: float,
-    matching: list[str] | None,
-    *,
-    limit: list[str] | None = None,
-    idle_hours: float,
-    keep_days: float,
-    drain_grace: float,
-    stop_grace: float,
-) -> "ServerSettings":
-    """What these options say of a session server. Raises `ScenarioError` when nobody should serve like that."""
-    from harness.dialects.request_limits import read_limits
-    from harness.errors import ScenarioError
-    from harness.server.access import new_admin_token
-    from harness.server.settings import ServerSettings
-
-    if access.no_auth and access.admin_token:
-        raise ScenarioError(
-            "expected --admin-token or --no-auth, got both; without either, a token is made and printed"
+        if self.no_auth and self.admin_token:
+            raise ScenarioError(
+                "expected --admin-token or --no-auth, got both; without either, a token is made and printed"
+            )
+        settings = ServerSettings(
+            host=self.host,
+            port=self.port,
+            admin_token=None if self.no_auth else self.admin_token or new_admin_token(),
+            open_paths=self.open_paths,
+            pause_timeout_s=self.pause_timeout,
+            drain_grace_s=self.drain_grace,
+            stop_grace_s=self.stop_grace,
+            matchings=tuple(self.matching or ()),
+            limits=read_limits(self.limit or ()),
+            idle_ttl_s=self.idle_hours * 3600 or None,
+            keep_closed_s=self.keep_days * 86_400 or None,
         )
-    settings = ServerSettings(
-        host=host,
-        port=port,
-        admin_token=None if access.no_auth else access.admin_token or new_admin_token(),
-        open_paths=access.open_paths,
-        pause_timeout_s=pause_timeout,
-        drain_grace_s=drain_grace,
-        stop_grace_s=stop_grace,
-        matchings=tuple(matching or ()),
-        limits=read_limits(limit or ()),
-        idle_ttl_s=idle_hours * 3600 or None,
-        keep_closed_s=keep_days * 86_400 or None,
-    )
-    settings.check()
-    return settings
+        settings.check()
+        return settings
+
+    def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
+        """The chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` when there is neither."""
+        from harness.errors import ScenarioError
+        from harness.tokens.model_family import open_chat_tokenizer
+
+        folder = self.tokenizer or model_dir
+        if folder is None:
+            raise ScenarioError("no tokenizer: expected --model NAME_OR_DIR, or --tokenizer DIR")
+        return open_chat_tokenizer(folder, renderer=self.renderer)
+
+    def made_token(self, settings: "ServerSettings") -> str | None:
+        """The admin token that was made at this start; None when the operator chose one, or none."""
+        return None if self.admin_token else settings.admin_token
+
+    def say_access(self, settings: "ServerSettings") -> None:
+        """Tell the operator once: the token that was made, or that there is none."""
+        if token := self.made_token(settings):
+            output.say(f"admin token of this start: {token} (--admin-token or HARNESS_ADMIN_TOKEN chooses one)")
+        elif settings.admin_token is None:
+            output.say(
+                "no authentication: everybody who reaches the port, agents included, can read, change and end every"
+                " session"
+            )
 
 
-def made_token(settings: "ServerSettings", access: Access) -> str | None:
-    """The admin token that was made at this start; None when the operator chose one, or none."""
-    return None if access.admin_token else settings.admin_token
+def takes_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, which takes the fields of `ServerOptions` one by one in the place of its parameter `server`.
 
+    typer reads a command's options off its signature and knows no groups of them.
+    """
+    own = inspect.signature(command).parameters
+    hints = inspect.get_annotations(ServerOptions)
+    shared = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(ServerOptions)
+    ]
 
-def say_who_may_ask(settings: "ServerSettings", access: Access) -> None:
-    """Tell the operator once: the token that was made, or that there is none."""
-    if token := made_token(settings, access):
-        output.say(f"admin token of this start: {token} (--admin-token or HARNESS_ADMIN_TOKEN chooses one)")
-    elif settings.admin_token is None:
-        output.say(
-            "no authentication: whoever reaches the port, agents included, can read, change and end every session"
-        )
+    @functools.wraps(command)
+    def spelled_out(**options: Any) -> None:
+        server = ServerOptions(**{each.name: options.pop(each.name) for each in shared})
+        command(**options, server=server)
+
+    parameters = [each for name, old in own.items() for each in (shared if name == "server" else [old])]
+    spelled_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
+    spelled_out.__annotations__ = {each.name: each.annotation for each in parameters}
+    return spelled_out

@@ -1,4 +1,4 @@
-"""Where words go: results to standard output, everything said on the way to standard error."""
+"""Results go to standard output, everything said on the way to standard error."""
 
 import json
 import sys
@@ -6,21 +6,21 @@ from typing import Any
 
 
 def print_json(document: Any) -> None:
-    """The one JSON document of a command with `--json`."""
+    """Print the one JSON document of a command with `--json`."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_text(text: str) -> None:
-    """A result for a reader."""
+    """Print a result for a reader."""
     sys.stdout.write(text + "\n")
 
 
 def say(text: str) -> None:
-    """Something that is no result."""
+    """Say something that is no result."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def print_error(message: str) -> None:
-    """Why a command failed."""
+    """Say why a command failed."""
     say(f"harness: {message}")

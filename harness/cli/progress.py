@@ -47,7 +47,7 @@ class RunProgress:
         self._ended += 1
         self._redraw()
         width = len(str(self._total))
-        self._console.print(f"[dim]{self._ended:{width}}/{self._total}[/dim]  {_described(record)}")
+        self._console.print(f"[dim]{self._ended:{width}}/{self._total}[/dim]  {_describe(record)}")
 
     def _redraw(self) -> None:
         if self._bar is not None and self._task is not None:
@@ -66,7 +66,7 @@ def open_progress(*, is_resumed: bool) -> Iterator[RunProgress]:
         yield RunProgress(console, bar, is_resumed=is_resumed)
 
 
-def _described(record: RolloutRecord) -> str:
+def _describe(record: RolloutRecord) -> str:
     """A rollout in one line; what went wrong is said in full."""
     facts = [f"{record.session.turns} turns", f"{record.session.ledger.generated} tokens"]
     if record.reward is not None:

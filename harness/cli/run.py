@@ -79,7 +79,12 @@ def run(
     if opened.directory.is_complete:
         raise typer.Exit(_show_again(opened.directory, as_json=as_json))
     report = _execute(opened, concurrency, is_resumed=resume)
-    _show(report, as_json=as_json)
+    if as_json:
+        output.print_json(report.to_json())
+    else:
+        from harness.cli.summary import print_report
+
+        print_report(report)
     raise typer.Exit(report.exit_code)
 
 
@@ -112,15 +117,6 @@ async def _run_suite(opened: "OpenedRun", concurrency: int | None, *, is_resumed
     with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
         suite_run = SuiteRun(opened.selection, opened.directory, progress, interrupts, concurrency)
         return await suite_run.execute()
-
-
-def _show(report: "RunReport", *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(report.to_json())
-        return
-    from harness.cli.summary import print_report
-
-    print_report(report)
 
 
 def _show_again(directory: "RunDirectory", *, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""`harness scenario`: which scenarios there are, whether one is right, and what a `scenario.toml` may say."""
+"""`harness scenario`: lists scenarios, checks their files, and prints the schema of `scenario.toml`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

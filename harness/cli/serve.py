@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import model as models
 from harness.cli import options, output
-from harness.cli.folders import model_directory, tokenizer_directory
 
 if TYPE_CHECKING:
     from harness.server.serving import RunningServer
@@ -27,7 +27,7 @@ _Model = Annotated[
     ),
 ]
 _Script = Annotated[
-    Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="What the scripted engine says.", show_default=False)
+    Path | None, typer.Option(envvar="HARNESS_SCRIPT", help="The answers of the scripted engine.", show_default=False)
 ]
 _ContinueEngines = Annotated[
     bool,
@@ -39,27 +39,13 @@ _ContinueEngines = Annotated[
 ]
 
 
+@options.takes_server_options
 def serve(
     *,
     engine: _Engine = "local",
     model: _Model = None,
-    tokenizer: options.Tokenizer = None,
-    renderer: options.Renderer = "auto",
     script: _Script = None,
-    host: options.Host = "127.0.0.1",
-    port: options.Port = 8000,
-    store: options.Store = "memory",
-    pause_timeout: options.PauseTimeout = 600.0,
-    drain_grace: options.DrainGrace = 20.0,
-    stop_grace: options.StopGrace = 5.0,
-    admin_token: options.AdminToken = None,
-    no_auth: options.NoAuth = False,
-    open_paths: options.OpenPaths = False,
-    matching: options.Matchings = None,
-    limit: options.RequestLimits = None,
-    idle_hours: options.IdleHours = 24.0,
-    keep_days: options.KeepDays = 30.0,
-    engine_key: options.EngineKey = "",
+    server: options.ServerOptions,
     continue_engines: _ContinueEngines = False,
     as_json: options.Json = False,
 ) -> None:
@@ -74,41 +60,24 @@ def serve(
     from harness.server.serving import serve_forever
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
-    from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging()
-    access = options.Access(admin_token, no_auth, open_paths)
-    settings = options.server_settings(
-        host,
-        port,
-        access,
-        pause_timeout,
-        matching,
-        limit=limit,
-        idle_hours=idle_hours,
-        keep_days=keep_days,
-        drain_grace=drain_grace,
-        stop_grace=stop_grace,
-    )
-    model_dir = model_directory(model)
-    tokens_dir = tokenizer_directory(tokenizer, model_dir)
-    chat_tokenizer = open_chat_tokenizer(tokens_dir, renderer=renderer)
+    settings = server.settings()
+    model_dir = None if model is None else models.fetch(model)
+    chat_tokenizer = server.open_tokenizer(model_dir)
     provider = open_engine(
-        engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script, engine_key=engine_key
+        engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script, engine_key=server.engine_key
     )
     if isinstance(provider, ContinuesAtEntry):
         provider.continues_at_entry = continue_engines
 
     def announce(running: "RunningServer") -> None:
         if as_json:
-            _print(running, options.made_token(settings, access))
+            token = server.made_token(settings)
+            output.print_json({"url": running.url, "sessions_restored": running.restored, "admin_token": token})
+            sys.stdout.flush()
         else:
             output.say(f"serving sessions at {running.url}; Ctrl+C stops")
-            options.say_who_may_ask(settings, access)
+            server.say_access(settings)
 
-    uvloop.run(serve_forever(provider, chat_tokenizer, open_store(store), settings, announce))
-
-
-def _print(running: "RunningServer", admin_token: str | None) -> None:
-    output.print_json({"url": running.url, "sessions_restored": running.restored, "admin_token": admin_token})
-    sys.stdout.flush()
+    uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce))

@@ -53,13 +53,13 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
 def _dialogue(scenario: str, shown: Excerpt) -> RenderableType:
     lines = Table.grid(padding=(0, 2))
     for line in shown.lines:
-        lines.add_row(Text(line.role, style="dim"), _shortened(line))
+        lines.add_row(Text(line.role, style="dim"), _shorten(line))
     title = Text(f"{scenario}, session {shown.number}:", style="bold")
     rest = [Text(f"... (turns left out: {shown.turns_left})", style="dim")] if shown.turns_left else []
     return Group(title, Padding(lines, (0, 0, 0, 2)), *(Padding(text, (0, 0, 0, 2)) for text in rest))
 
 
-def _shortened(line: Line) -> Text:
+def _shorten(line: Line) -> Text:
     text = printable(" ".join(line.text.split()))
     shown = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}..."
     return Text(shown, style="cyan" if line.role == "assistant" else "")

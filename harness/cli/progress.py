@@ -14,7 +14,7 @@ from harness.telemetry.printable import printable
 
 
 class RunProgress:
-    """Implements `harness.suite.run.progress.Progress`; `bar` is None where nothing can be redrawn."""
+    """Implements `harness.suite.run.batch.Progress`; `bar` is None where nothing can be redrawn."""
 
     def __init__(self, console: Console, bar: Progress | None, *, is_resumed: bool) -> None:
         self._console = console
@@ -27,7 +27,7 @@ class RunProgress:
         """A line in the user's words."""
         self._console.print(escape(text), style="dim")
 
-    def planned(self, total: int, done: int) -> None:
+    def begin(self, total: int, done: int) -> None:
         """Begin the count; a run that is taken up says where it stopped."""
         self._total, self._ended = total, done
         if self._is_resumed:
@@ -35,13 +35,13 @@ class RunProgress:
         if self._bar is not None:
             self._task = self._bar.add_task("", total=total, completed=done)
 
-    def started(self, rollout: PlannedRollout) -> None:
+    def begin_rollout(self, rollout: PlannedRollout) -> None:
         """One more at work."""
         del rollout
         self._running += 1
         self._redraw()
 
-    def ended(self, record: RolloutRecord) -> None:
+    def end_rollout(self, record: RolloutRecord) -> None:
         """One line for the rollout."""
         self._running -= 1
         self._ended += 1
@@ -67,7 +67,7 @@ def open_progress(*, is_resumed: bool) -> Iterator[RunProgress]:
 
 
 def _describe(record: RolloutRecord) -> str:
-    """A rollout in one line; what went wrong is said in full."""
+    """A rollout in one line; an error is said in full."""
     facts = [f"{record.session.turns} turns", f"{record.session.ledger.generated} tokens"]
     if record.reward is not None:
         facts.append(f"reward {record.reward:.2f}")

@@ -1,6 +1,8 @@
-"""The end of a run on a terminal: what was said, the table, the checks, the ledger, and where everything is."""
+"""The end of a run on a terminal: a dialogue, the table, the checks, the ledger, and where everything is."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -10,12 +12,16 @@ from rich.text import Text
 
 from harness.cli import output
 from harness.sessions.ledger import Ledger
-from harness.suite.record.excerpt import Excerpt, Line, excerpt
+from harness.store.sqlite import read_session
+from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.telemetry.printable import printable
+from harness.types import Message, Turn
 
 _MAX_LINE = 100
+_MAX_TURNS = 4
+"""Turns of the dialogue that is shown."""
 _PLAIN_WIDTH = 100
 """Columns where there is no terminal to ask."""
 _STATUS_WORDS = {
@@ -24,6 +30,34 @@ _STATUS_WORDS = {
     RunStatus.INTERRUPTED: "[bold yellow]INTERRUPTED[/]",
     RunStatus.INFRASTRUCTURE: "[bold red]INFRASTRUCTURE FAILED[/]",
 }
+
+
+class Line(NamedTuple):
+    """One message of a dialogue."""
+
+    role: str
+    text: str
+
+
+class Excerpt(NamedTuple):
+    """The beginning of one session."""
+
+    number: int
+    lines: Sequence[Line]
+    turns_left: int
+    """Turns that are not shown."""
+
+
+def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | None:
+    """The beginning of the session with the best reward among those with several turns; None when there is none."""
+    told = [record for record in records if record.is_settled and record.session.turns > 1]
+    if not told:
+        return None
+    best = max(told, key=lambda record: record.reward or 0.0)
+    session = read_session(database, str(best.session_id))
+    shown = session.turns[:_MAX_TURNS]
+    lines = [line for turn in shown for line in _lines_of(turn)]
+    return Excerpt(best.number, lines, len(session.turns) - len(shown))
 
 
 def print_report(report: RunReport) -> None:
@@ -39,7 +73,7 @@ def print_report(report: RunReport) -> None:
 
 
 def _sections(report: RunReport) -> Iterator[RenderableType]:
-    shown = excerpt(RunDirectory(report.directory).database, report.scenarios[0].records)
+    shown = find_excerpt(RunDirectory(report.directory).database, report.scenarios[0].records)
     if shown is not None:
         yield Padding(_dialogue(report.scenarios[0].name, shown), (1, 0))
     yield _table(report.scenarios)
@@ -137,3 +171,16 @@ def _check_words(scenario: ScenarioReport) -> str:
     words = [f"{scenario.name}: {held} of {len(scenario.verdicts)} hold"]
     words += [f"[red]{v.check}: expected {escape(v.expected)}, got {escape(v.seen)}[/]" for v in failed]
     return "\n".join(words)
+
+
+def _lines_of(turn: Turn) -> Iterator[Line]:
+    """The last message to the model, and its answer; examples and earlier messages are left out."""
+    if turn.messages_delta:
+        yield Line(str(turn.messages_delta[-1]["role"]), _text(turn.messages_delta[-1]))
+    yield Line("assistant", _text(turn.reply))
+
+
+def _text(message: Message) -> str:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    words = [message.get("content") or "", *(f"{call['name']}({call['arguments']})" for call in calls)]
+    return " ".join(word.strip() for word in words if word)

@@ -12,7 +12,7 @@ import msgspec
 
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.verdicts import Verdict
-from harness.suite.record.storage import disk_failures
+from harness.suite.record.rundir import disk_failures
 from harness.suite.scenarios.fault import Fault
 from harness.types import Json
 

@@ -44,7 +44,7 @@ def generated_tokens(database: Path) -> dict[str, int]:
 
 
 def _check_session(record: RolloutRecord, generated: dict[str, int]) -> Ledger:
-    """What came to the store after a session had been read with turns in flight: nobody was handed that."""
+    """The tokens that came to the store after a session was read with turns in flight: nobody got them."""
     ledger = record.ledger
     ledger.check(f"session {record.number}")
     stored = generated.get(record.session_id or "", 0)

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def score(request: dict[str, object]) -> dict[str, object]:
-    """What the check says, or what is wrong with it."""
+    """The score of the check, or the error that it made."""
     try:
         check = runpy.run_path(str(request["check"]))
         value = check["score"](request["session"], request["result"], request["metadata"])

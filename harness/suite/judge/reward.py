@@ -26,12 +26,12 @@ _MAX_ERROR = 500
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a check made of a session."""
+    """The result of a check on a session."""
 
     reward: float | None = None
     """None when the scenario has no check, or the check failed."""
     details: Json = field(default_factory=dict)
-    """What the check said besides the reward."""
+    """The rest of the check's answer, without the reward."""
     error: str | None = None
     """Why there is no reward although there is a check."""
 

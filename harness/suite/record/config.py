@@ -1,4 +1,4 @@
-"""What a run was asked to do, as it stands in `config.toml`: enough to run it again, and to notice that it changed.
+"""The configuration of a run, as it stands in `config.toml`: enough to run it again, and to notice that it changed.
 
 A run resumes only with the configuration it began with. How many sessions run at a time is no part of it: it does not
 change what comes out (I10).
@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 
 
 class Overrides(_Strict):
-    """What the command line says instead of the scenarios."""
+    """The options of the command line that override the scenarios."""
 
     engine: EngineAddress | None = None
     model: str | None = None
@@ -53,7 +53,7 @@ class RunConfig(_Strict):
 
     schema_version: Literal[1] = 1
     suite: str
-    """What was asked for: a name or a path."""
+    """The suite that was named: a name or a path."""
     overrides: Overrides
     scenarios: list[ScenarioEntry]
 

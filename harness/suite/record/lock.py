@@ -1,4 +1,4 @@
-"""What a run ran with, as it stands in `lock.json`: versions of the programs, digests of model and template.
+"""The programs and models of a run, as they stand in `lock.json`: versions, and digests of model and template.
 
 A run that is resumed with other weights, another tokenizer or another template would mix two models in one set of
 samples; `check_same_engine` refuses that. Versions are recorded for the reader and may differ.
@@ -28,7 +28,7 @@ def versions() -> Json:
 
 
 def engine_identity(capabilities: Capabilities, model_dir: Path, chat_tokenizer: ChatTokenizer) -> Json:
-    """What must be the same for two engines to sample the same tokens from the same messages."""
+    """The properties in which two engines must agree to sample the same tokens from the same messages."""
     return {
         "engine": capabilities.engine,
         "model": capabilities.model,

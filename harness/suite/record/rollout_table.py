@@ -2,7 +2,7 @@
 
 A row is written when a rollout has ended, in one transaction; `kill -9` at any moment leaves every row whole. A rollout
 that did not come to an end of its own (interrupted, or failed by engine or harness) is kept as an attempt and run again
-on resume; the last row of a `number` is the one that counts. Samples travel with the row and stay there: whoever reads
+on resume; the last row of a `number` is the one that counts. Samples travel with the row and stay there: a reader of
 records gets samples that are read when they are looked at, one rollout at a time, so a run may be larger than memory.
 """
 
@@ -21,7 +21,7 @@ from harness.errors import Cause, StoreError
 from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
-from harness.suite.record.storage import disk_failures
+from harness.suite.record.rundir import disk_failures
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Json, Sample
 
@@ -46,18 +46,18 @@ INTERRUPTED = "interrupted"
 """Drop reason of tokens whose session ended with the run, the engine or the harness, and runs again."""
 
 _UNSETTLED_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
-"""Whoever is to blame, it is neither the model nor the agent: such a rollout runs again on resume."""
+"""Neither the model nor the agent is to blame: such a rollout runs again on resume."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report needs to know of a session; its tokens are in the session store and in the samples."""
+    """The facts of a session for a report; its tokens are in the session store and in the samples."""
 
     turns: int = 0
     truncated_turns: int = 0
     repeat_terminated_turns: int = 0
     tool_calls: int = 0
     turns_in_flight: int = 0
-    """What was in flight when the session was read; its tokens came to the store afterwards."""
+    """Turns in flight when the session was read; their tokens came to the store afterwards."""
     ledger: Ledger = Ledger()
 
     @classmethod
@@ -88,7 +88,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     agent_result: Json | None
     reward: float | None
     score: Json
-    """What the check said besides the reward."""
+    """The rest of the check's answer, without the reward."""
     score_error: str | None
     session: SessionFacts
     samples: Sequence[Json]

@@ -1,20 +1,23 @@
 """The directory of a run: which file is what, and in which order they appear.
 
-    config.toml        what was asked for, resolved; written first
+    config.toml        the configuration, resolved; written first
     lock.json          versions and digests of what it ran with
     run.db             sessions, turns and rollouts, durable while the run goes on
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
     checkpoints/<n>/   the weights of version n, where a scenario changes them; weights.json says when and how
-    faults.jsonl       what each fault of a scenario did, a line for each time that one came
-    samples.jsonl      what a trainer gets; samples.parquet beside it when pyarrow is there
+    faults.jsonl       a line for each time that a fault of a scenario came
+    samples.jsonl      the samples that a trainer gets; samples.parquet beside it when pyarrow is there
     result.json        the report; written last, so its presence says that the run is complete
 
-Whole files are replaced atomically, so that a reader never sees half of one, whatever happens to the writer.
+Whole files are replaced atomically, so that a reader never sees half of one, whatever happens to the writer. Failures
+of the disk have names: a full one is told apart from a broken one.
 """
 
+import errno
 import json
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,17 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from harness.errors import RunError
+from harness.errors import RunError, StoreError, StoreFull
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
-from harness.suite.record.storage import disk_failures
 from harness.types import Json, Sample
 
 RUNS = Path("runs")
 
 _STAMP = r"-\d{8}-\d{6}(-\d+)?"
-"""What `new_run_path` puts behind the name of a suite; the suite `abort` is not `abort-often`."""
+"""The end of a name by `new_run_path`, behind that of the suite; the suite `abort` is not `abort-often`."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """What was asked for."""
+        """The configuration of the run."""
         return self.path / "config.toml"
 
     @property
@@ -79,12 +82,12 @@ class RunDirectory:
 
     @property
     def weights(self) -> Path:
-        """What each update of the weights did."""
+        """A report on each update of the weights."""
         return self.path / "weights.json"
 
     @property
     def faults(self) -> Path:
-        """What the faults of its scenarios did."""
+        """A line for each time that a fault came."""
         return self.path / "faults.jsonl"
 
     @property
@@ -142,9 +145,6 @@ class RunDirectory:
         """Export `samples`; the result says whether there is a Parquet file too."""
         with disk_failures(self.samples_jsonl), _replacing(self.samples_jsonl) as scratch:
             write_samples(samples, scratch)
-        return self._write_parquet(samples)
-
-    def _write_parquet(self, samples: Iterable[Sample]) -> bool:
         try:
             from harness.samples.codec import write_parquet
 
@@ -153,6 +153,26 @@ class RunDirectory:
         except ImportError:  # pyarrow is an extra
             return False
         return True
+
+
+@contextmanager
+def disk_failures(path: Path) -> Iterator[None]:
+    """Errors of the operating system or SQLite about `path` become a `StoreError`, or a `StoreFull`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise disk_full(path) from error
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise disk_full(path) from error
+        raise StoreError(f"{path}: {error}") from error
+
+
+def disk_full(path: Path) -> StoreFull:
+    """The error of a full disk under `path`."""
+    return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
 
 
 def new_run_path(suite: str) -> Path:

@@ -5,8 +5,9 @@ workers change when a rollout runs, never what it is (I10).
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -18,18 +19,51 @@ from harness.samples.rollout import Rollout
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.record.rollout_table import RolloutLog, RolloutRecord, SessionFacts
-from harness.suite.record.rundir import RunDirectory
-from harness.suite.record.storage import disk_full
+from harness.suite.record.rundir import RunDirectory, disk_full
 from harness.suite.run.interrupts import Interrupts
-from harness.suite.run.progress import Progress
 from harness.suite.run.services import Services
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import PlannedRollout
 
 
+class Progress(Protocol):
+    """Says what a run is doing; drawing it is the caller's business.
+
+    Called from the run's event loop; must return quickly and must not raise.
+    """
+
+    def say(self, text: str) -> None:
+        """Something the user wants to know, in one line."""
+
+    def begin(self, total: int, done: int) -> None:
+        """The run has `total` rollouts, of which `done` are not run again."""
+
+    def begin_rollout(self, rollout: PlannedRollout) -> None:
+        """A rollout has begun."""
+
+    def end_rollout(self, record: RolloutRecord) -> None:
+        """A rollout has ended and its record is durable."""
+
+
+class Silence:
+    """A `Progress` that nobody watches."""
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+    def begin(self, total: int, done: int) -> None:
+        """Say nothing."""
+
+    def begin_rollout(self, rollout: PlannedRollout) -> None:
+        """Say nothing."""
+
+    def end_rollout(self, record: RolloutRecord) -> None:
+        """Say nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """What the rollouts of a scenario share."""
+    """The rollouts of a scenario, and everything that they share."""
 
     manager: SessionManager
     services: Services
@@ -47,34 +81,30 @@ class RolloutBatch:
         Raises `StoreError` when a record cannot be made durable; the other rollouts are then cancelled.
         """
         waiting = iter(rollouts)
+
+        async def work() -> None:
+            for planned in waiting:
+                if self.interrupts.is_requested:
+                    return
+                await self._run(planned)
+
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(width, len(rollouts))):
-                workers.create_task(self._work(waiting))
-
-    async def _work(self, waiting: Iterator[PlannedRollout]) -> None:
-        for planned in waiting:
-            if self.interrupts.is_requested:
-                return
-            await self._run(planned)
+                workers.create_task(work())
 
     async def _run(self, planned: PlannedRollout) -> None:
-        self.progress.started(planned)
-        rollout = await self._rollout(planned)
-        if rollout is None:
+        self.progress.begin_rollout(planned)
+        task = self._task(planned)
+        rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
+        if rollout is None:  # a fault ended all rollouts and had to cancel this one
             return
         record = record_of(planned, rollout, await self._score(planned, rollout))
-        record = msgspec.structs.replace(record, met_fault=self._has_met_fault(planned))
+        if self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested:
+            record = msgspec.structs.replace(record, met_fault=True)  # not the user but the fault may have ended it
         self.log.append(record)
-        self._require_space(rollout)
-        self.progress.ended(record)
-
-    async def _rollout(self, planned: PlannedRollout) -> Rollout | None:
-        task = self._task(planned)
-        return await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
-
-    def _has_met_fault(self, planned: PlannedRollout) -> bool:
-        """Whether a fault, and nobody at the terminal, may be why the rollout ended as it did."""
-        return self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested
+        if rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
+            raise disk_full(self.directory.database)
+        self.progress.end_rollout(record)
 
     def _task(self, planned: PlannedRollout) -> AgentTask:
         spec = planned.folder.scenario.agent
@@ -100,11 +130,6 @@ class RolloutBatch:
             planned.prompt.metadata | planned.prompt.check_metadata,
             deadline_s=planned.folder.scenario.checks.check_deadline_s,
         )
-
-    def _require_space(self, rollout: Rollout) -> None:
-        """Raises `StoreFull` when the session server ran out of space: every further rollout would, too."""
-        if rollout.session["refusals"].get(StoreFull.code):
-            raise disk_full(self.directory.database)
 
 
 def with_environment(agent: ProgramAgent, folder: ScenarioFolder) -> ProgramAgent:

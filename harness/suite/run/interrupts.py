@@ -1,9 +1,9 @@
-"""Ctrl+C in two stages: the first asks the run to end well, the second makes it end now.
+"""Ctrl+C, once and twice: the first asks the run to end well, the second makes it end now.
 
     first   nothing new starts; sessions are drained, agents stop at their next model call
     second  agents are killed
 
-SIGTERM counts as Ctrl+C. A stage that takes time is visible: the callbacks say what is being waited for.
+SIGTERM counts as Ctrl+C. An end that takes time is visible: the callbacks say what is being waited for.
 """
 
 import asyncio
@@ -44,11 +44,16 @@ class Interrupts:
                 loop.remove_signal_handler(number)
 
     @asynccontextmanager
-    async def ended_by_request(self) -> AsyncIterator[None]:
+    async def until_request(self) -> AsyncIterator[None]:
         """A block that the first request ends where it waits; `is_requested` tells whether it was run to its end."""
+
+        async def expire() -> None:
+            await self.first.wait()
+            scope.reschedule(asyncio.get_running_loop().time())
+
         try:
             async with asyncio.timeout(None) as scope:
-                watching = asyncio.create_task(self._expire(scope))
+                watching = asyncio.create_task(expire())
                 try:
                     yield
                 finally:
@@ -57,26 +62,23 @@ class Interrupts:
             if not scope.expired():
                 raise
 
-    async def _expire(self, scope: asyncio.Timeout) -> None:
-        await self.first.wait()
-        scope.reschedule(asyncio.get_running_loop().time())
-
     async def guard(self, work: Coroutine[Any, Any, None], *, drain: Callable[[], Awaitable[None]]) -> None:
         """Run `work` to its end; the first request calls `drain`, the second cancels `work`.
 
         Returns when `work` has ended, cancelled or not; `is_requested` tells whether it was left alone.
         """
+
+        async def watch() -> None:
+            await self.first.wait()
+            draining = asyncio.ensure_future(drain())
+            try:
+                await self.second.wait()
+            finally:
+                draining.cancel()
+                running.cancel()
+                await asyncio.gather(draining, return_exceptions=True)
+
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(work)
-            watching = tasks.create_task(self._watch(running, drain))
+            watching = tasks.create_task(watch())
             running.add_done_callback(lambda _: watching.cancel())
-
-    async def _watch(self, running: asyncio.Task[None], drain: Callable[[], Awaitable[None]]) -> None:
-        await self.first.wait()
-        draining = asyncio.ensure_future(drain())
-        try:
-            await self.second.wait()
-        finally:
-            draining.cancel()
-            running.cancel()
-            await asyncio.gather(draining, return_exceptions=True)

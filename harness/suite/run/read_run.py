@@ -33,7 +33,7 @@ class RecordedRun:
 
     @property
     def samples(self) -> ExportedSamples:
-        """Iterates over what a trainer gets, as in `samples.jsonl`: the samples of the settled rollouts, in order.
+        """Iterates over the samples that a trainer gets, as in `samples.jsonl`: those of settled rollouts, in order.
 
         `index` is the number of a sample's rollout and `group_index` its prompt's. Only one rollout's samples are in
         memory at a time; each iteration reads them anew from `run.db`.

@@ -1,4 +1,4 @@
-"""What came out of a run, as data: printed at its end, written to `result.json`, and given to `--json`."""
+"""The results of a run, as data: printed at its end, written to `result.json`, and given to `--json`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class ScenarioReport:
     """Those that have ended."""
     verdicts: Sequence[Verdict]
     faults: Sequence[FaultReport] = ()
-    """What became of each of its faults."""
+    """A report on each of its faults."""
 
     @classmethod
     def of(
@@ -156,7 +156,7 @@ class RunReport:
 
     @property
     def telemetry(self) -> Json:
-        """What a trainer logs of the run; the keys are fixed."""
+        """The telemetry that a trainer logs of the run; the keys are fixed."""
         return {
             "rollout/repeat_terminate_active": int(self.is_guarded),
             "rollout/repeat_terminate_triggered_sequences": sum(
@@ -201,7 +201,7 @@ def ledger_json(ledger: Ledger) -> Json:
 def _versions(sample: Json) -> tuple[Versions, Versions, int | None]:
     """Behavior and proximal versions of `sample`, and the version that was live when it was read."""
     behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
-    # Without a sampled token, `staleness` is whatever the author of the prompt means by that word.
+    # Without a sampled token, `staleness` means what the author of the prompt means by it.
     stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
     return behavior, proximal, stale.get("newest_version")
 

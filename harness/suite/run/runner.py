@@ -3,12 +3,12 @@
     for every engine the scenarios ask for: serve it, and run the rollouts of each scenario on it
     then: export the samples, check the ledger, write the report
 
-What ends a run early is an engine that does not start, a full disk, a bug, or the user. Whatever it is, the records up
-to then are durable and the next run takes up from them; `result.json` is written only when there is nothing left to do.
+A run ends early by an engine that does not start, a full disk, a bug, or the user. In each case the records up to then
+are durable and the next run takes up from them; `result.json` is written only when there is nothing left to do.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,12 +24,11 @@ from harness.suite.record.config import SuiteSelection
 from harness.suite.record.lock import check_same_engine, read_lock, versions
 from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.batch import RolloutBatch, with_environment
+from harness.suite.run.batch import Progress, RolloutBatch, with_environment
 from harness.suite.run.interrupts import Interrupts
-from harness.suite.run.progress import Progress
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, Services, serve_engine
-from harness.suite.run.weight_schedule import weights_changing
+from harness.suite.run.weight_schedule import change_weights
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 
@@ -59,7 +58,7 @@ class SuiteRun:
     async def _run_pending(self, log: RolloutLog) -> None:
         plan = plan_rollouts(self.selection.folders)
         settled = {number for number, record in log.last_attempts().items() if record.is_settled}
-        self.progress.planned(len(plan), len(settled))
+        self.progress.begin(len(plan), len(settled))
         pending = [rollout for rollout in plan if rollout.number not in settled]
         for choice, rollouts in groupby(pending, key=lambda rollout: EngineChoice.of(rollout.folder)):
             if not self.interrupts.is_requested:
@@ -68,26 +67,26 @@ class SuiteRun:
     async def _run_on_engine(self, choice: EngineChoice, rollouts: list[PlannedRollout], log: RolloutLog) -> None:
         async with AsyncExitStack() as stack:
             engine = serve_engine(choice, self.directory.database, self.progress.say)
-            async with self.interrupts.ended_by_request():  # installing and starting a server takes minutes
+            async with self.interrupts.until_request():  # installing and starting a server takes minutes
                 services = await stack.enter_async_context(engine)
             if self.interrupts.is_requested:
                 return
-            self._record_engine(choice, services)
+            lock = read_lock(self.directory.lock)
+            check_same_engine(lock["digests"].setdefault(choice.key, services.identity), services.identity)
+            self.directory.write_json(self.directory.lock, {**lock, "versions": versions()})
             await services.close_abandoned()
             for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
                 if not self.interrupts.is_requested:
                     await self._run_scenario(folder, list(batch), services, log)
 
-    def _record_engine(self, choice: EngineChoice, services: Services) -> None:
-        """Write the engine into `lock.json`; refuse it when the run began with another one."""
-        lock = read_lock(self.directory.lock)
-        known = lock["digests"].setdefault(choice.key, services.identity)
-        check_same_engine(known, services.identity)
-        self.directory.write_json(self.directory.lock, {**lock, "versions": versions()})
-
     async def _run_scenario(
         self, folder: ScenarioFolder, rollouts: list[PlannedRollout], services: Services, log: RolloutLog
     ) -> None:
+
+        async def drain() -> None:
+            self.progress.say("stopping: waiting for the agents to end; Ctrl+C again kills them")
+            await services.drain()
+
         self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
         agent = with_environment(await prepare_agent(folder.agent_script), folder)
         async with SessionManager(services.address.url, admin_token=services.address.admin_token) as manager:
@@ -95,10 +94,10 @@ class SuiteRun:
             batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, faults)
             width = self.concurrency or folder.scenario.concurrency
             async with (
-                weights_changing(folder.scenario.weights, services, self.directory, self.progress.say),
+                change_weights(folder.scenario.weights, services, self.directory, self.progress.say),
                 nullcontext() if faults is None else faults.active(),
             ):
-                await self.interrupts.guard(batch.run(rollouts, width=width), drain=self._draining(services))
+                await self.interrupts.guard(batch.run(rollouts, width=width), drain=drain)
 
     def _faults_of(self, folder: ScenarioFolder, services: Services, manager: SessionManager) -> FaultInjector | None:
         if services.seams is None:
@@ -110,19 +109,20 @@ class SuiteRun:
         log = FaultLog(self.directory.faults)
         return FaultInjector(folder.scenario.faults, roster, services.seams, manager, log)
 
-    def _draining(self, services: Services) -> Callable[[], Awaitable[None]]:
-        async def drain() -> None:
-            self.progress.say("stopping: waiting for the agents to end; Ctrl+C again kills them")
-            await services.drain()
-
-        return drain
-
     def _report(self, records: Mapping[int, RolloutRecord], began: float) -> RunReport:
         """Export, check the ledger, and write `result.json` when the run is complete."""
         settled = [record for record in records.values() if record.is_settled]
         samples = ExportedSamples(settled)
         ledger = account_run(self.directory.database, settled, samples)
-        scenarios = self._scenario_reports(list(records.values()))
+        firings = FaultLog(self.directory.faults).read()
+        scenarios = [
+            ScenarioReport.of(
+                folder,
+                [record for record in records.values() if record.scenario == folder.name],
+                report_faults(folder.name, folder.scenario.faults, firings),
+            )
+            for folder in self.selection.folders
+        ]
         report = RunReport(
             directory=self.directory.path,
             status=status_of(scenarios, was_interrupted=self.interrupts.is_requested),
@@ -136,17 +136,6 @@ class SuiteRun:
         if report.is_complete:
             self.directory.write_json(self.directory.result, report.to_json())
         return report
-
-    def _scenario_reports(self, records: Sequence[RolloutRecord]) -> list[ScenarioReport]:
-        firings = FaultLog(self.directory.faults).read()
-        return [
-            ScenarioReport.of(
-                folder,
-                [record for record in records if record.scenario == folder.name],
-                report_faults(folder.name, folder.scenario.faults, firings),
-            )
-            for folder in self.selection.folders
-        ]
 
 
 @contextmanager

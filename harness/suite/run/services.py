@@ -64,7 +64,7 @@ class EngineChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What rollouts are run against."""
+    """An engine and a session server that rollouts are run against."""
 
     address: SessionServerAddress
     """Of the session server, with the admin token of this run."""
@@ -84,7 +84,7 @@ class Services:
     async def close_abandoned(self) -> int:
         """Close the sessions that a run before this one left open, and open the gate that it left shut.
 
-        The server is this run's own: whoever has a hold on its gate is gone. Returns how many sessions there were.
+        The server is this run's own: the holders of its gate are gone. Returns how many sessions there were.
         """
         async with SessionServerClient(self.address) as server:
             sessions = await server.sessions()

@@ -1,8 +1,8 @@
 """Weights that change while a scenario runs: `[weights]` in `scenario.toml`.
 
-Each update waits for its moment, which is seen in what the session server says of its sessions, and is carried out as a
-trainer would. The checkpoints are made before the first session begins and stay in the run directory, so that whoever
-wants to can check every logprob of the samples against them.
+Each update waits for its moment, which the session server's list of sessions shows, and is carried out as a trainer
+would. The checkpoints are made before the first session begins and stay in the run directory, so that
+every logprob of the samples can be checked against them.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _LOOK_EVERY_S = 0.1
 
 
 @asynccontextmanager
-async def weights_changing(
+async def change_weights(
     weights: Weights | None, services: Services, directory: RunDirectory, say: Callable[[str], None]
 ) -> AsyncIterator[None]:
     """While the block runs, the updates of `weights` come one after the other; those it leaves no time for do not come.
@@ -38,7 +38,13 @@ async def weights_changing(
         yield
         return
     say(f"making {len(weights.updates)} checkpoints in {directory.checkpoints}")
-    await asyncio.to_thread(_make_checkpoints, weights, services, directory)
+
+    def make_checkpoints() -> None:
+        for number in range(1, len(weights.updates) + 1):
+            target = directory.checkpoints / str(number)
+            perturbed_checkpoint(services.model_dir, target.resolve(), number=number, noise=weights.noise)
+
+    await asyncio.to_thread(make_checkpoints)
     schedule = asyncio.create_task(_Schedule(weights, services, directory, say).run(), name="weight schedule")
     try:
         yield
@@ -48,15 +54,9 @@ async def weights_changing(
             await schedule
 
 
-def _make_checkpoints(weights: Weights, services: Services, directory: RunDirectory) -> None:
-    for number in range(1, len(weights.updates) + 1):
-        target = directory.checkpoints / str(number)
-        perturbed_checkpoint(services.model_dir, target.resolve(), number=number, noise=weights.noise)
-
-
 @dataclass(slots=True)
 class _Watch:
-    """What has been seen of the sessions."""
+    """The sessions as they have been seen so far."""
 
     turns_of: dict[str, int] = field(default_factory=dict)
     live: list[SessionSummary] = field(default_factory=list)
@@ -110,10 +110,10 @@ class _Schedule:
         watch = _Watch()
         async with SessionServerClient(self._services.address) as server:
             for version, update in enumerate(self._weights.updates, start=1):
-                await self._moment(update, watch, server)
+                await self._wait_for(update, watch, server)
                 await self._carry_out(version, update)
 
-    async def _moment(self, update: WeightUpdate, watch: _Watch, server: SessionServerClient) -> None:
+    async def _wait_for(self, update: WeightUpdate, watch: _Watch, server: SessionServerClient) -> None:
         since = _Watch(dict(watch.turns_of), ended=watch.ended)
         while True:
             watch.look(await server.sessions())
@@ -125,18 +125,15 @@ class _Schedule:
         at_s = time.monotonic() - self._began
         async with self._updater.update(version) as running:
             await running.apply((self._directory.checkpoints / str(version)).resolve())
-        self._say(_told(running.report, update))
-        self._reports.append({"version": version, "when": update.when, "at_s": at_s, **_report(running.report)})
+        report = running.report
+        settled = int(report.telemetry()["weights/proximal_tokens_settled"])
+        problems = f"; {'; '.join(report.problems)}" if report.problems else ""
+        self._say(
+            f"weights {report.version} ({update.when}): agents waited {report.pause_s:.2f} s,"
+            f" the sweep settled {settled} tokens{problems}"
+        )
+        self._reports.append({"version": version, "when": update.when, "at_s": at_s, **_report(report)})
         self._directory.write_json(self._directory.weights, {"updates": self._reports})
-
-
-def _told(report: UpdateReport, update: WeightUpdate) -> str:
-    settled = int(report.telemetry()["weights/proximal_tokens_settled"])
-    problems = f"; {'; '.join(report.problems)}" if report.problems else ""
-    return (
-        f"weights {report.version} ({update.when}): agents waited {report.pause_s:.2f} s,"
-        f" the sweep settled {settled} tokens{problems}"
-    )
 
 
 def _report(report: UpdateReport) -> Json:

@@ -1,4 +1,4 @@
-"""`[[faults]]` of a `scenario.toml`: what goes wrong, and when.
+"""`[[faults]]` of a `scenario.toml`: the things that go wrong, and when.
 
 A fault has one trigger and one action. Actions on one session happen once to every session that they name, actions on
 everything once per run of the scenario; a `probability` is drawn anew for every turn.
@@ -51,7 +51,7 @@ class Fault(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     action: Action
-    """What happens."""
+    """The thing that goes wrong."""
     at_turn: int | None = Field(default=None, ge=1)
     """When a session makes its n-th model call, from 1."""
     at_token: int | None = Field(default=None, ge=1)

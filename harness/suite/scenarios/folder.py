@@ -1,6 +1,6 @@
 """Scenarios as folders: `scenario.toml`, `instruction.md`, `check.py` and the files these name.
 
-`find_scenarios` turns what a user writes on the command line into scenarios: the name of a bundled one, a folder with
+`find_scenarios` turns a word of the command line into scenarios: the name of a bundled one, a folder with
 a `scenario.toml`, or a folder of such folders (a suite). Files are checked when a folder is loaded, not when a session
 needs them.
 """
@@ -10,7 +10,6 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.errors import ScenarioError
 from harness.rollouts.agents.bundled import bundled_directory
@@ -46,8 +45,11 @@ class ScenarioFolder:
 
     @property
     def agent_script(self) -> Path:
-        """The program that plays the scenario."""
-        return _agent_script(self.directory, self.scenario.agent.profile)
+        """The program that plays the scenario: a path in its folder, with a slash or an ending, or a bundled agent."""
+        profile = self.scenario.agent.profile
+        if profile.endswith(".py") or "/" in profile:
+            return (self.directory / profile).resolve()
+        return bundled_directory("agents") / profile / AGENT_FILE
 
     def file(self, name: str) -> Path:
         """The absolute path of a file that `scenario.toml` names."""
@@ -63,13 +65,17 @@ class ScenarioFolder:
         files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, self.scenario.engine.script]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
         present["agent"] = self.agent_script
-        return {name: _sha256(path) for name, path in sorted(present.items())}
+        return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(present.items())}
 
 
 def load_scenario(directory: Path) -> ScenarioFolder:
     """The scenario in `directory`. Raises `ScenarioError`, one line per problem."""
     path = directory / SCENARIO_FILE
-    scenario = validate(Scenario, _read_toml(path), source=path)
+    try:
+        data = tomllib.loads(_read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path}: not TOML: {error}") from error
+    scenario = validate(Scenario, data, source=path)
     instruction = directory / INSTRUCTION_FILE
     folder = ScenarioFolder(
         directory=directory.resolve(),
@@ -85,14 +91,17 @@ def find_scenarios(where: str) -> list[ScenarioFolder]:
 
     Raises `NothingSelected` when there are none, `ScenarioError` when one is wrong.
     """
-    directory = _directory(where)
+    directory = _find_directory(where)
     if (directory / SCENARIO_FILE).is_file():
         return [load_scenario(directory)]
     found = sorted(path.parent for path in directory.glob(f"*/{SCENARIO_FILE}"))
     if not found:
         raise NothingSelected(f"no scenario in {directory}: expected {SCENARIO_FILE}, or folders that hold one")
     folders = [load_scenario(path) for path in found]
-    _check_names(folders)
+    name, count = Counter(folder.name for folder in folders).most_common(1)[0]
+    if count > 1:  # names identify the sessions of a suite
+        places = ", ".join(str(folder.directory) for folder in folders if folder.name == name)
+        raise ScenarioError(f"name: expected different names in one suite, got {name!r} in {places}")
     return folders
 
 
@@ -101,7 +110,7 @@ def bundled_scenarios() -> list[ScenarioFolder]:
     return find_scenarios(str(bundled_directory("scenarios")))
 
 
-def _directory(where: str) -> Path:
+def _find_directory(where: str) -> Path:
     """A path wins over a bundled name only when it is there."""
     path = Path(where).expanduser()
     if path.is_dir():
@@ -114,13 +123,6 @@ def _directory(where: str) -> Path:
     raise ScenarioError(
         f"{where}: expected a folder or a bundled scenario, found neither{suggestion(where, [*bundled])}"
     )
-
-
-def _agent_script(directory: Path, profile: str) -> Path:
-    """A profile with a slash or an ending is a path in the scenario, any other a bundled agent."""
-    if profile.endswith(".py") or "/" in profile:
-        return (directory / profile).resolve()
-    return bundled_directory("agents") / profile / AGENT_FILE
 
 
 def _check_files(folder: ScenarioFolder, source: Path) -> None:
@@ -141,21 +143,6 @@ def _check_files(folder: ScenarioFolder, source: Path) -> None:
             )
 
 
-def _check_names(folders: list[ScenarioFolder]) -> None:
-    """Names identify the sessions of a suite, so each may occur once."""
-    name, count = Counter(folder.name for folder in folders).most_common(1)[0]
-    if count > 1:
-        places = ", ".join(str(folder.directory) for folder in folders if folder.name == name)
-        raise ScenarioError(f"name: expected different names in one suite, got {name!r} in {places}")
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{path}: not TOML: {error}") from error
-
-
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -163,7 +150,3 @@ def _read_text(path: Path) -> str:
         raise ScenarioError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{path}: expected UTF-8, {error.reason} at byte {error.start}") from error
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

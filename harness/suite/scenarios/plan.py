@@ -4,12 +4,12 @@ The plan depends on the scenarios and their seeds alone, never on concurrency, t
 `number` is the same in every run and every resume of one configuration.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.rollouts.seeds import derive_seed
 from harness.suite.scenarios.folder import ScenarioFolder
-from harness.suite.scenarios.scenario import Limits, Prompt, Sampling
+from harness.suite.scenarios.scenario import Prompt
 from harness.types import Json
 
 
@@ -31,29 +31,21 @@ class PlannedRollout:
         scenario = self.folder.scenario
         return {
             "metadata": {"scenario": scenario.name, "rollout": self.number},
-            "limits": _given(scenario.limits),
-            "sampling": {**_given(scenario.sampling), "seed": self.seed},
+            "limits": scenario.limits.model_dump(exclude_none=True),
+            "sampling": {**scenario.sampling.model_dump(exclude_none=True), "seed": self.seed},
             "after_incomplete": scenario.after_incomplete,
         }
 
 
 def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[PlannedRollout]:
     """Every rollout of `folders`, the samples of a group next to each other."""
-    return [
-        PlannedRollout(number, group, folder, prompt, seed)
-        for number, (group, folder, prompt, seed) in enumerate(_expand(folders))
-    ]
-
-
-def _expand(folders: Sequence[ScenarioFolder]) -> Iterator[tuple[int, ScenarioFolder, Prompt, int]]:
+    planned: list[PlannedRollout] = []
     group = 0
     for folder in folders:
         scenario = folder.scenario
         for position, prompt in enumerate(scenario.prompts):
             for sample in range(scenario.samples_per_prompt):
-                yield group, folder, prompt, derive_seed(scenario.seed, position, sample)
+                seed = derive_seed(scenario.seed, position, sample)
+                planned.append(PlannedRollout(len(planned), group, folder, prompt, seed))
             group += 1
-
-
-def _given(model: Limits | Sampling) -> Json:
-    return model.model_dump(exclude_none=True)
+    return planned

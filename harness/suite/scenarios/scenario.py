@@ -1,4 +1,4 @@
-"""What `scenario.toml` says, as strict models: no unknown keys, no silent conversions.
+"""The content of `scenario.toml`, as strict models: no unknown keys, no silent conversions.
 
 A scenario is one situation to put a model into: an agent, prompts, limits, and the checks that decide whether a run of
 it passed. Every prompt is a group of `samples_per_prompt` sessions. This module knows the words and their ranges; the
@@ -73,12 +73,12 @@ class RepeatGuardSpec(_Strict):
 
     @property
     def config(self) -> RepeatTerminateConfig:
-        """What engines are configured with."""
+        """The configuration of engines."""
         return RepeatTerminateConfig(**self.model_dump())
 
 
 class EngineSpec(_Strict):
-    """What answers the agent's model calls."""
+    """The engine that answers the agent's model calls."""
 
     name: EngineAddress = "local"
     model: str = "smollm2-135m-instruct"
@@ -107,8 +107,8 @@ class Prompt(_Strict):
         return self
 
 
-class Limits(_Strict):
-    """What a session may use up."""
+class LimitsSpec(_Strict):
+    """The most that a session may use up."""
 
     turns: int | None = Field(default=None, ge=1)
     tokens_per_turn: int | None = Field(default=None, ge=1)
@@ -143,13 +143,13 @@ class Weights(_Strict):
     noise: float = Field(default=0.02, gt=0)
     """How far each checkpoint is from the model, in standard deviations of its tensors."""
     mode: Literal["abort", "keep"] = "abort"
-    """What happens to turns in flight: they end and go on with a new request, or they freeze."""
+    """The fate of turns in flight: they end and go on with a new request, or they freeze."""
     sweep_s: float = Field(default=60.0, gt=0)
     """Time for scoring what waits for the version that is about to go, before each update."""
 
 
 class Checks(_Strict):
-    """What must hold for a finished run; the ledger is checked in every run, asked or not."""
+    """The conditions that a finished run must meet; the ledger is checked in every run, asked or not."""
 
     min_finished: int | None = Field(default=None, ge=0)
     """Sessions whose agent ended by itself, or at a limit of the session."""
@@ -185,10 +185,10 @@ class Scenario(_Strict):
     engine: EngineSpec = Field(default_factory=EngineSpec)
     prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
     samples_per_prompt: int = Field(default=1, ge=1)
-    limits: Limits = Field(default_factory=Limits)
+    limits: LimitsSpec = Field(default_factory=LimitsSpec)
     sampling: Sampling = Field(default_factory=Sampling)
     after_incomplete: Literal["refuse", "serve"] = "refuse"
-    """What a session answers after a turn that was cut: nothing more, or (for evaluation) the next turn."""
+    """The answer of a session after a turn that was cut: nothing more, or (for evaluation) the next turn."""
     seed: int = Field(default=0, ge=0)
     """Seeds of the sessions derive from it."""
     concurrency: int = Field(default=4, ge=1)
@@ -196,7 +196,7 @@ class Scenario(_Strict):
     weights: Weights | None = None
     """Weights that change under the sessions; without it they stay."""
     faults: list[Fault] = Field(default_factory=list)
-    """What goes wrong while the scenario runs."""
+    """The faults that come while the scenario runs."""
     checks: Checks = Field(default_factory=Checks)
 
     @field_validator("faults")

@@ -42,7 +42,9 @@ def suggestion(word: str, known: Sequence[str]) -> str:
 
 
 def _describe(model: type[BaseModel], details: ErrorDetails) -> str:
-    key = _key(details["loc"])
+    """One problem in a line that begins with its key, such as `prompts[2].text`."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
+    key = path.lstrip(".") or "file"
     match details["type"]:
         case "extra_forbidden":
             *parents, name = details["loc"]
@@ -52,25 +54,11 @@ def _describe(model: type[BaseModel], details: ErrorDetails) -> str:
         case "whole_sentence":
             return f"{key}: {details['msg']}"
         case _:
-            return f"{key}: expected {_expectation(details)}, got {_shown(details['input'])}"
-
-
-def _expectation(details: ErrorDetails) -> str:
-    message = details["msg"]
-    for prefix in ("Input should be ", "String should ", "List should ", "Value error, "):
-        message = message.removeprefix(prefix)
-    return message
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def _key(location: Sequence[int | str]) -> str:
-    """`prompts[2].text` for `("prompts", 2, "text")`."""
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return key.lstrip(".") or "file"
+            expected = details["msg"]
+            for prefix in ("Input should be ", "String should ", "List should ", "Value error, "):
+                expected = expected.removeprefix(prefix)
+            seen = repr(details["input"])
+            return f"{key}: expected {expected}, got {seen[:_MAX_SHOWN]}{'...' * (len(seen) > _MAX_SHOWN)}"
 
 
 def _keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:

@@ -10,9 +10,9 @@ from harness.samples.codec import sample_from_json
 from harness.suite.faults.firing import Firing
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.run.batch import Silence
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run, resume_run
-from harness.suite.run.progress import Silence
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.suite.run.runner import SuiteRun
 from harness.turn_ends import TurnStatus
@@ -289,7 +289,7 @@ class StopAfterFirst(Silence):
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
 
-    def ended(self, record: RolloutRecord) -> None:
+    def end_rollout(self, record: RolloutRecord) -> None:
         """Ask."""
         self._interrupts.request()
 

@@ -5,7 +5,7 @@
 """Plays a text environment in messages: the environment speaks as the user, the model answers.
 
 The environment is a game from the scenario (`HARNESS_GAME`) or a fixed list of user messages; `agents/README.md` has
-both contracts. What is printed reads as the dialogue.
+both contracts. The printed lines read as the dialogue.
 """
 
 import json
@@ -23,7 +23,7 @@ MAX_RETRIES = 2
 
 
 class Environment(Protocol):
-    """Whoever speaks as the user."""
+    """The side that speaks as the user."""
 
     finished: str
     """The word for an ending that comes from this side."""
@@ -35,7 +35,7 @@ class Environment(Protocol):
         """Messages that stand before the first one: how such a dialogue goes."""
 
     def opening(self) -> str:
-        """What follows the instruction in the first message."""
+        """The text behind the instruction in the first message."""
 
     def reply(self, answer: str) -> str | None:
         """The next user message; None when there is none."""
@@ -89,7 +89,7 @@ class Dialogue:
         self.turns = 0
 
     def ask(self, messages: list[dict[str, Any]]) -> ChatCompletionMessage:
-        """What the model answers to `messages`."""
+        """The model's answer to `messages`."""
         for message in messages:
             say(message["role"], shown(message))
         self.messages += messages
@@ -130,7 +130,7 @@ def first_messages(environment: Environment, instruction: str) -> list[dict[str,
 
 
 def answer_text(answer: ChatCompletionMessage) -> str:
-    """What the environment is told: the arguments of the first tool call, the content when there is none."""
+    """The text that the environment gets: the arguments of the first tool call, the content when there is none."""
     if answer.tool_calls:
         return answer.tool_calls[0].function.arguments
     return answer.content or ""

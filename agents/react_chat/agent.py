@@ -5,7 +5,7 @@
 """A tool loop: the model calls a calculator and a small key-value store until it answers without calling a tool.
 
 Every call of a turn is carried out and answered, in order; a call that fails is answered with its error, so that the
-model can correct itself. What is printed reads as the dialogue.
+model can correct itself. The printed lines read as the dialogue.
 """
 
 import ast
@@ -72,7 +72,7 @@ def apply(sign: ast.operator, left: float, right: float) -> int | float:
 
 
 class Store:
-    """What the model asked to keep."""
+    """The texts that the model asked to keep."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -158,7 +158,7 @@ class Agent:
         self.add({"role": "tool", "tool_call_id": call.id, "content": content})
 
     def call_tool(self, name: str, arguments: str) -> str:
-        """What the tool says; everything that is wrong with the call is a `ToolError`."""
+        """The answer of the tool; everything that is wrong with the call is a `ToolError`."""
         tools = {"calculate": calculate, "remember": self.store.remember, "recall": self.store.recall}
         if name not in tools:
             raise ToolError(f"no tool {name!r}; there are {', '.join(tools)}")
@@ -177,7 +177,7 @@ class Agent:
             say("call", f"{call['function']['name']} {call['function']['arguments']}")
 
     def result(self, ended: str) -> dict[str, Any]:
-        """What is left for the harness."""
+        """The result that is left for the harness."""
         return {
             "turns": self.turns,
             "tool_calls": self.tool_calls,

@@ -1,7 +1,7 @@
 """The chat template of a model folder: a Jinja program that turns messages into text.
 
-Runs sandboxed, under the conventions of `transformers`, and gives the same text on every day of the year. What it
-raises over messages it was not written for is the client's error. Knows no tokens.
+Runs sandboxed, under the conventions of `transformers`, and gives the same text on every day of the year. An exception
+of a template over messages that it was not written for is the client's error. Knows no tokens.
 """
 
 import datetime as dt

@@ -2,7 +2,7 @@
 
 They bridge turns that a template would rewrite, and parse calls from ids. A renderer is picked by what it does: it must
 give the template's own ids on a set of conversations. It runs on our tokenizer, so the ids are those of
-`tokenizer.json` and no message can forge a marker. What it bridges must begin with what was sampled, or it counts as
+`tokenizer.json` and no message can forge a marker. A bridge must begin with the ids that were sampled, or it counts as
 no bridge (I1); what it fails to parse is read by our own parsers.
 
 The package takes half a second to import and is imported only where a family needs it.

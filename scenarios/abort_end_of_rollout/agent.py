@@ -57,7 +57,7 @@ def post(body: bytes, attempt: int) -> Json:
 
 
 def results(answer: Json) -> list[Json]:
-    """What the tools say; a model that calls none is asked to."""
+    """The answers of the tools; a model that calls none is asked to."""
     calls = answer.get("tool_calls") or []
     if not calls:
         return [{"role": "user", "content": "Use the tool."}]

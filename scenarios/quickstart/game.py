@@ -49,7 +49,7 @@ class Game:
         return self.hint(self.guesses[-1]) if found else f"I heard no number. Guess from {self.low} to {self.high}."
 
     def hint(self, guess: int) -> str:
-        """What the host says to a wrong guess; what is known by now is said again."""
+        """The host's answer to a wrong guess, with everything that is known by now."""
         if guess < self.secret:
             verdict, self.low = "too low. Guess higher", max(self.low, guess + 1)
         else:

@@ -1,8 +1,7 @@
 """A session server and an engine server that can be killed and started again at the same address.
 
-Killed, they are gone with everything in flight: the port refuses, connections are reset, nobody gets an answer.
-What a session server's store had been given is on the disk, as it would be had the process been killed; the engine
-outlives it.
+Killed, they are gone with everything in flight: the port refuses, connections are reset, nobody gets an answer. The
+store of a session server is on the disk as a killed process would have left it; the engine outlives the server.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Standard library only, so that it starts in milliseconds and a check sees nothing of the harness. Input: a JSON object
 on standard input with `check` (a path), `session`, `result` and `metadata`. Output: a JSON object on standard output,
-`{"score": ...}` or `{"error": "..."}`. What the check prints goes to standard error.
+`{"score": ...}` or `{"error": "..."}`. The prints of the check go to standard error.
 """
 
 import contextlib

@@ -105,7 +105,13 @@ def list_lanes(as_json: options.Json = False) -> None:
     if as_json:
         output.print_json([lane.to_json() for lane in lanes])
     else:
-        output.print_text("\n".join(_line(lane) for lane in lanes) or "no lane is up")
+        for lane in lanes:
+            state = "ready" if lane.is_ready else "starting"
+            held = f", held by process {lane.holder}" if lane.holder is not None else ""
+            facts = f"{lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
+            output.print_text(f"{lane.name:14} {facts}")
+        if not lanes:
+            output.print_text("no lane is up")
 
 
 @app.command("doctor")
@@ -144,12 +150,6 @@ def doctor(
         if not diagnosis.is_usable:
             output.say("harness: sessions cannot be served by this engine as it is")
     return ExitCode.PASSED if diagnosis.is_usable else ExitCode.INFRASTRUCTURE
-
-
-def _line(lane: "Lane") -> str:
-    state = "ready" if lane.is_ready else "starting"
-    held = f", held by process {lane.holder}" if lane.holder is not None else ""
-    return f"{lane.name:14} {lane.url}  {lane.model} {lane.dtype}  {state}, pid {lane.pid}{held}  {lane.log}"
 
 
 def _choose(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequence["Lane"]:

@@ -98,7 +98,16 @@ def router(
 
     def announce(running: "RunningServer", front: "Gateway") -> None:
         if as_json:
-            _print(running, front, server.made_token(settings))
+            kind, restrictions = str(front.kind), list(front.restrictions)
+            output.print_json(
+                {
+                    "url": running.url,
+                    "sessions_restored": running.restored,
+                    "admin_token": server.made_token(settings),
+                    "gateway": {"url": front.url, "kind": kind, "restrictions": restrictions},
+                }
+            )
+            sys.stdout.flush()
             return
         for restriction in front.restrictions:
             output.say(f"the gateway is restricted: {front.kind} {restriction}")
@@ -108,15 +117,3 @@ def router(
         server.say_access(settings)
 
     uvloop.run(route_forever(routing, program, chat_tokenizer, open_store(server.store), settings, started=announce))
-
-
-def _print(running: "RunningServer", gateway: "Gateway", admin_token: str | None) -> None:
-    output.print_json(
-        {
-            "url": running.url,
-            "sessions_restored": running.restored,
-            "admin_token": admin_token,
-            "gateway": {"url": gateway.url, "kind": str(gateway.kind), "restrictions": list(gateway.restrictions)},
-        }
-    )
-    sys.stdout.flush()

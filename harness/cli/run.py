@@ -9,7 +9,6 @@ import typer
 from harness.cli import options, output
 
 if TYPE_CHECKING:
-    from harness.suite.record.rundir import RunDirectory
     from harness.suite.run.open_run import OpenedRun
     from harness.suite.run.report import RunReport
 
@@ -77,7 +76,12 @@ def run(
     overrides = Overrides(engine=engine, model=model, seed=seed)
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
     if opened.directory.is_complete:
-        raise typer.Exit(_show_again(opened.directory, as_json=as_json))
+        result = opened.directory.read_result()
+        if as_json:
+            output.print_json(result)
+        else:
+            output.say(f"finished already, {result['status']}: {opened.directory.result}")
+        raise typer.Exit(int(result["exit_code"]))
     report = _execute(opened, concurrency, is_resumed=resume)
     if as_json:
         output.print_json(report.to_json())
@@ -117,16 +121,6 @@ async def _run_suite(opened: "OpenedRun", concurrency: int | None, *, is_resumed
     with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
         suite_run = SuiteRun(opened.selection, opened.directory, progress, interrupts, concurrency)
         return await suite_run.execute()
-
-
-def _show_again(directory: "RunDirectory", *, as_json: bool) -> int:
-    """The exit code of a run that is complete; nothing of it is done or written again."""
-    report = directory.read_result()
-    if as_json:
-        output.print_json(report)
-    else:
-        output.say(f"finished already, {report['status']}: {directory.result}")
-    return int(report["exit_code"])
 
 
 def _say_how_to_resume(opened: "OpenedRun") -> None:

@@ -87,16 +87,12 @@ def _sections(report: RunReport) -> Iterator[RenderableType]:
 def _dialogue(scenario: str, shown: Excerpt) -> RenderableType:
     lines = Table.grid(padding=(0, 2))
     for line in shown.lines:
-        lines.add_row(Text(line.role, style="dim"), _shorten(line))
+        text = printable(" ".join(line.text.split()))
+        text = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}..."
+        lines.add_row(Text(line.role, style="dim"), Text(text, style="cyan" if line.role == "assistant" else ""))
     title = Text(f"{scenario}, session {shown.number}:", style="bold")
     rest = [Text(f"... (turns left out: {shown.turns_left})", style="dim")] if shown.turns_left else []
     return Group(title, Padding(lines, (0, 0, 0, 2)), *(Padding(text, (0, 0, 0, 2)) for text in rest))
-
-
-def _shorten(line: Line) -> Text:
-    text = printable(" ".join(line.text.split()))
-    shown = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}..."
-    return Text(shown, style="cyan" if line.role == "assistant" else "")
 
 
 def _table(scenarios: Sequence[ScenarioReport]) -> Table:
@@ -106,21 +102,17 @@ def _table(scenarios: Sequence[ScenarioReport]) -> Table:
     for name in ("turns", "tools", "cut", "tokens", "reward"):
         table.add_column(name, justify="right", no_wrap=True)
     for scenario in scenarios:
-        table.add_row(*_row(scenario))
+        outcomes = ", ".join(f"{count} {kind}" for kind, count in scenario.outcomes.most_common())
+        table.add_row(
+            escape(scenario.name),
+            f"{outcomes or 'none'} of {scenario.planned}",
+            f"{scenario.turns:,}",
+            f"{scenario.tool_calls:,}",
+            f"{scenario.truncated_turns:,}",
+            f"{scenario.ledger.generated:,}",
+            "-" if scenario.reward is None else f"{scenario.reward:.3f}",
+        )
     return table
-
-
-def _row(scenario: ScenarioReport) -> tuple[str, ...]:
-    outcomes = ", ".join(f"{count} {kind}" for kind, count in scenario.outcomes.most_common())
-    return (
-        escape(scenario.name),
-        f"{outcomes or 'none'} of {scenario.planned}",
-        f"{scenario.turns:,}",
-        f"{scenario.tool_calls:,}",
-        f"{scenario.truncated_turns:,}",
-        f"{scenario.ledger.generated:,}",
-        "-" if scenario.reward is None else f"{scenario.reward:.3f}",
-    )
 
 
 def _faults(scenario: ScenarioReport) -> RenderableType:
@@ -142,7 +134,11 @@ def _facts(report: RunReport) -> Table:
     facts = Table.grid(padding=(0, 3))
     facts.add_row("ledger", _ledger_words(report.ledger))
     for scenario in report.scenarios:
-        facts.add_row("checks", _check_words(scenario))
+        failed = [verdict for verdict in scenario.verdicts if not verdict.holds]
+        held = len(scenario.verdicts) - len(failed)
+        words = [f"{scenario.name}: {held} of {len(scenario.verdicts)} hold"]
+        words += [f"[red]{v.check}: expected {escape(v.expected)}, got {escape(v.seen)}[/]" for v in failed]
+        facts.add_row("checks", "\n".join(words))
     for scenario in report.scenarios:
         if dropped := scenario.dropped_trailing_turns:
             facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {dropped}")
@@ -163,14 +159,6 @@ def _ledger_words(ledger: Ledger) -> str:
         f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
         f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}"
     )
-
-
-def _check_words(scenario: ScenarioReport) -> str:
-    failed = [verdict for verdict in scenario.verdicts if not verdict.holds]
-    held = len(scenario.verdicts) - len(failed)
-    words = [f"{scenario.name}: {held} of {len(scenario.verdicts)} hold"]
-    words += [f"[red]{v.check}: expected {escape(v.expected)}, got {escape(v.seen)}[/]" for v in failed]
-    return "\n".join(words)
 
 
 def _lines_of(turn: Turn) -> Iterator[Line]:

@@ -85,7 +85,12 @@ def engine(
     if as_json:
         output.print_json(comparison.to_json())
     else:
-        _print_comparison(comparison)
+        for question, report in zip(comparison.questions, comparison.reports, strict=True):
+            output.print_text(f"{question}\n  " + report.render().replace("\n", "\n  "))
+        output.print_text(
+            f"{'close' if comparison.is_close else 'NOT close'}: {comparison.same_tokens} of {len(comparison.reports)}"
+            f" continuations are equal, largest difference {comparison.largest:.5f} nats, mean {comparison.mean:.5f}"
+        )
     return ExitCode.PASSED if comparison.is_close else ExitCode.CHECKS_FAILED
 
 
@@ -118,13 +123,3 @@ async def _compare(a: str, b: str, folder: Path, *, tokens: int, atol: float, to
     left, right = (open_engine(name, model_dir=folder, tokenizer=chat.tokenizer) for name in (a, b))
     async with left, right:
         return await compare_engines(left, right, chat, tokens=tokens, atol=atol, top_k=top_k)
-
-
-def _print_comparison(comparison: "Comparison") -> None:
-    for question, report in zip(comparison.questions, comparison.reports, strict=True):
-        output.print_text(f"{question}\n  " + report.render().replace("\n", "\n  "))
-    verdict = "close" if comparison.is_close else "NOT close"
-    output.print_text(
-        f"{verdict}: {comparison.same_tokens} of {len(comparison.reports)} continuations are equal,"
-        f" largest difference {comparison.largest:.5f} nats, mean {comparison.mean:.5f}"
-    )

@@ -56,7 +56,10 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
     has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # apart from the embedding
     _write_json(folder / "config.json", _config(fields, ties_embeddings=not has_output))
-    _write_json(folder / "generation_config.json", _generation_config(fields))
+    # A turn ends at the end-of-turn id, and at the end-of-text id that the base model was trained on.
+    ids, end_of_text = _special_ids(fields), fields["tokenizer.ggml.tokens"].index(_END_OF_TEXT)
+    ends = sorted({ids["eos_token_id"], end_of_text})
+    _write_json(folder / "generation_config.json", {**ids, "eos_token_id": ends})
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
     (folder / "chat_template.jinja").write_bytes(_template())
 
@@ -113,13 +116,6 @@ def _config(fields: dict[str, Any], *, ties_embeddings: bool) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         **_special_ids(fields),
     }
-
-
-def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
-    """A turn ends at the end-of-turn id, and at the end-of-text id that the base model was trained on."""
-    ids = _special_ids(fields)
-    end_of_text = fields["tokenizer.ggml.tokens"].index(_END_OF_TEXT)
-    return {**ids, "eos_token_id": sorted({ids["eos_token_id"], end_of_text})}
 
 
 def _special_ids(fields: dict[str, Any]) -> dict[str, int]:

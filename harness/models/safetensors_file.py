@@ -41,12 +41,7 @@ def write_bfloat16(
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for tensor in tensors:
-            done += file.write(_as_bfloat16(tensor).tobytes())
+            bits = np.ascontiguousarray(tensor, dtype=np.float32).view(np.uint32)
+            rounding = ((bits >> 16) & 1) + np.uint32(0x7FFF)  # to the nearest, ties to even
+            done += file.write(((bits + rounding) >> 16).astype(np.uint16).tobytes())
             progress(Phase.CONVERT, done, total)
-
-
-def _as_bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of `weights` rounded to the nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
-    rounding = ((bits >> 16) & 1) + np.uint32(0x7FFF)
-    return ((bits + rounding) >> 16).astype(np.uint16)

@@ -73,7 +73,9 @@ def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress:
         ) from error
     for name in FILES:
         shutil.copyfile(source / name, folder / name)
-    shapes = _shapes()
+    embeddings, norm = ("model.embed_tokens.weight", (_VOCAB, _HIDDEN)), ("model.norm.weight", (_HIDDEN,))
+    layers = (TensorShape(f"model.layers.{n}.{name}", shape) for n in range(_LAYERS) for name, shape in _LAYER)
+    shapes = [TensorShape(*embeddings), *layers, TensorShape(*norm)]
     write_bfloat16(folder / "model.safetensors", shapes, _weights(shapes), progress)
     _write_json(folder / "config.json", _config())
     special_ids = {"eos_token_id": [_END_OF_TURN, _END_OF_TEXT], "pad_token_id": _END_OF_TEXT}
@@ -87,12 +89,6 @@ def _weights(shapes: list[TensorShape]) -> Iterator[npt.NDArray[np.float32]]:
             yield np.ones(shape, np.float32)
         else:
             yield random.standard_normal(shape, np.float32) * np.float32(_SPREAD)
-
-
-def _shapes() -> list[TensorShape]:
-    layers = (TensorShape(f"model.layers.{n}.{name}", shape) for n in range(_LAYERS) for name, shape in _LAYER)
-    outer = TensorShape("model.embed_tokens.weight", (_VOCAB, _HIDDEN)), TensorShape("model.norm.weight", (_HIDDEN,))
-    return [outer[0], *layers, outer[1]]
 
 
 _LAYER = (

@@ -4,8 +4,6 @@ Checked when a model folder is opened. A template that drops earlier reasoning, 
 with the first token that differs; sessions keep what was sampled whatever it says.
 """
 
-from collections.abc import Sequence
-
 from harness.tokens.chat_tokenizer import TemplateDivergence
 from harness.tokens.delimiter import PrefixTrick
 from harness.tokens.jinja_template import JinjaTemplate
@@ -21,10 +19,16 @@ def find_divergence(template: JinjaTemplate, form: MessageForm, tokenizer: Token
     """
     for messages in _PROBES:
         formed = form.apply(messages)
+        longer = template.try_render(formed, generation_prompt=False)
+        if longer is None:
+            continue
         for answer in (i for i, message in enumerate(formed) if message["role"] == "assistant"):
-            found = _compare(template, tokenizer, formed, answer)
-            if found is not None:
-                return found
+            prompt = template.try_render(formed[:answer])
+            answered = template.try_render(formed[: answer + 1], generation_prompt=False)
+            for shorter in (prompt, answered):
+                position = None if shorter is None else _first_difference(tokenizer, shorter, longer)
+                if position is not None:
+                    return TemplateDivergence(" ".join(str(message["role"]) for message in formed), *position)
     return None
 
 
@@ -33,20 +37,6 @@ def find_dependence(trick: PrefixTrick, tokenizer: Tokenizer) -> TemplateDiverge
     texts = trick.find_dependence()
     found = None if texts is None else _first_difference(tokenizer, *texts)
     return None if found is None else TemplateDivergence("the delimiter, early and late", *found)
-
-
-def _compare(
-    template: JinjaTemplate, tokenizer: Tokenizer, messages: Sequence[Message], answer: int
-) -> TemplateDivergence | None:
-    """How the conversation departs from the prompt of one of its answers, or from the conversation up to it."""
-    longer = template.try_render(messages, generation_prompt=False)
-    prompt = template.try_render(messages[:answer])
-    answered = template.try_render(messages[: answer + 1], generation_prompt=False)
-    for shorter in (prompt, answered):
-        position = None if longer is None or shorter is None else _first_difference(tokenizer, shorter, longer)
-        if position is not None:
-            return TemplateDivergence(" ".join(str(message["role"]) for message in messages), *position)
-    return None
 
 
 def _first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:

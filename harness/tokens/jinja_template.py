@@ -38,8 +38,15 @@ class JinjaTemplate:
         """Raises `TokenizerError` when `source` does not compile."""
         self.source = source
         self._variables = dict(variables or {})
+        # As chat templates expect it: the conventions of `transformers.utils.chat_template_utils`.
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _template_date
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TokenizerError(f"the chat template does not compile: {error}") from error
 
@@ -87,17 +94,6 @@ class JinjaTemplate:
             return self.render(messages, tools, generation_prompt=generation_prompt)
         except MalformedRequest:
             return None
-
-
-def _environment() -> jinja2.Environment:
-    """Jinja as chat templates expect it (the conventions of `transformers.utils.chat_template_utils`)."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _template_date
-    return environment
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

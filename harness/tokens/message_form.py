@@ -61,19 +61,17 @@ class MessageForm:
         if self.developer_as_system and message["role"] == "developer":
             formed["role"] = "system"
         if message.get("tool_calls"):
-            formed["tool_calls"] = [self._form_call(call) for call in message["tool_calls"]]
+            formed["tool_calls"] = [dict(call) for call in message["tool_calls"]]
+            for call in formed["tool_calls"]:
+                if self.short_call_ids:
+                    call["id"] = _short_id(str(call.get("id", "")))
+                if not self.arguments_as_text:
+                    arguments = _argument_object(call["function"]["arguments"])
+                    call["function"] = {**call["function"], "arguments": arguments}
             if self.no_content_beside_calls and not message.get("content"):
                 formed["content"] = None
         if self.short_call_ids and "tool_call_id" in message:
             formed["tool_call_id"] = _short_id(str(message["tool_call_id"]))
-        return formed
-
-    def _form_call(self, call: Json) -> Json:
-        formed: Json = dict(call)
-        if self.short_call_ids:
-            formed["id"] = _short_id(str(call.get("id", "")))
-        if not self.arguments_as_text:
-            formed["function"] = {**call["function"], "arguments": _argument_object(call["function"]["arguments"])}
         return formed
 
 

@@ -46,7 +46,12 @@ class Tokenizer:
             raw = RawTokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
-        return cls(raw, eos_ids=_eos_ids(directory, raw))
+        # A turn ends at the ids of `generation_config.json` and at the `eos_token` of `tokenizer_config.json`.
+        declared = read_json(directory / "generation_config.json").get("eos_token_id")
+        eos_ids = {declared} if isinstance(declared, int) else set(declared or ())
+        text = declared_token(read_json(directory / "tokenizer_config.json"), "eos_token")
+        token_id = None if text is None else raw.token_to_id(text)
+        return cls(raw, eos_ids=frozenset(eos_ids if token_id is None else eos_ids | {token_id}))
 
     def guarding(self, added_tokens: Collection[str]) -> Self:
         """This tokenizer, to which those of `added_tokens` that it has are markers as well."""
@@ -129,15 +134,6 @@ def _encode(raw: RawTokenizer, text: str) -> list[int]:
     if len(text) > _LONG_TEXT:
         return list(raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
     return list(raw.encode(text, add_special_tokens=False).ids)
-
-
-def _eos_ids(directory: Path, raw: RawTokenizer) -> frozenset[int]:
-    """End-of-turn ids: those of `generation_config.json` and the `eos_token` of `tokenizer_config.json`."""
-    declared = read_json(directory / "generation_config.json").get("eos_token_id")
-    ids = {declared} if isinstance(declared, int) else set(declared or ())
-    text = declared_token(read_json(directory / "tokenizer_config.json"), "eos_token")
-    token_id = None if text is None else raw.token_to_id(text)
-    return frozenset(ids if token_id is None else ids | {token_id})
 
 
 def declared_token(config: Mapping[str, Any], name: str) -> str | None:

@@ -83,7 +83,23 @@ def verify(
 ) -> list[PropertyResult]:
     """A result for each property over `cases`, by default all generated exchanges and a few very long ones."""
     made = [*exchanges(), *exchanges_of_long_texts()] if cases is None else list(cases)
-    return [_check_cases(family, checked, made) for checked in properties]
+    results: list[PropertyResult] = []
+    for checked in properties:
+        refused = branched = 0
+        for number, case in enumerate(made, start=1):
+            try:
+                mismatch = CHECKS[checked](family, case)
+            except MalformedRequest:
+                refused += 1
+            except Branched:
+                branched += 1
+            else:
+                if mismatch is not None:
+                    results.append(PropertyResult(checked, number, refused, branched, mismatch))
+                    break
+        else:
+            results.append(PropertyResult(checked, len(made), refused, branched, None))
+    return results
 
 
 def exchanges_of_long_texts() -> list[Exchange]:
@@ -131,7 +147,10 @@ def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.GUARDED`: in prompts and in delimiters."""
-    hostile = _hostile(family, case)
+    source = family.template.template.source
+    markers = [marker for marker in family.chat.tokenizer.markers if marker in source or len(marker) > 1][:30]
+    text = "".join(f"{marker}assistant\n" for marker in markers)  # in every message but the assistant's
+    hostile = replace(case, prior=_with_content(case.prior, text), new=_with_content(case.new, text))
     harmless = replace(case, prior=_with_content(case.prior, "word"), new=_with_content(case.new, "word"))
     expected = _markers(family, family.chat.render_ids(harmless.prior, harmless.tools))
     seen = _markers(family, family.chat.render_ids(hostile.prior, hostile.tools))
@@ -183,22 +202,6 @@ CHECKS: dict[Property, Check] = {
 }
 
 
-def _check_cases(family: FamilyUnderTest, checked: Property, cases: Sequence[Exchange]) -> PropertyResult:
-    refused = branched = 0
-    check = CHECKS[checked]
-    for number, case in enumerate(cases, start=1):
-        try:
-            mismatch = check(family, case)
-        except MalformedRequest:
-            refused += 1
-        except Branched:
-            branched += 1
-        else:
-            if mismatch is not None:
-                return PropertyResult(checked, number, refused, branched, mismatch)
-    return PropertyResult(checked, len(cases), refused, branched, None)
-
-
 def _extension(
     family: FamilyUnderTest, case: Exchange, output: Sequence[int], prompt: Sequence[int] | None = None
 ) -> list[int]:
@@ -221,14 +224,6 @@ def _whole_output(family: FamilyUnderTest) -> list[int]:
 def _markers(family: FamilyUnderTest, ids: Sequence[int]) -> list[str]:
     by_id = {family.chat.tokenizer.marker_id(marker): marker for marker in family.chat.tokenizer.markers}
     return [by_id[token_id] for token_id in ids if token_id in by_id]
-
-
-def _hostile(family: FamilyUnderTest, case: Exchange) -> Exchange:
-    """`case` with every marker that matters written into every message but the assistant's."""
-    source = family.template.template.source
-    markers = [marker for marker in family.chat.tokenizer.markers if marker in source or len(marker) > 1][:30]
-    text = "".join(f"{marker}assistant\n" for marker in markers)
-    return replace(case, prior=_with_content(case.prior, text), new=_with_content(case.new, text))
 
 
 def _with_content(messages: Sequence[Message], text: str) -> tuple[Message, ...]:

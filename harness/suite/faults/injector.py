@@ -191,21 +191,21 @@ class FaultInjector:
         ]
 
     def _complete(self, firing: Firing) -> Firing:
-        """`firing` with the end of each of its sessions, and the ledger of all of them."""
-        rollouts = [self._ended[each.session] for each in firing.sessions if each.session in self._ended]
+        """`firing` with the error answers and the end of each of its sessions, and the ledger of all of them."""
+        later = [each for each in self._seams.agents.error_answers if each.at >= self._began + firing.at_s]
+        rollouts: list[Rollout] = []
+        completed: list[Bystander] = []
+        for bystander in firing.sessions:
+            told = Counter(each.words for each in later if self._roster.position(each.session_id) == bystander.session)
+            completed.append(msgspec.structs.replace(bystander, told=dict(told)))
+            rollout = self._ended.get(bystander.session)
+            if rollout is not None:
+                rollouts.append(rollout)
+                turns = Counter(turn["status"] for turn in rollout.session["turns"])
+                outcome = rollout.outcome.kind.value
+                completed[-1] = msgspec.structs.replace(completed[-1], outcome=outcome, turns=dict(turns))
         return msgspec.structs.replace(
             firing,
-            sessions=tuple(self._complete_bystander(each, firing.at_s) for each in firing.sessions),
+            sessions=tuple(completed),
             ledger=total(msgspec.convert(rollout.session["ledger"], Ledger) for rollout in rollouts),
         )
-
-    def _complete_bystander(self, bystander: Bystander, since_s: float) -> Bystander:
-        """`bystander` with the error answers that its agent got from `since_s` on, and its end."""
-        later = (each for each in self._seams.agents.error_answers if each.at >= self._began + since_s)
-        told = Counter(each.words for each in later if self._roster.position(each.session_id) == bystander.session)
-        bystander = msgspec.structs.replace(bystander, told=dict(told))
-        rollout = self._ended.get(bystander.session)
-        if rollout is None:
-            return bystander
-        turns = Counter(turn["status"] for turn in rollout.session["turns"])
-        return msgspec.structs.replace(bystander, outcome=rollout.outcome.kind.value, turns=dict(turns))

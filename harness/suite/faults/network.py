@@ -8,8 +8,8 @@ that what it can. A network can also die, as a server does: nothing listens, and
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -139,23 +139,17 @@ class FaultProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        with self._under_way(request, body) as passage:
-            try:
-                answer = await passage.apply_faults(has_begun=False)
-                return answer or await self._pass_on(request, body, passage)
-            except (_Broken, aiohttp.ClientError):
-                passage.reset()
-                return web.Response(status=502)  # which nobody gets
-
-    @contextmanager
-    def _under_way(self, request: web.Request, body: bytes) -> Iterator[_Passage]:
         found = _REQUEST_ID.search(body)
         request_id = found.group(1).decode() if found else ""
         passage = _Passage(request, self._armed.pop(request_id, []))
         if request_id:
             self._passages[request_id] = passage
         try:
-            yield passage
+            answer = await passage.apply_faults(has_begun=False)
+            return answer or await self._pass_on(request, body, passage)
+        except (_Broken, aiohttp.ClientError):
+            passage.reset()
+            return web.Response(status=502)  # which nobody gets
         finally:
             if self._passages.get(request_id) is passage:
                 del self._passages[request_id]

@@ -82,22 +82,19 @@ class Timeline:
             case TimePassed(at_s):
                 due = Due(position) if fault.at_second is not None and fault.at_second <= at_s else None
             case TurnBegan(session, turn):
-                due = Due(position, session, turn) if self._comes_with(position, session, turn) else None
+                if not fault.names(session):
+                    comes = False
+                elif fault.probability is None:
+                    comes = fault.at_turn == turn and fault.at_token is None
+                else:
+                    digest = blake2b(f"{self._seeds[session]}:{position}:{turn}".encode(), digest_size=8).digest()
+                    comes = int.from_bytes(digest) / 2**64 < fault.probability
+                due = Due(position, session, turn) if comes else None
             case TokensSampled(session, turn, tokens):
                 has_come = fault.at_token is not None and fault.at_turn == turn and fault.at_token <= tokens
                 due = Due(position, session, turn, tokens) if has_come and fault.names(session) else None
         if due is not None and self._key(due) not in self._past:
             yield due
-
-    def _comes_with(self, position: int, session: int, turn: int) -> bool:
-        """Whether the fault comes with the beginning of a turn."""
-        fault = self._faults[position]
-        if not fault.names(session):
-            return False
-        if fault.probability is None:
-            return fault.at_turn == turn and fault.at_token is None
-        digest = blake2b(f"{self._seeds[session]}:{position}:{turn}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) / 2**64 < fault.probability
 
     def _key(self, due: Due) -> tuple[int | None, ...]:
         """The identity under which `due` comes only once: a fault with a probability is drawn for every turn."""

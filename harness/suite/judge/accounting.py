@@ -18,7 +18,9 @@ from harness.types import Sample
 def account_run(database: Path, settled: Sequence[RolloutRecord], samples: Iterable[Sample]) -> Ledger:
     """The ledger of all sessions in `database`. Raises `LedgerImbalance` naming what does not add up."""
     ledger = ledger_of(database, settled)
-    _check_delivery(ledger, samples)
+    delivered = sum(int(sample.loss_mask.sum()) for sample in samples)
+    if delivered != ledger.trained:
+        raise LedgerImbalance(f"run: the samples train {delivered} tokens, the ledger says {ledger.trained}")
     return ledger
 
 
@@ -30,7 +32,10 @@ def ledger_of(database: Path, settled: Sequence[RolloutRecord]) -> Ledger:
     """
     generated = generated_tokens(database)
     late = [_check_session(record, generated) for record in settled]
-    ledger = total([*(record.ledger for record in settled), *late, _abandoned(generated, settled)])
+    counted = {record.session_id for record in settled}
+    lost = sum(tokens for session_id, tokens in generated.items() if session_id not in counted)
+    abandoned = Ledger(lost, dropped={INTERRUPTED: lost} if lost else {})
+    ledger = total([*(record.ledger for record in settled), *late, abandoned])
     ledger.check("run")
     return ledger
 
@@ -54,15 +59,3 @@ def _check_session(record: RolloutRecord, generated: dict[str, int]) -> Ledger:
             f"session {record.number}: the store holds {stored} sampled tokens, its ledger {ledger.generated}"
         )
     return Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {})
-
-
-def _abandoned(generated: dict[str, int], settled: Sequence[RolloutRecord]) -> Ledger:
-    counted = {record.session_id for record in settled}
-    tokens = sum(size for session_id, size in generated.items() if session_id not in counted)
-    return Ledger(tokens, dropped={INTERRUPTED: tokens} if tokens else {})
-
-
-def _check_delivery(ledger: Ledger, samples: Iterable[Sample]) -> None:
-    delivered = sum(int(sample.loss_mask.sum()) for sample in samples)
-    if delivered != ledger.trained:
-        raise LedgerImbalance(f"run: the samples train {delivered} tokens, the ledger says {ledger.trained}")

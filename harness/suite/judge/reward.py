@@ -40,7 +40,15 @@ async def score_session(check: Path, session: Json, result: Json | None, metadat
     """The score that `check` gives."""
     request = {"check": str(check), "session": session, "result": result, "metadata": metadata}
     try:
-        return _score_of(await _run_check(json.dumps(request).encode(), deadline_s))
+        answer = await _run_check(json.dumps(request).encode(), deadline_s)
+        if "error" in answer:
+            raise ScenarioError(answer["error"])
+        score = answer["score"]
+        if not isinstance(score, dict):
+            return Score(_finite(score))
+        if "reward" not in score:
+            raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(score)}")
+        return Score(_finite(score.pop("reward")), score)
     except ScenarioError as error:
         return Score(error=f"{check.name}: {error.message}")
 
@@ -62,7 +70,10 @@ async def _run_check(request: bytes, deadline_s: float) -> Any:
     except TimeoutError:
         raise ScenarioError(f"gave no score within {deadline_s:g} s") from None
     finally:
-        await _end(process)
+        # Nothing of the check is left, what it started included.
+        signal_group(process.pid, signal.SIGKILL)
+        await process.communicate()
+        reap(process.pid)
     try:
         answer = json.loads(output)
         json.dumps(answer, ensure_ascii=False).encode()
@@ -72,24 +83,6 @@ async def _run_check(request: bytes, deadline_s: float) -> Any:
     except ValueError:
         last_words = messages.decode(errors="replace").strip()[-_MAX_ERROR:]
         raise ScenarioError(f"ended with code {process.returncode} and no score; {last_words}".rstrip("; ")) from None
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Nothing of the check is left, what it started included."""
-    signal_group(process.pid, signal.SIGKILL)
-    await process.communicate()
-    reap(process.pid)
-
-
-def _score_of(answer: Any) -> Score:
-    if "error" in answer:
-        raise ScenarioError(answer["error"])
-    score = answer["score"]
-    if not isinstance(score, dict):
-        return Score(_finite(score))
-    if "reward" not in score:
-        raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(score)}")
-    return Score(_finite(score.pop("reward")), score)
 
 
 def _finite(reward: object) -> float:

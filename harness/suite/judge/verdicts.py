@@ -1,6 +1,6 @@
-"""Whether a finished run is what its scenarios expect of it: `[checks]`, and what every run is held to.
+"""Checks whether a finished run is as its scenarios expect it: `[checks]`, and the check of every run.
 
-Each check gives one `Verdict` with what was expected and what was seen. The ledger is no check: an unbalanced one is a
+Each check gives one `Verdict` with the expected and the seen value. The ledger is no check: an unbalanced one is a
 bug of the harness and raises.
 """
 
@@ -31,9 +31,11 @@ class Verdict(NamedTuple):
 
 def judge(checks: Checks, records: Sequence[RolloutRecord]) -> list[Verdict]:
     """The verdicts of a scenario's checks on all of its rollouts."""
+    errors = [f"session {record.number}: {record.score_error}" for record in records if record.score_error]
+    scored = Verdict("check.py", "a score for every session", "; ".join(errors) or "all scored", not errors)
     asked = ((name, rule, getattr(checks, name)) for name, rule in _RULES.items())
     verdicts = [rule(name, expected, records) for name, rule, expected in asked if expected is not None]
-    return [_every_session_scored(records), *verdicts]
+    return [scored, *verdicts]
 
 
 def mean_reward(records: Sequence[RolloutRecord]) -> float | None:
@@ -46,11 +48,6 @@ def dropped_trailing_turns(records: Sequence[RolloutRecord]) -> int:
     """Turns that samples lost because an earlier turn of their branch is incomplete (I3)."""
     samples = (sample for record in records for sample in record.samples)
     return sum(sample["metadata"].get("dropped_trailing_turns", 0) for sample in samples)
-
-
-def _every_session_scored(records: Sequence[RolloutRecord]) -> Verdict:
-    errors = [f"session {record.number}: {record.score_error}" for record in records if record.score_error]
-    return Verdict("check.py", "a score for every session", "; ".join(errors) or "all scored", not errors)
 
 
 def _min_reward_mean(check: str, expected: float, records: Sequence[RolloutRecord]) -> Verdict:

@@ -217,13 +217,14 @@ def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
 def _last_attempts(path: Path, connection: sqlite3.Connection) -> dict[int, RolloutRecord]:
     if not has_table(connection, "rollouts"):
         return {}
-    rows = connection.execute("SELECT rowid, number, record FROM rollouts ORDER BY number, attempt")
+    attempts: dict[int, RolloutRecord] = {}
     try:
-        return {number: _without_samples(path, rowid, record) for rowid, number, record in rows}
+        for rowid, number, row in connection.execute(
+            "SELECT rowid, number, record FROM rollouts ORDER BY number, attempt"
+        ):
+            record = msgspec.json.decode(row, type=RolloutRecord)
+            samples = StoredSamples(path, rowid, len(record.samples))
+            attempts[number] = msgspec.structs.replace(record, samples=samples)
+        return attempts
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: a row of rollouts is damaged: {error}") from error
-
-
-def _without_samples(path: Path, rowid: int, record: str) -> RolloutRecord:
-    decoded = msgspec.json.decode(record, type=RolloutRecord)
-    return msgspec.structs.replace(decoded, samples=StoredSamples(path, rowid, len(decoded.samples)))

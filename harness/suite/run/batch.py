@@ -98,7 +98,12 @@ class RolloutBatch:
         rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
         if rollout is None:  # a fault ended all rollouts and had to cancel this one
             return
-        record = record_of(planned, rollout, await self._score(planned, rollout))
+        score, check = Score(), planned.folder.check
+        if check is not None:
+            metadata = planned.prompt.metadata | planned.prompt.check_metadata
+            deadline_s = planned.folder.scenario.checks.check_deadline_s
+            score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
+        record = record_of(planned, rollout, score)
         if self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested:
             record = msgspec.structs.replace(record, met_fault=True)  # not the user but the fault may have ended it
         self.log.append(record)
@@ -117,18 +122,6 @@ class RolloutBatch:
             session=planned.session,
             request_kwargs=spec.request_kwargs,
             metadata=planned.prompt.metadata,
-        )
-
-    async def _score(self, planned: PlannedRollout, rollout: Rollout) -> Score:
-        check = planned.folder.check
-        if check is None:
-            return Score()
-        return await score_session(
-            check,
-            rollout.session,
-            rollout.agent_result,
-            planned.prompt.metadata | planned.prompt.check_metadata,
-            deadline_s=planned.folder.scenario.checks.check_deadline_s,
         )
 
 

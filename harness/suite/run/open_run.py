@@ -34,26 +34,18 @@ def resume_run(suite: str, overrides: Overrides, out: Path | None) -> OpenedRun:
 
     Raises `RunError` when there is none, when it is a run of something else, or when its configuration has changed.
     """
-    directory = _directory_to_resume(suite, out)
+    names_run = _is_run_directory(suite)
+    path = out if out is not None or not names_run else Path(suite)
+    directory = latest_run(suite) if path is None else RunDirectory(path)
     recorded = RunConfig.load(directory.config)
-    if not _is_run_directory(suite):
-        _check_same_suite(suite, recorded, directory)
+    if not names_run:
+        asked = [str(folder.directory) for folder in find_scenarios(suite)]
+        if asked != [entry.directory for entry in recorded.scenarios]:
+            raise RunError(f"{directory.path} is a run of {recorded.suite!r}, not of {suite!r}; name the suite it ran")
     selection = recorded.reload(overrides)
     recorded.check_unchanged(selection.config)
     return OpenedRun(selection, directory)
 
 
-def _directory_to_resume(suite: str, out: Path | None) -> RunDirectory:
-    if out is not None:
-        return RunDirectory(out)
-    return RunDirectory(Path(suite)) if _is_run_directory(suite) else latest_run(suite)
-
-
 def _is_run_directory(suite: str) -> bool:
     return RunDirectory(Path(suite)).config.is_file()
-
-
-def _check_same_suite(suite: str, recorded: RunConfig, directory: RunDirectory) -> None:
-    asked = [str(folder.directory) for folder in find_scenarios(suite)]
-    if asked != [entry.directory for entry in recorded.scenarios]:
-        raise RunError(f"{directory.path} is a run of {recorded.suite!r}, not of {suite!r}; name the suite it ran")

@@ -45,24 +45,21 @@ class SuiteRun:
     """Rollouts at a time; None lets every scenario decide."""
 
     async def execute(self) -> RunReport:
-        """Run what is not settled, then report on everything.
+        """Run the rollouts that are not settled, then report on everything.
 
-        Raises `HarnessError` for what ends a run; when the user ended it, the report says so.
+        Raises the `HarnessError` that ends a run; when the user ended it, the report says so.
         """
         began = time.monotonic()
         with self.directory.locked(), RolloutLog(self.directory.database) as log:
+            plan = plan_rollouts(self.selection.folders)
+            settled = {number for number, record in log.last_attempts().items() if record.is_settled}
+            self.progress.begin(len(plan), len(settled))
+            pending = [rollout for rollout in plan if rollout.number not in settled]
             with _one_error():
-                await self._run_pending(log)
+                for choice, rollouts in groupby(pending, key=lambda rollout: EngineChoice.of(rollout.folder)):
+                    if not self.interrupts.is_requested:
+                        await self._run_on_engine(choice, list(rollouts), log)
             return self._report(log.last_attempts(), began)
-
-    async def _run_pending(self, log: RolloutLog) -> None:
-        plan = plan_rollouts(self.selection.folders)
-        settled = {number for number, record in log.last_attempts().items() if record.is_settled}
-        self.progress.begin(len(plan), len(settled))
-        pending = [rollout for rollout in plan if rollout.number not in settled]
-        for choice, rollouts in groupby(pending, key=lambda rollout: EngineChoice.of(rollout.folder)):
-            if not self.interrupts.is_requested:
-                await self._run_on_engine(choice, list(rollouts), log)
 
     async def _run_on_engine(self, choice: EngineChoice, rollouts: list[PlannedRollout], log: RolloutLog) -> None:
         async with AsyncExitStack() as stack:

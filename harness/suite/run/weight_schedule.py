@@ -110,16 +110,12 @@ class _Schedule:
         watch = _Watch()
         async with SessionServerClient(self._services.address) as server:
             for version, update in enumerate(self._weights.updates, start=1):
-                await self._wait_for(update, watch, server)
+                since = _Watch(dict(watch.turns_of), ended=watch.ended)
+                watch.look(await server.sessions())
+                while not watch.is_time(update, since):
+                    await asyncio.sleep(_LOOK_EVERY_S)
+                    watch.look(await server.sessions())
                 await self._carry_out(version, update)
-
-    async def _wait_for(self, update: WeightUpdate, watch: _Watch, server: SessionServerClient) -> None:
-        since = _Watch(dict(watch.turns_of), ended=watch.ended)
-        while True:
-            watch.look(await server.sessions())
-            if watch.is_time(update, since):
-                return
-            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _carry_out(self, version: int, update: WeightUpdate) -> None:
         at_s = time.monotonic() - self._began

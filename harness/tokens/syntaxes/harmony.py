@@ -14,7 +14,6 @@ from harness.tokens.parsing import (
     CallSyntax,
     ParsedOutput,
     Piece,
-    ToolCall,
     as_malformed,
     decode_json,
     tool_call,
@@ -50,7 +49,11 @@ class Harmony(CallSyntax):
             return as_malformed(pieces)
         said = [message for message in messages if message is not None]
         content = "\n".join(message.body for message in said if message.recipient is None and not message.is_reasoning)
-        calls = [_call(message) for message in said if message.recipient is not None]
+        calls = [
+            tool_call(message.recipient, decode_json(message.body)) if message.end == _CALL else None
+            for message in said
+            if message.recipient is not None
+        ]
         parsed = whole_calls(pieces, content, calls)
         reasoning = "\n".join(message.body for message in said if message.is_reasoning)
         return parsed if parsed.malformed else ParsedOutput(content, parsed.tool_calls, reasoning=reasoning)
@@ -91,7 +94,3 @@ def _message(header: str, body: str, end: str | None) -> _Message | None:
         return None
     recipient = _RECIPIENT.search(header)
     return _Message(channel.group(1) == "analysis", recipient.group(1) if recipient else None, body, end)
-
-
-def _call(message: _Message) -> ToolCall | None:
-    return tool_call(message.recipient, decode_json(message.body)) if message.end == _CALL else None

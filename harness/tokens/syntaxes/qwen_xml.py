@@ -13,7 +13,6 @@ The schema of the tool says what a value is; one that does not fit its type stay
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harness.tokens.parsing import (
     CallSyntax,
@@ -52,7 +51,10 @@ class QwenXml(CallSyntax):
             return as_malformed(pieces)
         if not blocks.inside:
             return ParsedOutput(blocks.outside)
-        schemas = {tool["function"]["name"]: _properties(tool) for tool in tools}
+        schemas: dict[str, Json] = {}
+        for tool in tools:
+            properties = (tool["function"].get("parameters") or {}).get("properties")
+            schemas[tool["function"]["name"]] = properties if isinstance(properties, dict) else {}
         return whole_calls(pieces, blocks.outside.strip(), [_call(block, schemas) for block in blocks.inside])
 
 
@@ -74,12 +76,12 @@ def _arguments(text: str, properties: Json) -> Json | None:
         name, value = begin.group(1), text[begin.end() : end]
         if end < 0 or name in arguments or "<parameter=" in value:
             return None
-        arguments[name] = _typed(value.removeprefix("\n").removesuffix("\n"), properties.get(name))
+        arguments[name] = _convert(value.removeprefix("\n").removesuffix("\n"), properties.get(name))
         position = end + len(_PARAMETER_END)
     return None if text[position:].strip() else arguments
 
 
-def _typed(value: str, schema: object) -> object:
+def _convert(value: str, schema: object) -> object:
     """`value` as its schema wants it."""
     kinds = schema.get("type", "string") if isinstance(schema, dict) else "string"
     if "string" in kinds:
@@ -88,8 +90,3 @@ def _typed(value: str, schema: object) -> object:
         return value.strip().lower() == "true"
     decoded = decode_json(value)
     return value if decoded is None and value.strip() != "null" else decoded
-
-
-def _properties(tool: Mapping[str, Any]) -> Json:
-    properties = (tool["function"].get("parameters") or {}).get("properties")
-    return properties if isinstance(properties, dict) else {}

@@ -4,9 +4,9 @@ The turn that triggered a fault waits for the immediate effect, so that it does 
 that stays shut, an engine that is gone, the end of an abort) runs beside the sessions. The undoing comes after it, also
 when it is cut short.
 
-An undoing acts on what the effect changed, not on the state of the moment: a server that is gone in between takes
-nobody off the list. An action that finds nothing left to act on, and an undoing that no longer reaches what was
-changed, raise: the run reports both as problems of the fault.
+An undoing acts on the targets that the effect found, not on those of the moment: a stopped agent is continued also
+while the server is gone. An action that finds nothing left to act on, and an undoing that no longer reaches its
+targets, raise: the run reports both as problems of the fault.
 """
 
 import asyncio

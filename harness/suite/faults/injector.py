@@ -1,9 +1,9 @@
 """Injects the faults of one scenario: reports events to the timeline, and applies the faults that are due.
 
-Three sources report events: model calls (`on_request`, `on_tokens`), the clock, and the rollouts themselves. Each event
-may make faults due. A fault is applied in a task of its own, in two parts: the event's source waits for the immediate
-effect, so a turn never runs ahead of the fault it has triggered, and the rest of the fault takes its time beside the
-sessions. Faults that one event makes due are applied one after the other, in the order of the file.
+Two sources report events: model calls (`on_request`, `on_tokens`) and the clock. Each event may make faults due. A
+fault is applied in a task of its own, in two parts: the event's source waits for the immediate effect, so a turn never
+runs ahead of the fault it has triggered, and the rest of the fault takes its time beside the sessions. Faults that one
+event makes due are applied one after the other, in the order of the file.
 
 When the scenario ends, the injector cuts short the rest of every fault and leaves the gate open, the server up and the
 engine as the faults left it; every time that a fault came is then a line of the log.

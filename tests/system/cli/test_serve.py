@@ -83,7 +83,7 @@ def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, numb
     assert (ended.code, "Traceback" in ended.stderr) == (0, False)
     assert [status for status, _ in answers] == [503, 503]
     assert all("server_stopping" in text for _, text in answers)
-    assert ended.stderr.count("server_stopped") == 1
+    assert ended.stderr.count('"event": "server_stopped"') == 1
     turns = [turn for session in read_sessions(store) for turn in session.turns]
     assert [turn.is_suspended for turn in turns] == [True, True]
 

@@ -6,15 +6,31 @@ session servers will see that it missed the update, and fence it.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.control.engines import EngineServer
-from harness.engines.base import LogprobScale, TokenProvider
-from harness.errors import ScenarioError
-from harness.machine.deadlines import attempt
+from harness.control.sample_sweep import sweep_samples
+from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
+from harness.engines.base import EngineWorkers, LogprobScale, TokenProvider
+from harness.engines.pool.workers import MISSED_UPDATE
+from harness.errors import EngineError, ScenarioError, UnknownWeightVersion
+from harness.machine.deadlines import attempt, persist
+from harness.samples.versions import is_unsettled, is_version, known_version, policy_version
+from harness.sessions.weight_update import SweepRequest
+from harness.types import Sample
 from server_patch.repeat_terminate import RepeatTerminateConfig
+
+Transfer = Callable[[Mapping[str, TokenProvider], str], Awaitable[None]]
+"""Brings new weights to all workers, by name, and labels them with the version: an in-cluster transfer.
+
+Engines are paused while it runs. It must leave no KV cache of the old weights: SGLang's update verbs flush by default,
+vLLM's `/finish_weight_update` does not, `/reset_prefix_cache` does.
+"""
 
 _VOCAB_SIZE = 2**31 - 1  # no ids are sent
 _NO_GUARD = RepeatTerminateConfig()  # whatever the environment says: proving one generates tokens
@@ -79,3 +95,130 @@ def _control(engine: EngineServer | str) -> TokenProvider:
         repeat_guard=_NO_GUARD,
         api_key=api_key,
     )
+
+
+class _Worker(NamedTuple):
+    name: str
+    """As the report calls it."""
+    provider: TokenProvider
+    among: EngineWorkers
+    """Of the provider that places requests on it, in this process."""
+    place: str
+    """Its name among those."""
+
+
+class EnginesInUpdate:
+    """The engines of one update; what they say goes into `report`."""
+
+    def __init__(self, engines: Engines, report: UpdateReport, budget: UpdateBudget) -> None:
+        self._engines = engines.reached
+        self._report = report
+        self._budget = budget
+        for error in engines.errors:
+            report.note(UpdateStep.SWEEP, error)
+
+    async def read_live_version(self) -> int | None:
+        """The version that is about to be replaced; None when the engines cannot say."""
+        await self._at_every_engine(UpdateStep.SWEEP, lambda e: e.read_version(), self._budget.verify_s)
+        try:
+            return max(policy_version(engine.weight_version) for engine in self._engines.values())
+        except (UnknownWeightVersion, ValueError) as error:  # the latter: there is no engine
+            self._report.note(UpdateStep.SWEEP, str(error))
+            return None
+
+    def require_upwards(self) -> None:
+        """Of two workers the one with the lower version counts as left behind, so going back would fence the others."""
+        found = (known_version(worker.provider.weight_version) for worker in self._workers())
+        newest = max((version for version in found if version is not None), default=0)
+        if self._report.version < newest:
+            raise ScenarioError(
+                f"expected weight version {newest}, which is live, or a later one, got {self._report.version}: label"
+                f" new weights upwards, {newest + 1} is next; a trainer that starts counting anew starts new engines"
+            )
+
+    async def sweep_samples(self, unconsumed: MutableSequence[Sample] | None, request: SweepRequest) -> None:
+        """Score what has left its session, with the engines of this process."""
+        if not unconsumed:
+            return
+        try:
+            self._report.samples = await sweep_samples(list(self._engines.values()), unconsumed, request)
+        except EngineError as error:
+            self._report.note(UpdateStep.SWEEP, error.message)
+
+    async def pause(self) -> None:
+        """Every engine ends or freezes what it works on."""
+        mode = self._report.mode
+        await self._at_every_engine(UpdateStep.PAUSE_ENGINES, lambda e: e.pause(mode), self._budget.pause_s)
+
+    async def load(self, source: Path | Transfer) -> Mapping[str, str | None]:
+        """Bring the weights to every worker; why each worker could not load, where that is known."""
+        workers, label = list(self._workers()), str(self._report.version)
+        if not isinstance(source, Path):
+            async with asyncio.timeout(self._budget.apply_s):
+                await source({worker.name: worker.provider for worker in workers}, label)
+            return {}
+        return await self._at_every_worker(
+            lambda provider: provider.update_weights(source, label), self._budget.apply_s
+        )
+
+    async def verify(self, load_errors: Mapping[str, str | None]) -> None:
+        """Every worker says what it serves; when some serve the version, the others are fenced."""
+        silent = await self._at_every_worker(lambda provider: provider.read_version(), self._budget.verify_s)
+        workers = {worker.name: worker for worker in self._workers()}
+        found = {
+            name: self._judge(worker, silent.get(name) or load_errors.get(name)) for name, worker in workers.items()
+        }
+        if any(each.error is None for each in found.values()):
+            found = {name: _fence(each, workers[name]) for name, each in found.items()}
+        self._report.workers = tuple(found.values())
+
+    async def resume(self) -> None:
+        """Ask every engine until it goes on or the budget ends; one whose weights nobody knows is asked once."""
+
+        async def ask(engine: TokenProvider) -> str | None:
+            go_on = attempt if is_unsettled(engine.weight_version) else persist
+            return await go_on(engine.resume, self._budget.continue_s, name="continue engine")
+
+        errors = await asyncio.gather(*(ask(engine) for engine in self._engines.values()))
+        for name, error in zip(self._engines, errors, strict=True):
+            if error is not None:
+                self._report.note(UpdateStep.CONTINUE, f"engine {name}: {error}")
+
+    def _judge(self, worker: _Worker, error: str | None) -> WorkerUpdate:
+        label = worker.provider.weight_version
+        if is_version(label, self._report.version):
+            return WorkerUpdate(worker.name, label)
+        said = f"it reports weight version {label!r}, expected {str(self._report.version)!r}"
+        return WorkerUpdate(worker.name, label, said if error is None else f"{error}; {said}")
+
+    def _workers(self) -> Iterator[_Worker]:
+        for name, engine in self._engines.items():
+            workers = engine.workers
+            yield from (_Worker(place or name, each, workers, place) for place, each in workers.providers.items())
+
+    async def _at_every_worker(
+        self, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
+    ) -> dict[str, str | None]:
+        """By worker, why it did not do `verb`."""
+        workers = list(self._workers())
+        errors = await asyncio.gather(
+            *(attempt(partial(verb, each.provider), seconds, name=f"worker {each.name}") for each in workers)
+        )
+        return {worker.name: error for worker, error in zip(workers, errors, strict=True)}
+
+    async def _at_every_engine(
+        self, step: UpdateStep, verb: Callable[[TokenProvider], Awaitable[object]], seconds: float
+    ) -> None:
+        calls = (attempt(partial(verb, engine), seconds, name=f"{step} engine") for engine in self._engines.values())
+        for error in filter(None, await asyncio.gather(*calls)):
+            self._report.note(step, error)
+
+
+def _fence(update: WorkerUpdate, worker: _Worker) -> WorkerUpdate:
+    """A worker of a pool that missed the weights serves nobody until it has them; others are fenced by servers."""
+    if update.error is not None:
+        worker.among.fence(worker.place, MISSED_UPDATE)
+    fence = next((each.fence for each in worker.among if each.name == worker.place), "")
+    if update.error is None and fence == MISSED_UPDATE:
+        worker.among.unfence(worker.place)
+    return replace(update, is_fenced=update.error is not None and bool(fence))

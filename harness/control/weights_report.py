@@ -87,6 +87,10 @@ class UpdateReport:
     engine_errors: dict[UpdateStep, list[str]] = field(default_factory=dict)
     seconds: dict[UpdateStep, float] = field(default_factory=dict)
 
+    def note(self, step: UpdateStep, error: str) -> None:
+        """Keep what went wrong with the engines at `step`."""
+        self.engine_errors.setdefault(step, []).append(error)
+
     @property
     def pause_s(self) -> float:
         """For how long agents waited: everything but the sweep."""

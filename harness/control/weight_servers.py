@@ -1,0 +1,109 @@
+"""The session servers of a weight update: their gates, held under one name, their sweeps, their view of the workers.
+
+All are asked at once, each for a bounded time; a failure of one is in the report and keeps no other waiting.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from harness.client.gate import GateClient, new_holder, renewed
+from harness.client.session_server import SessionServerClient
+from harness.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep
+from harness.errors import EnginesHeld, SessionServerError
+from harness.machine.deadlines import attempt
+from harness.sessions.weight_update import SweepRequest
+
+
+class ServersInUpdate:
+    """The servers behind `clients`; what they say goes into `report`."""
+
+    def __init__(self, clients: Sequence[SessionServerClient], report: UpdateReport, budget: UpdateBudget) -> None:
+        report.servers = tuple(ServerUpdate(client.address.url) for client in clients)
+        holder = new_holder("update")
+        self._gates = tuple(client.gate(holder, budget.hold_ttl_s) for client in clients)
+        self._servers = tuple(zip(report.servers, clients, strict=True))
+        self._report = report
+        self._budget = budget
+
+    def renewed(self) -> AbstractAsyncContextManager[None]:
+        """The holds last as long as the block."""
+        return renewed(self._gates)
+
+    async def sweep(self, request: SweepRequest) -> None:
+        """Every server scores what waits for the live version."""
+
+        async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
+            server.sweep = await client.sweep(request)
+
+        longest_s = self._budget.sweep_s + self._budget.gate_s
+        await self._at_every_server(UpdateStep.SWEEP, [partial(ask, *each) for each in self._servers], longest_s)
+
+    async def pause(self) -> str | None:
+        """Shut every gate and claim the engines; why these are somebody else's, None when they are not."""
+        taken: list[str] = []
+
+        async def claim(gate: GateClient) -> None:
+            try:
+                await gate.pause(deadline_s=self._budget.gate_s, engines=True)
+            except SessionServerError as error:
+                if error.code != EnginesHeld.code:
+                    raise
+                taken.append(f"{gate.url}: {error.message}")
+
+        await self._at_every_gate(UpdateStep.PAUSE_GATES, claim)
+        return taken[0] if taken else None
+
+    async def resume(self, *, engines_continued: bool) -> None:
+        """Release the holds; engines that were not continued are the servers' to continue."""
+
+        async def release(gate: GateClient) -> None:
+            await gate.resume(deadline_s=self._budget.gate_s, engines_continued=engines_continued)
+
+        await self._at_every_gate(UpdateStep.RESUME_GATES, release)
+
+    async def find_lost(self) -> list[str]:
+        """Where the hold of this update ran out before it was renewed, as the servers say now."""
+        seconds = self._budget.gate_s
+        held = (gate for gate in self._gates if gate.is_held)
+        await asyncio.gather(
+            *(attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold") for gate in held)
+        )
+        return [gate.url for gate in self._gates if gate.is_lost]
+
+    async def take_back(self) -> bool:
+        """Ask the servers where the hold was lost for the engines again; whether this update has them.
+
+        Where it ran out they continue them, where another update has them they are its own. A server that was started
+        without its store knows of neither, and would leave them paused for ever.
+        """
+        seconds = self._budget.gate_s
+        lost = (gate for gate in self._gates if gate.is_lost)
+        calls = (partial(gate.pause, deadline_s=seconds, engines=True) for gate in lost)
+        errors = await asyncio.gather(*(attempt(call, seconds, name="take a hold back") for call in calls))
+        return not any(errors)
+
+    async def expect(self) -> None:
+        """Servers with providers of their own see for themselves, and fence what was left behind."""
+
+        async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
+            server.weights = await client.expect(self._report.version)
+
+        calls = [partial(ask, *each) for each in self._servers]
+        await self._at_every_server(UpdateStep.VERIFY, calls, self._budget.verify_s)
+
+    async def _at_every_gate(self, step: UpdateStep, verb: Callable[[GateClient], Awaitable[object]]) -> None:
+        await self._at_every_server(step, [partial(verb, gate) for gate in self._gates], self._budget.gate_s)
+
+    async def _at_every_server(
+        self, step: UpdateStep, calls: Sequence[Callable[[], Awaitable[object]]], seconds: float
+    ) -> None:
+        """Make one of `calls` at each server, in their order."""
+        attempts = (
+            attempt(call, seconds, name=f"{step} {server.url}")
+            for (server, _), call in zip(self._servers, calls, strict=True)
+        )
+        for (server, _), error in zip(self._servers, await asyncio.gather(*attempts), strict=True):
+            if error is not None:
+                server.errors[step] = error

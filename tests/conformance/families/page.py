@@ -116,8 +116,8 @@ Between two answers the session needs the ids that the family puts there, and no
 
 {delimiters}
 
-What was sampled stays as it was sampled, reasoning included: a template that would drop earlier reasoning is not
-followed in that, because a branch per turn could not be trained. What the server found is logged when it starts
+Sampled tokens stay as they were sampled, reasoning included: a template that would drop earlier reasoning is not
+followed in that, because a branch per turn could not be trained. The server logs what it found when it starts
 (`model_family`, `template_not_append_only`).
 
 ## Properties

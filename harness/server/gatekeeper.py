@@ -19,7 +19,7 @@ from harness.machine.clock import Clock
 from harness.machine.deadlines import within
 from harness.server.connection import ClientConnection
 from harness.server.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
-from harness.sessions.gate import Gate, Hold, HoldKind, Verdict, Work
+from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, Work
 from harness.sessions.session import Session
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
@@ -160,19 +160,19 @@ class Gatekeeper:
 
         Raises `GateClosed` when it may not, or not in time; `ClientLeft` when nobody waits for it any more.
         """
-        match self._verdict(work, session):
-            case Verdict.SERVE:
+        match self._answer(work, session):
+            case GateAnswer.SERVE:
                 return
-            case Verdict.HOLD:
+            case GateAnswer.HOLD:
                 await self._hold(work, client, session)
-            case Verdict.REFUSE:
+            case GateAnswer.REFUSE:
                 raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
 
     async def _hold(self, work: Work, client: ClientConnection, session: Session | None) -> None:
         self.held_by_work[work] += 1
         try:
             async with client.patience(), asyncio.timeout(self._pause_timeout_s):
-                await self.until(lambda: self._verdict(work, session) is not Verdict.HOLD)
+                await self.until(lambda: self._answer(work, session) is not GateAnswer.HOLD)
         except TimeoutError:
             raise GateClosed(
                 f"the server has been paused for more than {self._pause_timeout_s:g} s", retry_after_s=_RETRY_AFTER_S
@@ -181,5 +181,5 @@ class Gatekeeper:
             self.held_by_work[work] -= 1
         await self.enter(work, client, session)
 
-    def _verdict(self, work: Work, session: Session | None) -> Verdict:
-        return self.gate.verdict(work, is_open=session is None or session.is_open)
+    def _answer(self, work: Work, session: Session | None) -> GateAnswer:
+        return self.gate.answer(work, is_open=session is None or session.is_open)

@@ -55,7 +55,7 @@ class Work(StrEnum):
     """The next engine request of a turn in flight."""
 
 
-class Verdict(StrEnum):
+class GateAnswer(StrEnum):
     """What the gate says to work that arrives."""
 
     SERVE = "serve"
@@ -65,17 +65,17 @@ class Verdict(StrEnum):
     """503 with Retry-After at once."""
 
 
-GATE_TABLE: Mapping[tuple[GateState, Work], Verdict] = {
-    (GateState.OPEN, Work.CREATE): Verdict.SERVE,
-    (GateState.OPEN, Work.TURN): Verdict.SERVE,
-    (GateState.OPEN, Work.CONTINUATION): Verdict.SERVE,
-    (GateState.PAUSED, Work.CREATE): Verdict.HOLD,
-    (GateState.PAUSED, Work.TURN): Verdict.HOLD,
-    (GateState.PAUSED, Work.CONTINUATION): Verdict.HOLD,
-    (GateState.DRAINING, Work.CREATE): Verdict.REFUSE,
+GATE_TABLE: Mapping[tuple[GateState, Work], GateAnswer] = {
+    (GateState.OPEN, Work.CREATE): GateAnswer.SERVE,
+    (GateState.OPEN, Work.TURN): GateAnswer.SERVE,
+    (GateState.OPEN, Work.CONTINUATION): GateAnswer.SERVE,
+    (GateState.PAUSED, Work.CREATE): GateAnswer.HOLD,
+    (GateState.PAUSED, Work.TURN): GateAnswer.HOLD,
+    (GateState.PAUSED, Work.CONTINUATION): GateAnswer.HOLD,
+    (GateState.DRAINING, Work.CREATE): GateAnswer.REFUSE,
     # The session decides: drained ones answer 404 for good.
-    (GateState.DRAINING, Work.TURN): Verdict.SERVE,
-    (GateState.DRAINING, Work.CONTINUATION): Verdict.SERVE,
+    (GateState.DRAINING, Work.TURN): GateAnswer.SERVE,
+    (GateState.DRAINING, Work.CONTINUATION): GateAnswer.SERVE,
 }
 
 
@@ -217,9 +217,9 @@ class Gate:
         left, self.left = self.left, ()
         return left
 
-    def verdict(self, work: Work, *, is_open: bool = True) -> Verdict:
+    def answer(self, work: Work, *, is_open: bool = True) -> GateAnswer:
         """What happens to `work` that arrives now; a session that is not open answers for itself, whatever the gate."""
-        return GATE_TABLE[self.state, work] if is_open else Verdict.SERVE
+        return GATE_TABLE[self.state, work] if is_open else GateAnswer.SERVE
 
     def _require(self, holder: str) -> Hold:
         self._refuse_expired(holder)

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
 from harness.engines.huggingface.generation import StopRules
-from harness.engines.huggingface.scheduler import Limits, Scheduler
+from harness.engines.huggingface.scheduler import BatchLimits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
 from harness.engines.repeat_guard import object_key_ids, prove_guard, wanted_guard
 from harness.errors import EngineError, EngineRejected, ModelError
@@ -204,7 +204,7 @@ class HuggingFaceTokenProvider:
             raise ModelError(
                 f"kv_cache_bytes holds {kv_tokens} tokens of this model, at least {_SMALLEST_KV_TOKENS} are needed"
             )
-        scheduler = Scheduler(Limits(self._max_batch, self._step_tokens, kv_tokens))
+        scheduler = Scheduler(BatchLimits(self._max_batch, self._step_tokens, kv_tokens))
         context_length = min(model.facts.context_length, kv_tokens)
         self._object_key_ids = object_key_ids(tokenizer)
         rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode, self._new_detector)

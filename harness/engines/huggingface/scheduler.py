@@ -26,7 +26,7 @@ _GROWTH = 1.25  # keeps the total cost of growing linear and the slack below a q
 _WORTH_WAITING_FOR = 32  # tokens of shared prefix; below that, computing it again is cheaper than a delay
 
 
-class Limits(NamedTuple):
+class BatchLimits(NamedTuple):
     """What the engine may use at once."""
 
     sequences: int
@@ -124,7 +124,7 @@ class _Match(NamedTuple):
 class Scheduler:
     """The queue, the batch and the cached prefixes."""
 
-    limits: Limits
+    limits: BatchLimits
     running: list[Sequence] = field(default_factory=list)
     """Oldest first."""
     waiting: deque[Sequence] = field(default_factory=deque)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.huggingface.scheduler import (
+    BatchLimits,
     KvCopy,
     KvDrop,
     KvOp,
-    Limits,
     Piece,
     Scheduler,
     Sequence,
@@ -27,7 +27,7 @@ def tokens(*parts: range, room: int = 64, session_id: str | None = None, logits_
 
 
 def scheduler(sequences: int = 4, step_tokens: int = 64, kv_tokens: int = 4096) -> Scheduler:
-    return Scheduler(Limits(sequences, step_tokens, kv_tokens))
+    return Scheduler(BatchLimits(sequences, step_tokens, kv_tokens))
 
 
 def step(schedule: Scheduler) -> list[Piece]:

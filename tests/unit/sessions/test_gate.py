@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
-from harness.sessions.gate import ANONYMOUS, Gate, GateState, Hold, HoldKind, Verdict, Work
+from harness.sessions.gate import ANONYMOUS, Gate, GateAnswer, GateState, Hold, HoldKind, Work
 
 
 def pause(holder: str, until: float = 100.0, *, engines: bool = False) -> Hold:
@@ -98,7 +98,7 @@ def test_a_session_that_is_not_open_answers_for_itself_in_every_state(state, wor
     if state != "open":
         gate.place(pause("a") if state == "paused" else drain("a"))
 
-    assert gate.verdict(work, is_open=False) is Verdict.SERVE
+    assert gate.answer(work, is_open=False) is GateAnswer.SERVE
 
 
 def test_one_hold_at_a_time_covers_the_engines():

@@ -14,7 +14,7 @@ from harness.errors import (
     SessionClosing,
     StoreFull,
 )
-from harness.sessions.gate import GATE_TABLE, GateState, Verdict, Work
+from harness.sessions.gate import GATE_TABLE, GateAnswer, GateState, Work
 from harness.sessions.lifecycle import TRANSITIONS, Command, Phase, advance, end_of_error, end_of_output
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus, status_of
 from harness.types import FinishReason
@@ -171,13 +171,13 @@ def test_no_end_lets_a_partial_be_served_and_wait_as_well():
 def test_the_gate_decides_every_kind_of_work_in_every_state():
     """The gate table of the design, row by row; a turn at a draining gate is the session's to refuse."""
     assert GATE_TABLE == {
-        (GateState.OPEN, Work.CREATE): Verdict.SERVE,
-        (GateState.OPEN, Work.TURN): Verdict.SERVE,
-        (GateState.OPEN, Work.CONTINUATION): Verdict.SERVE,
-        (GateState.PAUSED, Work.CREATE): Verdict.HOLD,
-        (GateState.PAUSED, Work.TURN): Verdict.HOLD,
-        (GateState.PAUSED, Work.CONTINUATION): Verdict.HOLD,
-        (GateState.DRAINING, Work.CREATE): Verdict.REFUSE,
-        (GateState.DRAINING, Work.TURN): Verdict.SERVE,
-        (GateState.DRAINING, Work.CONTINUATION): Verdict.SERVE,
+        (GateState.OPEN, Work.CREATE): GateAnswer.SERVE,
+        (GateState.OPEN, Work.TURN): GateAnswer.SERVE,
+        (GateState.OPEN, Work.CONTINUATION): GateAnswer.SERVE,
+        (GateState.PAUSED, Work.CREATE): GateAnswer.HOLD,
+        (GateState.PAUSED, Work.TURN): GateAnswer.HOLD,
+        (GateState.PAUSED, Work.CONTINUATION): GateAnswer.HOLD,
+        (GateState.DRAINING, Work.CREATE): GateAnswer.REFUSE,
+        (GateState.DRAINING, Work.TURN): GateAnswer.SERVE,
+        (GateState.DRAINING, Work.CONTINUATION): GateAnswer.SERVE,
     }

@@ -4,46 +4,21 @@
     vLLM     POST /abort_requests {}                     in dev mode only
 
 Both answer at once and do not say what they ended; whether anything still runs is for the session servers to tell. A
-router passes none of this on, so every worker is told directly. A worker whose kind is not known is tried in the order
-of the table: a server that lacks a route answers 404 and nothing happens.
+router passes none of this on, so every worker is told directly. The verbs are those of `engines.kinds`. A worker whose
+kind is not known is tried in the order of that table: a server that lacks a route answers 404 and nothing happens.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
-from http import HTTPStatus
-from typing import NamedTuple, Protocol, runtime_checkable
-
-import msgspec
+from typing import Protocol, runtime_checkable
 
 from harness.engines.base import TokenProvider
+from harness.engines.kinds import ControlVerb, ServerKind, parse_kind, server_kinds
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.http_errors import error_for_status, server_message
-from harness.errors import EngineRejected
-from harness.types import Json
+from harness.errors import EngineRejected, ScenarioError
 
-
-class WorkerKind(StrEnum):
-    """The engines whose control verbs are known."""
-
-    SGLANG = "sglang"
-    VLLM = "vllm"
-
-
-class _Verb(NamedTuple):
-    path: str
-    body: Json
-
-
-_ABORT_ALL: Mapping[WorkerKind, _Verb] = {
-    WorkerKind.SGLANG: _Verb("/abort_request", {"abort_all": True}),
-    WorkerKind.VLLM: _Verb("/abort_requests", {}),
-}
-_CONTINUE: Mapping[WorkerKind, _Verb] = {
-    WorkerKind.SGLANG: _Verb("/continue_generation", {}),
-    WorkerKind.VLLM: _Verb("/resume", {}),
-}
 _MISSING = frozenset({403, 404, 405})
 """Statuses of a route that a server does not have, or has switched off."""
 
@@ -71,19 +46,19 @@ class Pausable(Protocol):
         """Sample again. Raises `EngineError` or `TimeoutError`."""
 
 
-class _PausedAnswer(msgspec.Struct):
-    is_paused: bool
-
-
 @dataclass(frozen=True, slots=True)
 class EngineServer:
     """An engine server over HTTP."""
 
     url: str
-    kind: WorkerKind | None = None
-    """None: found out by asking."""
+    kind: str | None = None
+    """A server's name in `engines.kinds`; None: found out by asking."""
     api_key: str = field(default="", repr=False)
     """For a server whose address names no key of its own; empty takes that of the environment."""
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in server_kinds():
+            raise ScenarioError(f"kind: expected {', '.join(server_kinds())} or None, got {self.kind!r}")
 
     @property
     def name(self) -> str:
@@ -93,30 +68,33 @@ class EngineServer:
     async def abort_all(self, *, deadline_s: float) -> None:
         """See `EngineWorker`."""
         async with self._connect() as client:
-            if not await self._is_done(client, _ABORT_ALL, deadline_s):
+            if not await self._is_done(client, [kind.abort_all for kind in self._kinds], deadline_s):
                 raise EngineRejected(
                     f"{client.name} has no route that ends all requests; vLLM needs VLLM_SERVER_DEV_MODE=1 in its"
                     " environment"
                 )
 
     async def is_paused(self, *, deadline_s: float) -> bool:
-        """See `Pausable`. vLLM says so in dev mode; SGLang is not ready while it is paused."""
+        """See `Pausable`."""
         async with self._connect() as client:
-            if self.kind is not WorkerKind.SGLANG:
-                said = await client.ask(Exchange("GET", "/is_paused", deadline_s))
-                if said.status == HTTPStatus.OK:
-                    with suppress(msgspec.DecodeError):
-                        return msgspec.json.decode(said.content, type=_PausedAnswer).is_paused
-            if self.kind is WorkerKind.VLLM:
-                return False
-            ready = await client.ask(Exchange("GET", "/ready", deadline_s))
-            return ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+            for question in [kind.paused for kind in self._kinds]:
+                answer = await client.ask(Exchange("GET", question.path, deadline_s))
+                said = question.read(answer.status, answer.content)
+                if said is not None:
+                    return said
+        return False
 
     async def resume(self, *, deadline_s: float) -> None:
         """See `Pausable`."""
         async with self._connect() as client:
-            if not await self._is_done(client, _CONTINUE, deadline_s):
+            if not await self._is_done(client, [kind.resume for kind in self._kinds], deadline_s):
                 raise EngineRejected(f"{client.name} has no route that continues it")
+
+    @property
+    def _kinds(self) -> Sequence[ServerKind]:
+        """Those that the server may be of."""
+        kinds = server_kinds()
+        return list(kinds.values()) if self.kind is None else [kinds[self.kind]]
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[EngineClient]:
@@ -127,11 +105,10 @@ class EngineServer:
         finally:
             await client.close()
 
-    async def _is_done(self, client: EngineClient, verbs: Mapping[WorkerKind, _Verb], deadline_s: float) -> bool:
-        """Whether the server has one of `verbs`, by its kind where that is known."""
-        for kind in [self.kind] if self.kind else WorkerKind:
-            path, body = verbs[kind]
-            answer = await client.ask(Exchange("POST", path, deadline_s, body))
+    async def _is_done(self, client: EngineClient, verbs: Iterable[ControlVerb], deadline_s: float) -> bool:
+        """Whether the server has one of `verbs`."""
+        for path, body in verbs:
+            answer = await client.ask(Exchange("POST", path, deadline_s, dict(body)))
             if 200 <= answer.status < 300:
                 return True
             if answer.status not in _MISSING:
@@ -173,9 +150,10 @@ def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[E
     def worker(engine: TokenProvider | EngineWorker | str) -> EngineWorker:
         match engine:
             case str():
-                kind, separator, url = engine.partition("=")
-                is_known = separator and kind in tuple(WorkerKind)
-                return EngineServer(url, WorkerKind(kind)) if is_known else EngineServer(engine)
+                named = parse_kind(engine)
+                if named is None or named.kind.server is None or named.rest is None:
+                    return EngineServer(engine)
+                return EngineServer(named.rest, named.kind.name)
             case EngineWorker():
                 return engine
             case _:

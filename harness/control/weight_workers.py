@@ -17,6 +17,7 @@ from harness.control.engines import EngineServer
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.engines.base import EngineWorkers, LogprobScale, TokenProvider
+from harness.engines.kinds import parse_kind, server_kinds
 from harness.engines.pool.workers import MISSED_UPDATE
 from harness.errors import EngineError, ScenarioError, UnknownWeightVersion
 from harness.machine.deadlines import attempt, persist
@@ -73,22 +74,15 @@ async def reach(
 
 def _control(engine: EngineServer | str) -> TokenProvider:
     """A provider that controls `engine` and generates nothing."""
-    # aiohttp takes a third of a second to import, which updates in one process need not pay.
-    from harness.engines.remote.sglang import SGLangTokenProvider
-    from harness.engines.remote.vllm import VLLMTokenProvider
-
+    kinds = server_kinds()
     if isinstance(engine, str):
-        kind, _, url = engine.partition("=")
-        api_key = ""
+        named = parse_kind(engine)
+        kind, url, api_key = (named.kind.name, named.rest, "") if named else ("", None, "")
     else:
         kind, url, api_key = engine.kind or "", engine.url, engine.api_key
-    providers: dict[str, type[SGLangTokenProvider | VLLMTokenProvider]] = {
-        "sglang": SGLangTokenProvider,
-        "vllm": VLLMTokenProvider,
-    }
-    if kind not in providers or not url:
-        raise ScenarioError(f"expected sglang=URL or vllm=URL, got {engine!r}")
-    return providers[kind](
+    if kind not in kinds or not url:
+        raise ScenarioError(f"expected {' or '.join(f'{name}=URL' for name in kinds)}, got {engine!r}")
+    return kinds[kind].open(
         url,
         vocab_size=_VOCAB_SIZE,
         logprob_scale=LogprobScale.AFTER_TEMPERATURE,

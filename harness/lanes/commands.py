@@ -6,9 +6,9 @@ off; on a small model they cost more time than they save. Flags are those of SGL
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 from harness.lanes.spec import CONTEXT_TOKENS, LaneEngine, LaneSpec
 
@@ -47,21 +47,15 @@ def server_command(
     `import_path` comes before what is installed there; `parent` is our own environment.
     Raises `OSError` or `ValueError` when the folder of the model has no readable `config.json`.
     """
-    match spec.engine:
-        case LaneEngine.SGLANG:
-            arguments, own = _sglang_arguments(spec, port), _SGLANG_ENVIRONMENT
-        case LaneEngine.VLLM:
-            arguments, own = _vllm_arguments(spec, port), _VLLM_ENVIRONMENT
-        case LaneEngine.LOCAL:
-            arguments, own = _local_arguments(spec, port), {}
-        case _:
-            assert_never(spec.engine)
+    how = _STARTED[spec.engine]
     stated = {name for name in parent if name.startswith(_GUARD) and any(key.startswith(_GUARD) for key in spec.env)}
     inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED | stated}
     compiles = {"TORCHDYNAMO_DISABLE": "1"} if _has_space(python) else {}
     path = {"PYTHONPATH": ":".join(str(folder) for folder in import_path)}
-    environment = {**inherited, **_OFFLINE, **_LOOPBACK_ONLY, **_SHARES_CORES, **own, **compiles, **path, **spec.env}
-    return ServerCommand((str(python), "-m", *arguments, *spec.arguments), environment)
+    switches = {**_OFFLINE, **_LOOPBACK_ONLY, **_SHARES_CORES, **how.environment, **compiles}
+    return ServerCommand(
+        (str(python), "-m", *how.arguments(spec, port), *spec.arguments), {**inherited, **switches, **path, **spec.env}
+    )
 
 
 def _has_space(python: Path) -> bool:
@@ -134,6 +128,20 @@ def _local_arguments(spec: LaneSpec, port: int) -> list[str]:
         *("--host", LOOPBACK, "--port", str(port)),
         *("--dtype", spec.dtype, "--max-running-requests", str(_MAX_RUNNING), "--kv-cache-gib", str(_KV_GIB)),
     ]
+
+
+class _HowToStart(NamedTuple):
+    arguments: Callable[[LaneSpec, int], list[str]]
+    """The module to run and its arguments, at a port."""
+    environment: Mapping[str, str] = {}
+
+
+# The column "how it is started" of `engines.kinds`. It stands here because engines may not know of lanes.
+_STARTED: Mapping[LaneEngine, _HowToStart] = {
+    LaneEngine.SGLANG: _HowToStart(_sglang_arguments, _SGLANG_ENVIRONMENT),
+    LaneEngine.VLLM: _HowToStart(_vllm_arguments, _VLLM_ENVIRONMENT),
+    LaneEngine.LOCAL: _HowToStart(_local_arguments),
+}
 
 
 def context_tokens(model_dir: Path) -> int:

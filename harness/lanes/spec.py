@@ -10,7 +10,7 @@ CONTEXT_TOKENS = 8192
 
 
 class LaneEngine(StrEnum):
-    """Engines that can be started here."""
+    """Engines that can be started here, by their names in `engines.kinds`; `commands` says how."""
 
     SGLANG = "sglang"
     VLLM = "vllm"

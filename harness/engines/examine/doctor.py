@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from harness.engines.base import LogprobScale
+from harness.engines.kinds import server_kinds
 from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.http_client import EngineClient, Exchange
@@ -119,7 +120,7 @@ async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str
     return Diagnosis(client.url, server.engine, server.protocol, server.version, findings)
 
 
-class _Server(NamedTuple):
+class ExaminedServer(NamedTuple):
     """What a server says it is."""
 
     engine: str
@@ -157,23 +158,29 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-async def _identify(client: EngineClient) -> _Server:
-    sglang, vllm = (Exchange("GET", path, _ANSWER_S) for path in ("/model_info", "/version"))
-    info = await client.ask(sglang)
-    if info.status == 200:
-        return await _sglang(client, client.decode(sglang, info.content, _SGLangInfo))
-    version = await client.ask(vllm)
-    if version.status == 200:
-        return await _vllm(client, client.decode(vllm, version.content, _Version))
+async def _identify(client: EngineClient) -> ExaminedServer:
+    """What the server says it is, by the first kind that recognizes it."""
+    titles, refusals = [], []
+    for kind in server_kinds().values():
+        if kind.examined is None:
+            continue
+        path, examine = kind.examined
+        answer = await client.ask(Exchange("GET", path, _ANSWER_S))
+        if answer.status == 200:
+            return await examine(client, answer.content)
+        titles.append(kind.title)
+        refusals.append(f"GET {path} with {answer.status}")
     raise EngineUnavailable(
-        f"{client.url} is neither SGLang nor vLLM: it answers GET {sglang.path} with {info.status} and"
-        f" GET {vllm.path} with {version.status}; give the address of an engine server itself"
+        f"{client.url} is neither {' nor '.join(titles)}: it answers {' and '.join(refusals)};"
+        " give the address of an engine server itself"
     )
 
 
-async def _sglang(client: EngineClient, info: _SGLangInfo) -> _Server:
+async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer:
+    """See `kinds.Examined`."""
+    info = client.decode(Exchange("GET", "/model_info", _ANSWER_S), content, _SGLangInfo)
     server = await client.get("/server_info", ServerInfo, deadline_s=_ANSWER_S)
-    return _Server(
+    return ExaminedServer(
         engine=server.engine,
         protocol="sglang",
         version=server.version,
@@ -186,10 +193,12 @@ async def _sglang(client: EngineClient, info: _SGLangInfo) -> _Server:
     )
 
 
-async def _vllm(client: EngineClient, version: _Version) -> _Server:
+async def examine_vllm(client: EngineClient, content: bytes) -> ExaminedServer:
+    """See `kinds.Examined`."""
+    version = client.decode(Exchange("GET", "/version", _ANSWER_S), content, _Version)
     model = await served_model(client)
     spans = await client.ask(Exchange("POST", _SPAN_ROUTE, _ANSWER_S, {}))
-    return _Server(
+    return ExaminedServer(
         engine="vllm",
         protocol="vllm",
         version=version.version,
@@ -202,7 +211,7 @@ async def _vllm(client: EngineClient, version: _Version) -> _Server:
     )
 
 
-def _vocabulary(server: _Server, tokenizer: Tokenizer | None) -> _Vocabulary:
+def _vocabulary(server: ExaminedServer, tokenizer: Tokenizer | None) -> _Vocabulary:
     """The number of ids, from the served weights where they can be read here, else from the tokenizer."""
     config = read_json(server.weights / "config.json")
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
@@ -221,7 +230,7 @@ def _vocabulary(server: _Server, tokenizer: Tokenizer | None) -> _Vocabulary:
 
 class _Examination(NamedTuple):
     client: EngineClient
-    server: _Server
+    server: ExaminedServer
     provider: _Provider
     vocabulary: _Vocabulary
     tokenizer: Tokenizer | None

@@ -11,7 +11,7 @@ from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate, Keep
 from harness.control.abort_report import Step as AbortStep
-from harness.control.engines import EngineInProcess, EngineServer, WorkerKind
+from harness.control.engines import EngineInProcess, EngineServer
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
 from harness.samples.rollout import OutcomeKind
@@ -275,7 +275,7 @@ async def test_an_engine_that_fails_is_reported(tmp_path: Path):
     async with canned_server(boom) as engine, stage(tmp_path, HANGING) as staged:
         staged.start(cooperate)
         await staged.generating()
-        workers = [EngineServer(engine.url, WorkerKind.SGLANG), EngineInProcess(staged.engine)]
+        workers = [EngineServer(engine.url, "sglang"), EngineInProcess(staged.engine)]
         report = await staged.abort(workers=workers)
 
         assert staged.gate() == "open"
@@ -328,8 +328,8 @@ async def test_a_turn_that_an_abort_missed_is_told_again(tmp_path: Path):
     ("kind", "requests"),
     [
         (None, ["POST /abort_request", "POST /abort_requests"]),
-        (WorkerKind.SGLANG, ["POST /abort_request"]),
-        (WorkerKind.VLLM, ["POST /abort_requests"]),
+        ("sglang", ["POST /abort_request"]),
+        ("vllm", ["POST /abort_requests"]),
     ],
 )
 async def test_a_worker_is_told_in_its_own_way(kind, requests):

@@ -8,7 +8,7 @@ import pytest
 
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import Fate, Keep
-from harness.control.engines import EngineInProcess, EngineServer, WorkerKind, as_workers
+from harness.control.engines import EngineInProcess, EngineServer, as_workers
 from harness.control.weights_report import UpdateBudget
 from harness.engines.base import TokenProvider
 from harness.engines.scripted import ScriptedFault, ScriptStep
@@ -136,7 +136,7 @@ async def test_engines_are_named_as_one_has_them(tmp_path: Path):
 
     assert made == (
         EngineServer("http://a"),
-        EngineServer("http://b", WorkerKind.VLLM),
+        EngineServer("http://b", "vllm"),
         EngineServer("http://c"),
         worker,
         EngineInProcess(staged.engine),

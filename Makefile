@@ -8,13 +8,15 @@ PY := $(BIN)/python
 MODEL := smollm2-135m-instruct
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 
-.PHONY: run test bench soak setup setup-dev model lint types layers pytest fmt clean help
+.PHONY: run check test bench soak setup setup-dev model lint types layers unit pytest fmt clean help
 
 help:  ## list the recipes
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 run: setup model  ## a scenario, end to end, on a real model
 	$(PY) -m harness run quickstart $(ARGS)
+
+check: setup-dev lint types layers unit  ## what to run before every commit: two minutes, no model, no agents
 
 test: setup-dev model lint types layers pytest  ## everything that runs without a GPU
 
@@ -26,7 +28,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one
 
 soak: setup-dev model  ## what takes hours: 5,000 random histories, 300 killed servers, 1,000 aborts, 50 on each real engine
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_stateful.py \
-		tests/system/server/test_faults_stateful.py
+		tests/system/server/test_faults_stateful.py tests/conformance/families/test_properties.py
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	$(PY) -W error soak/abort_cycles.py --cycles 1000
 	$(PY) -W error soak/abort_cycles.py --cycles 50 --sessions 8 --work-s 0.2 2 --engine sglang
@@ -48,6 +50,9 @@ types: setup-dev
 
 layers: setup-dev
 	$(PY) -c "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+
+unit: setup-dev
+	$(PY) -m pytest -n 2 -q -m "not model and not agent" tests/unit
 
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)

@@ -109,6 +109,16 @@ def _salt(version: str) -> int:
     return crc32(version.encode()) if number is None else number
 
 
+class LiveGeneration(msgspec.Struct, frozen=True):
+    """What can be seen of a generation in flight."""
+
+    request_id: str
+    sampled: int
+    """Tokens so far."""
+    is_aborted: bool
+    """It was told to end, and has not ended yet."""
+
+
 @dataclass(slots=True)
 class _Live:
     """A generation in flight."""
@@ -183,6 +193,23 @@ class ScriptedEngine:
     def workers(self) -> OneWorker:
         """See `TokenProvider.workers`."""
         return OneWorker(self)
+
+    @property
+    def live(self) -> tuple[LiveGeneration, ...]:
+        """The generations in flight, the oldest first."""
+        return tuple(
+            LiveGeneration(request_id, len(live.output), live.aborted.is_set())
+            for request_id, live in self._live.items()
+        )
+
+    @property
+    def played(self) -> Counter[str]:
+        """How many steps each session has played, by its id; those of requests without a session under `""`."""
+        return Counter(self._played)
+
+    def play_from(self, session_id: str, step: int) -> None:
+        """Let the next generation of the session play the step with that index."""
+        self._played[session_id] = step
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ from harness.types import Json
 from tests.toy_model import write_toy_model
 
 PATIENCE_S = 10
-QUICK = AbortBudget(
-    drain_s=2, engines_s=2, hooks_s=1, agents_s=0.5, kill_s=1, collect_s=3, cancel_s=0.5, resume_s=2, total_s=15
+PATIENT = AbortBudget(
+    drain_s=5, engines_s=5, hooks_s=5, agents_s=10, kill_s=4, collect_s=20, cancel_s=2, resume_s=5, total_s=60
 )
-FAST = Deadlines(create_s=5, read_s=2, end_s=1, delete_s=1)
+"""No step needs it on a busy machine; whoever tests that a step costs its time shortens that step alone."""
+IMPATIENT = replace(PATIENT, agents_s=0.3)
+"""For agents that do not end by themselves."""
+FAST = Deadlines(create_s=20, read_s=10, end_s=1, delete_s=5)
 
 CALLING = """
 import json, os, signal, sys, time, urllib.error, urllib.request
@@ -73,7 +76,7 @@ class Stage:
         self.pending.append(asyncio.create_task(self.manager.run(task), name=f"rollout {len(self.pending)}"))
         return self.pending[-1]
 
-    async def abort(self, budget: AbortBudget = QUICK, **options: Any) -> AbortReport:
+    async def abort(self, budget: AbortBudget = PATIENT, **options: Any) -> AbortReport:
         """Abort everything that is pending, with the hooks of the manager."""
         workers: list[EngineWorker | str] = options.pop("workers", [EngineInProcess(self.engine)])
         hooks = options.pop("hooks", [self.manager.abort_hooks()])
@@ -88,7 +91,7 @@ class Stage:
 
     async def generating(self, count: int = 1) -> None:
         """Return once that many generations are under way."""
-        await eventually(lambda: len(self.engine._live) == count)
+        await eventually(lambda: len(self.engine.live) == count)
 
     async def running(self, count: int = 1) -> None:
         """Return once that many agents run."""

@@ -79,7 +79,7 @@ class Client:
 
     async def turns_in_flight(self, count: int) -> None:
         """Return once that many turns are in flight, and their generations with them."""
-        await eventually(lambda: self.engine._live.__len__() == count)
+        await eventually(lambda: len(self.engine.live) == count)
 
     async def held(self, count: int) -> None:
         """Return once that many requests wait at the gate."""

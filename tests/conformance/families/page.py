@@ -124,8 +124,8 @@ followed in that, because a branch per turn could not be trained. The server log
 
 Checked on one in {stride} of the conversations that `harness verify tokens` generates: all orders of roles up to two
 earlier rounds, parallel calls, unicode, white space at the edges, very long texts. Random conversations, more than
-ten thousand over all families, come on top. *Refused*: the template raises over such roles, and the client is told.
-*Branch*: there is no delimiter, the session starts a new branch.
+three thousand over all families (`make soak`: sixty thousand), come on top. *Refused*: the template raises over such
+roles, and the client is told. *Branch*: there is no delimiter, the session starts a new branch.
 
 {properties}
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.lanes import INSTALLED, LaneEngine, find_lanes
+from tests.checkout import ROOT
 from tests.real_engines import on_real
 
 pytestmark = [pytest.mark.model, pytest.mark.agent]
@@ -16,16 +18,25 @@ pytestmark = [pytest.mark.model, pytest.mark.agent]
 _RUN_S = 1000  # its agents have deadlines; this is for a server that has to be installed first
 
 
-def run_quickstart(engine: str, model_dir: Path, directory: Path) -> subprocess.CompletedProcess[str]:
-    """A run that passed every check, the ledger among them.
-
-    Two sessions at a time: with eight, each has an eighth of a busy machine and 120 seconds to finish.
-    """
-    what = ("quickstart", "-n", "2", "--engine", engine, "--model", str(model_dir), "--out", str(directory), "--json")
+def run_suite(suite: Path | str, engine: str, model_dir: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A run that passed every check, the ledger among them."""
+    what = (str(suite), "--engine", engine, "--model", str(model_dir), "--out", str(directory), "--json")
     command = [sys.executable, "-m", "harness", "run", *what]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_RUN_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+@pytest.fixture(name="short_quickstart")
+def _short_quickstart(tmp_path: Path) -> Path:
+    """The quickstart cut to one group of two sessions that guess twice: starting and ending a server is the same."""
+    folder = shutil.copytree(ROOT / "scenarios" / "quickstart", tmp_path / "short_quickstart")
+    file = folder / "scenario.toml"
+    text = file.read_text().replace('name = "quickstart"', 'name = "short_quickstart"')
+    text = text.replace("answers = 8", "answers = 2")
+    until_second, *_ = text.partition("[[prompts]]\nmetadata.game = { secret = 4")
+    file.write_text(f"{until_second}[checks]\nmin_finished = 2\n")
+    return folder
 
 
 def engine_of(directory: Path) -> str:
@@ -36,24 +47,24 @@ def engine_of(directory: Path) -> str:
 
 def test_on_a_running_sglang(sglang_url: str, model_dir: Path, tmp_path: Path) -> None:
     """With `--engine sglang=URL`."""
-    run_quickstart(f"sglang={sglang_url}", model_dir, tmp_path / "run")
+    run_suite("quickstart", f"sglang={sglang_url}", model_dir, tmp_path / "run")
 
     assert engine_of(tmp_path / "run") == "sglang"
 
 
 def test_on_a_running_vllm(vllm_url: str, model_dir: Path, tmp_path: Path) -> None:
     """With `--engine vllm=URL`."""
-    run_quickstart(f"vllm={vllm_url}", model_dir, tmp_path / "run")
+    run_suite("quickstart", f"vllm={vllm_url}", model_dir, tmp_path / "run")
 
     assert engine_of(tmp_path / "run") == "vllm"
 
 
 @pytest.mark.parametrize("engine", [pytest.param(each, marks=on_real(each)) for each in INSTALLED])
 def test_a_server_that_is_started_for_the_run_is_gone_afterwards(
-    engine: LaneEngine, model_dir: Path, tmp_path: Path
+    engine: LaneEngine, short_quickstart: Path, model_dir: Path, tmp_path: Path
 ) -> None:
     """With `--engine sglang` or `vllm`; the progress lines say what is started, and where its log is."""
-    said = run_quickstart(engine, model_dir, tmp_path / "run").stderr
+    said = run_suite(short_quickstart, engine, model_dir, tmp_path / "run").stderr
 
     [url] = re.findall(rf"starting {engine} with smollm2-135m-instruct at (\S+) \(log: ", said)
     assert engine_of(tmp_path / "run") == engine

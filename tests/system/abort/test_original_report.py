@@ -4,7 +4,6 @@ The turns after it look COMPLETED and can never be trained; one such session use
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from harness.server.settings import ServerSettings
 from harness.turn_ends import TurnStatus
 from harness.types import Json, SampleStatus
 from tests.builders import user
-from tests.controllers.aborting import CALLING, QUICK, call, eventually, stage
+from tests.controllers.aborting import CALLING, PATIENT, call, eventually, stage
 from tests.session_servers.served import serving
 
 SIX_TURNS = tuple(
@@ -123,10 +122,10 @@ async def test_by_default_nothing_is_generated_in_vain(tmp_path: Path, agent: An
     """Aborted in the third turn: whatever the agent asks afterwards is 404, and no engine hears of it."""
     async with stage(tmp_path, *HANGS_IN_THE_THIRD) as staged:
         staged.start(agent, session={"selection": selection})
-        await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 3)
-        report = await staged.abort(replace(QUICK, agents_s=10, total_s=30))
+        await eventually(lambda: len(staged.engine.live) == 1 and staged.engine.played.total() == 3)
+        report = await staged.abort(PATIENT)
 
-        assert staged.engine._played.total() == 3
+        assert staged.engine.played.total() == 3
         assert (staged.gate(), staged.sessions()) == ("open", 0)
     [rollout] = report.rollouts
     statuses = [turn["status"] for turn in rollout.session["turns"]]
@@ -152,6 +151,6 @@ async def test_asking_again_for_an_aborted_turn_is_refused_and_samples_nothing()
         answers = [await client.chat(session, messages) for _ in range(2)]
         [sample] = [sample_from_json(each) for each in await client.samples(session)]
 
-        assert client.engine._played.total() == 3
+        assert client.engine.played.total() == 3
     assert [answer.status_code for answer in answers] == [404, 404]
     assert (sample.status, sample.metadata["turns"]) == (SampleStatus.ABORTED, [0, 1, 2])

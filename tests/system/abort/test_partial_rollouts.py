@@ -15,7 +15,7 @@ from harness.engines.scripted import Script, ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import AgentTask
 from harness.samples.rollout import OutcomeKind
 from harness.types import Json, SampleStatus
-from tests.controllers.aborting import CALLING, QUICK, Stage, as_agent, call, eventually, stage
+from tests.controllers.aborting import CALLING, PATIENT, Stage, as_agent, call, eventually, stage
 from tests.session_servers.scripted import canned_server, http_answer
 
 TEXTS = ("first answer", "second answer", "third answer")
@@ -48,7 +48,7 @@ AGENTS = pytest.mark.parametrize("agent", [three_turns, THREE_TURNS_AS_PROGRAM],
 
 async def in_the_second_turn(staged: Stage) -> None:
     """The agent waits for its second answer."""
-    await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 2)
+    await eventually(lambda: len(staged.engine.live) == 1 and staged.engine.played.total() == 2)
 
 
 def is_exact(rollout: Any) -> bool:
@@ -69,8 +69,8 @@ async def test_agents_are_kept_alive_across_a_pause(tmp_path: Path, agent: Any):
     async with stage(tmp_path, *STOPS_IN_THE_SECOND) as staged:
         pending = staged.start(agent, metadata={"start_rollout_id": 3})
         await in_the_second_turn(staged)
-        async with paused_rollout([staged.server.url], [EngineInProcess(staged.engine)], QUICK) as pause:
-            assert (staged.gate(), len(staged.engine._live), pending.done()) == ("paused", 0, False)
+        async with paused_rollout([staged.server.url], [EngineInProcess(staged.engine)], PATIENT) as pause:
+            assert (staged.gate(), len(staged.engine.live), pending.done()) == ("paused", 0, False)
             staged.engine._script = Script(PLAYED)
         rollout = await pending
 
@@ -97,7 +97,7 @@ async def test_agents_begin_anew_on_what_is_on_record(tmp_path: Path, agent: Any
         staged.engine._script = Script(REST)
         start = report.partial_samples[0].metadata["start_rollout_id"]
         later = await staged.start(agent, resumes=cut_short.session_id, metadata={"start_rollout_id": start})
-        assert (staged.sessions(), staged.engine._played[str(later.session_id)]) == (0, 1)
+        assert (staged.sessions(), staged.engine.played[str(later.session_id)]) == (0, 1)
     assert cut_short.outcome.kind is OutcomeKind.DRAINED
     assert [sample.status for sample in report.partial_samples] == [SampleStatus.ABORTED]
     assert later.outcome.kind is OutcomeKind.FINISHED
@@ -120,7 +120,7 @@ async def test_a_rollout_that_is_cut_short_again_keeps_its_first_number(tmp_path
         staged.engine._script = Script((msgspec.structs.replace(REST[0], fault=ScriptedFault.HANG), REST[1]))
         metadata = {"start_rollout_id": first.partial_samples[0].metadata["start_rollout_id"]}
         staged.start(three_turns, resumes=first.rollouts[0].session_id, metadata=metadata)
-        await eventually(lambda: len(staged.engine._live) == 1)
+        await eventually(lambda: len(staged.engine.live) == 1)
         second = await staged.abort(rollout_id=4)
 
         assert staged.sessions() == 0
@@ -153,7 +153,7 @@ async def test_whatever_happens_in_a_pause_the_gate_opens(tmp_path: Path, kind: 
     """The error goes on afterwards."""
     async with stage(tmp_path) as staged:
         with pytest.raises(kind):
-            async with paused_rollout([staged.server.url], budget=QUICK):
+            async with paused_rollout([staged.server.url], budget=PATIENT):
                 raise kind("the training step failed")
 
         assert staged.gate() == "open"
@@ -175,7 +175,7 @@ async def test_cancelling_a_pause_on_its_way_opens_the_gate(tmp_path: Path):
         await in_the_second_turn(staged)
 
         async def pause() -> None:
-            async with paused_rollout([staged.server.url], [DeafWorker()], QUICK):
+            async with paused_rollout([staged.server.url], [DeafWorker()], PATIENT):
                 pytest.fail("the engine still generates")
 
         pausing = asyncio.create_task(pause())
@@ -194,7 +194,7 @@ async def test_a_pause_says_what_did_not_stop(tmp_path: Path):
         staged.start(three_turns)
         await in_the_second_turn(staged)
         servers = [staged.server.url, "http://127.0.0.1:9"]
-        async with paused_rollout(servers, [engine.url], replace(QUICK, engines_s=0.3)) as pause:
+        async with paused_rollout(servers, [engine.url], replace(PATIENT, engines_s=0.3)) as pause:
             assert staged.gate() == "paused"
 
         assert staged.gate() == "open"

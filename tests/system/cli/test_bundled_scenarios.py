@@ -20,7 +20,7 @@ RUN_ELSEWHERE = {
     "quickstart": "tests/system/test_quickstart_run.py",
     "weight_updates": "tests/system/weights/test_scenario.py",
 }
-"""Those with faults run in `tests/system/cli/test_faults_shipped.py`."""
+"""Those with faults run in `tests/system/faults/test_faults_shipped.py`."""
 
 
 @pytest.fixture(name="passed")

@@ -19,7 +19,8 @@ from harness.server.settings import ServerSettings
 from harness.types import SampleStatus
 from tests.controllers.aborting import (
     IGNORING,
-    QUICK,
+    IMPATIENT,
+    PATIENT,
     cooperate,
     do_nothing,
     eventually,
@@ -42,10 +43,10 @@ async def test_a_rollout_that_is_cut_short_leaves_partial_samples(tmp_path: Path
     """The turn in flight is aborted and answered 404; the agent ends by itself; nothing is left."""
     async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
         staged.start(cooperate)
-        await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 2)
+        await eventually(lambda: len(staged.engine.live) == 1 and staged.engine.played.total() == 2)
         report = await staged.abort(rollout_id=7)
 
-        assert (staged.gate(), staged.sessions(), len(staged.engine._live)) == ("open", 0, 0)
+        assert (staged.gate(), staged.sessions(), len(staged.engine.live)) == ("open", 0, 0)
     [rollout] = report.rollouts
     [sample] = report.partial_samples
     assert report.problems == ()
@@ -63,7 +64,7 @@ async def test_the_report_says_what_was_touched(tmp_path: Path):
             staged.start(agent)
         await staged.generating(2)
         await staged.running(3)
-        report = await staged.abort()
+        report = await staged.abort(IMPATIENT)
 
     [drained] = report.drained
     assert (drained.url, drained.error, drained.gate.sessions_closed) == (staged.server.url, None, 3)
@@ -105,7 +106,7 @@ async def test_an_agent_that_does_not_stop_is_stopped(tmp_path: Path, agent):
     async with stage(tmp_path, ScriptStep(text="one")) as staged:
         staged.start(agent)
         await staged.running()
-        report = await staged.abort()
+        report = await staged.abort(IMPATIENT)
 
         assert (staged.gate(), staged.sessions()) == ("open", 0)
     [rollout] = report.rollouts
@@ -120,7 +121,7 @@ async def test_the_whole_process_group_of_an_agent_is_ended(tmp_path: Path, surv
         family = Family(staged.directory / "0")
         staged.start(ProgramAgent("family", family.command()))
         pids = await family.appears()
-        report = await staged.abort()
+        report = await staged.abort(IMPATIENT)
 
     assert (survivors(pids), report.agents_left) == ([], ())
 
@@ -130,7 +131,7 @@ async def test_an_agent_that_cannot_be_ended_is_reported(tmp_path: Path):
     async with stage(tmp_path, grace_s=5) as staged:
         staged.start(refuse_to_end)
         await staged.running()
-        report = await staged.abort(replace(QUICK, agents_s=0.1, kill_s=0.2))
+        report = await staged.abort(replace(PATIENT, agents_s=0.1, kill_s=0.2))
 
         assert (staged.gate(), staged.sessions()) == ("open", 0)
     [rollout] = report.rollouts
@@ -167,7 +168,7 @@ async def test_rollouts_that_begin_during_an_abort_begin_nothing(tmp_path: Path)
             session_servers=[staged.server.url],
             engine_workers=[EngineInProcess(staged.engine)],
             agent_hooks=[staged.manager.abort_hooks()],
-            budget=QUICK,
+            budget=PATIENT,
         )
 
     assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED] * 3
@@ -189,7 +190,7 @@ async def test_unreachable_session_servers_are_tolerated_and_reported(tmp_path: 
             session_servers=servers,
             engine_workers=[EngineInProcess(staged.engine)],
             agent_hooks=[staged.manager.abort_hooks()],
-            budget=QUICK,
+            budget=PATIENT,
         )
 
         assert staged.gate() == "open"
@@ -209,7 +210,7 @@ async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_g
             session_servers=[broken.url, staged.server.url],
             engine_workers=[EngineInProcess(staged.engine)],
             agent_hooks=[staged.manager.abort_hooks()],
-            budget=QUICK,
+            budget=PATIENT,
         )
 
         assert staged.gate() == "open"
@@ -221,7 +222,7 @@ async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_g
 async def test_a_drain_is_asked_for_again(first: bytes):
     """All verbs are idempotent, so whatever went wrong once may go right."""
     async with canned_server(first, http_answer(200, OPEN_GATE)) as server:
-        report = await abort_rollout([], session_servers=[server.url], budget=QUICK)
+        report = await abort_rollout([], session_servers=[server.url], budget=PATIENT)
 
     assert server.requests[:2] == ["POST /sessions/drain"] * 2
     assert server.requests[-1] == "POST /sessions/resume"
@@ -231,7 +232,9 @@ async def test_a_drain_is_asked_for_again(first: bytes):
 async def test_a_session_server_that_hangs_costs_its_time():
     """Each attempt has its share of it."""
     async with canned_server(SAY_NOTHING) as server:
-        report = await abort_rollout([], session_servers=[server.url], budget=replace(QUICK, drain_s=0.6, resume_s=0.6))
+        report = await abort_rollout(
+            [], session_servers=[server.url], budget=replace(PATIENT, drain_s=0.6, resume_s=0.6)
+        )
 
     assert set(server.requests) == {"POST /sessions/drain", "POST /sessions/resume"}
     assert min(server.requests.count(request) for request in set(server.requests)) > 1
@@ -242,9 +245,9 @@ async def test_a_session_server_that_hangs_costs_its_time():
 async def test_the_admin_token_goes_along(tmp_path: Path):
     """Without it a guarded server is not drained, and the report says why."""
     async with stage(tmp_path, settings=ServerSettings(admin_token="t0ken")) as staged:
-        refused = await abort_rollout([], session_servers=[staged.server.url], budget=QUICK)
+        refused = await abort_rollout([], session_servers=[staged.server.url], budget=PATIENT)
         report = await abort_rollout(
-            [], session_servers=[SessionServerAddress(staged.server.url, "t0ken")], budget=QUICK
+            [], session_servers=[SessionServerAddress(staged.server.url, "t0ken")], budget=PATIENT
         )
 
     assert "401" in str(refused.drained[0].error)
@@ -259,7 +262,7 @@ async def test_an_engine_that_ends_nothing_costs_its_time(tmp_path: Path):
     async with canned_server(http_answer(200, {})) as engine, stage(tmp_path, HANGING) as staged:
         staged.start(ignore)
         await staged.generating()
-        report = await staged.abort(replace(QUICK, engines_s=0.5), workers=[EngineServer(engine.url)])
+        report = await staged.abort(replace(IMPATIENT, engines_s=0.5), workers=[EngineServer(engine.url)])
 
         assert (staged.gate(), staged.sessions()) == ("open", 0)
         await staged.engine.abort(None)
@@ -290,7 +293,7 @@ async def test_an_engine_whose_connection_hangs_costs_its_time(tmp_path: Path):
         staged.start(cooperate)
         await staged.generating()
         workers = [EngineServer(engine.url), EngineInProcess(staged.engine)]
-        report = await staged.abort(replace(QUICK, engines_s=0.5), workers=workers)
+        report = await staged.abort(replace(PATIENT, engines_s=0.5), workers=workers)
 
         assert staged.gate() == "open"
     assert "did not answer within 0.5 s" in str(report.engines[0].error)
@@ -299,7 +302,7 @@ async def test_an_engine_whose_connection_hangs_costs_its_time(tmp_path: Path):
 
 async def test_an_engine_that_is_gone_is_reported(tmp_path: Path):
     """Nobody waits for it."""
-    report = await abort_rollout([], session_servers=[], engine_workers=["http://127.0.0.1:9"], budget=QUICK)
+    report = await abort_rollout([], session_servers=[], engine_workers=["http://127.0.0.1:9"], budget=PATIENT)
 
     assert "cannot be reached" in str(report.engines[0].error)
 
@@ -344,7 +347,7 @@ async def test_a_worker_is_told_in_its_own_way(kind, requests):
 async def test_a_server_that_is_no_engine_is_reported():
     """With what a vLLM server would need."""
     async with canned_server(http_answer(404, {})) as engine:
-        report = await abort_rollout([], session_servers=[], engine_workers=[f"vllm={engine.url}"], budget=QUICK)
+        report = await abort_rollout([], session_servers=[], engine_workers=[f"vllm={engine.url}"], budget=PATIENT)
 
     assert engine.requests == ["POST /abort_requests"]
     assert "VLLM_SERVER_DEV_MODE" in str(report.engines[0].error)
@@ -366,7 +369,7 @@ async def test_hooks_are_called_in_the_order_of_the_steps(tmp_path: Path):
         return ["agent 1"]
 
     hooks = AgentHooks("mine", lambda keep: called.append(f"mark {keep}"), ask, stop, lambda: called.append("clear"))
-    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=QUICK)
+    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=PATIENT)
 
     assert called == ["mark partial_samples", "abort", "stop", "clear"]
     assert report.hooks[0].error == "RuntimeError: no such agent"
@@ -376,7 +379,7 @@ async def test_hooks_are_called_in_the_order_of_the_steps(tmp_path: Path):
 async def test_a_hook_that_ignores_everything_costs_its_time():
     """It is left behind; the abort goes on."""
     hooks = AgentHooks("mine", abort=lambda: stubborn(1))
-    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=replace(QUICK, hooks_s=0.2))
+    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=replace(PATIENT, hooks_s=0.2))
 
     assert report.hooks[0].error == "did not answer within 0.2 s"
     assert tuple(report.seconds) == ORDER
@@ -389,7 +392,7 @@ async def test_a_hook_that_raises_in_its_first_step_stops_nothing():
         raise RuntimeError("gone")
 
     report = await abort_rollout(
-        [returning(1)], session_servers=[], agent_hooks=[AgentHooks("mine", mark)], budget=QUICK
+        [returning(1)], session_servers=[], agent_hooks=[AgentHooks("mine", mark)], budget=PATIENT
     )
 
     assert (report.results, report.problems) == ((1,), ("hook mine: RuntimeError: gone",))
@@ -407,7 +410,7 @@ async def test_the_abort_function_of_an_agent_is_called_for_each_of_its_rollouts
         for number in range(2):
             staged.start(agent, metadata={"number": number})
         await staged.running(2)
-        report = await staged.abort(replace(QUICK, agents_s=0.1))
+        report = await staged.abort(replace(PATIENT, agents_s=0.1))
 
     assert sorted(asked, key=lambda each: each[1]) == [
         (rollout.session_id, number, "there") for number, rollout in enumerate(report.rollouts)
@@ -426,7 +429,7 @@ async def test_tasks_that_fail_are_skipped():
     cancelled = asyncio.get_running_loop().create_future()
     cancelled.cancel()
     failing = asyncio.create_task(fail(), name="failing")
-    report = await abort_rollout([returning(1), failing, cancelled, returning(2)], session_servers=[], budget=QUICK)
+    report = await abort_rollout([returning(1), failing, cancelled, returning(2)], session_servers=[], budget=PATIENT)
 
     assert report.results == (1, 2)
     assert [(failure.name, failure.fate, failure.detail) for failure in report.failures] == [
@@ -439,7 +442,7 @@ async def test_tasks_that_do_not_end_are_cancelled_and_those_that_ignore_it_are_
     """Never awaited for ever."""
     hanging = asyncio.create_task(asyncio.sleep(3600), name="hanging")
     deaf = asyncio.create_task(stubborn(3600), name="deaf")
-    budget = replace(QUICK, agents_s=0.05, kill_s=0.05, collect_s=0.1, cancel_s=0.1)
+    budget = replace(PATIENT, agents_s=0.05, kill_s=0.05, collect_s=0.1, cancel_s=0.1)
     report = await abort_rollout([hanging, deaf, returning(1)], session_servers=[], budget=budget)
 
     assert report.results == (1,)
@@ -460,7 +463,7 @@ async def test_cancelling_an_abort_opens_the_gate(tmp_path: Path, after_s: float
     async with stage(tmp_path, HANGING) as staged:
         staged.start(ignore)
         await staged.generating()
-        aborting = asyncio.create_task(staged.abort(replace(QUICK, agents_s=5)))
+        aborting = asyncio.create_task(staged.abort(replace(PATIENT, agents_s=5)))
         await eventually(lambda: staged.gate() == "draining")
         await asyncio.sleep(after_s)
         aborting.cancel()
@@ -476,7 +479,7 @@ async def test_cancelling_twice_opens_the_gate_all_the_same(tmp_path: Path):
     """The last step is not interrupted, and bounded."""
     async with stage(tmp_path) as staged:
         staged.pending.append(asyncio.create_task(stubborn(2)))
-        aborting = asyncio.create_task(staged.abort(replace(QUICK, agents_s=5)))
+        aborting = asyncio.create_task(staged.abort(replace(PATIENT, agents_s=5)))
         await eventually(lambda: staged.gate() == "draining")
         for _ in range(2):
             aborting.cancel()
@@ -520,7 +523,7 @@ def test_the_time_to_reopen_is_never_given_away():
 async def test_the_total_bounds_all_steps_together(tmp_path: Path):
     """Servers, engines and tasks that all hang: over after the total, and the gate was told to open."""
     async with canned_server(SAY_NOTHING) as server, canned_server(SAY_NOTHING) as engine:
-        budget = replace(QUICK, drain_s=0.4, cancel_s=0.1, resume_s=0.3, total_s=1.0)
+        budget = replace(PATIENT, drain_s=0.4, cancel_s=0.1, resume_s=0.3, total_s=1.0)
         deaf = asyncio.create_task(stubborn(60))
         report = await abort_rollout([deaf], session_servers=[server.url], engine_workers=[engine.url], budget=budget)
 

@@ -128,7 +128,7 @@ async def test_a_turn_in_flight_goes_on_after_the_update_and_is_scored_on_the_wa
     async with serving(engine) as client:
         session = await client.create()
         asking = asyncio.create_task(client.chat(session, [user("a")]))
-        await eventually(lambda: any(len(live.output) > 2 for live in engine._live.values()))
+        await eventually(lambda: any(live.sampled > 2 for live in engine.live))
 
         async with WeightUpdater([engine], [client.url]).update(1) as update:
             await update.apply(CHECKPOINT)
@@ -147,7 +147,7 @@ async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
     async with serving(engine) as client:
         session = await client.create()
         asking = asyncio.create_task(client.chat(session, [user("a")]))
-        await eventually(lambda: any(len(live.output) > 2 for live in engine._live.values()))
+        await eventually(lambda: any(live.sampled > 2 for live in engine.live))
 
         async with WeightUpdater([engine], [client.url], mode=PauseMode.KEEP).update(1) as update:
             await update.apply(CHECKPOINT)

@@ -195,7 +195,7 @@ async def test_an_answer_that_comes_late_does_not_take_the_version_back(kind: st
     async with served(kind) as server:
         server.fake.engine._script = type(server.fake.engine._script)((ScriptStep(text="Hello.", delay_s=60),))
         asking = asyncio.create_task(server.ask())
-        await eventually(lambda: len(server.fake.engine._live) == 1)
+        await eventually(lambda: len(server.fake.engine.live) == 1)
         server.fake.engine.relabel("9")
         await server.provider.read_version()
         server.fake.engine._version = "3"

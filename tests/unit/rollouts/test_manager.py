@@ -133,7 +133,7 @@ async def test_a_model_call_that_outlives_its_agent_ends_with_it(tmp_path: Path)
     async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
         await chat(base_url, prompt)
         left_behind.append(asyncio.create_task(chat(base_url, "and this takes for ever")))
-        while not any(live.output for live in server.server._turns.engine._live.values()):
+        while not any(live.sampled for live in server.server._turns.engine.live):
             await asyncio.sleep(0.002)
 
     slow = ScriptStep(text="a long story", fault=ScriptedFault.HANG, fault_after=4, token_delay_s=0.01)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,17 @@ from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
 from harness.types import SampleStatus
-from tests.controllers.aborting import FAST, QUICK, call, cooperate, do_nothing, eventually, stage, stubborn
+from tests.controllers.aborting import (
+    FAST,
+    IMPATIENT,
+    PATIENT,
+    call,
+    cooperate,
+    do_nothing,
+    eventually,
+    stage,
+    stubborn,
+)
 
 HANGING = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
 UPDATE = UpdateBudget(sweep_s=2, gate_s=2, pause_s=2, apply_s=2, verify_s=2, continue_s=2)
@@ -27,10 +38,10 @@ async def test_pending_rollouts_end_in_one_line(tmp_path: Path):
     """Server, engines and hooks are the manager's; the rest is as in `abort_rollout`."""
     async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
         staged.start(cooperate)
-        await eventually(lambda: len(staged.engine._live) == 1 and staged.engine._played.total() == 2)
-        report = await staged.manager.abort(staged.pending, budget=QUICK, keep=Keep.SESSIONS, rollout_id=7)
+        await eventually(lambda: len(staged.engine.live) == 1 and staged.engine.played.total() == 2)
+        report = await staged.manager.abort(staged.pending, budget=PATIENT, keep=Keep.SESSIONS, rollout_id=7)
 
-        assert (staged.gate(), staged.sessions(), len(staged.engine._live)) == ("open", 1, 0)
+        assert (staged.gate(), staged.sessions(), len(staged.engine.live)) == ("open", 1, 0)
     [rollout], [sample] = report.rollouts, report.partial_samples
     assert report.problems == ()
     assert rollout.outcome.kind is OutcomeKind.DRAINED
@@ -47,8 +58,8 @@ async def test_a_rollout_stands_still_for_the_time_of_a_block(tmp_path: Path):
     async with stage(tmp_path, ScriptStep(text="A slow answer.", token_delay_s=0.02)) as staged:
         running = staged.start(ask)
         await staged.generating()
-        async with staged.manager.paused(QUICK) as report:
-            assert (staged.gate(), len(staged.engine._live), report.problems) == ("paused", 0, ())
+        async with staged.manager.paused(PATIENT) as report:
+            assert (staged.gate(), len(staged.engine.live), report.problems) == ("paused", 0, ())
             assert not running.done()
         rollout = await running
 
@@ -88,9 +99,9 @@ async def test_a_manager_opens_its_guarded_server_with_its_own_token(tmp_path: P
         stage(tmp_path, settings=settings) as staged,
         SessionManager(staged.server.url, admin_token="t0ken", engines=[staged.engine], deadlines=FAST) as manager,
     ):
-        async with manager.paused(QUICK) as paused, manager.updating_weights(1, budget=UPDATE) as update:
+        async with manager.paused(PATIENT) as paused, manager.updating_weights(1, budget=UPDATE) as update:
             await update.apply(tmp_path)
-        aborted = await manager.abort([], budget=QUICK)
+        aborted = await manager.abort([], budget=PATIENT)
 
     assert (paused.problems, update.report.problems, aborted.problems) == ((), (), ())
 
@@ -100,7 +111,7 @@ async def test_a_manager_that_knows_no_engines_ends_its_rollouts_all_the_same(tm
     async with stage(tmp_path) as staged, SessionManager(staged.server.url, deadlines=FAST) as manager:
         done = staged.start(do_nothing)
         await asyncio.wait([done])
-        report = await manager.abort([done], budget=QUICK)
+        report = await manager.abort([done], budget=PATIENT)
 
     assert (report.problems, report.engines) == ((), ())
 
@@ -116,7 +127,8 @@ async def test_what_ignores_its_cancellation_is_not_gathered(tmp_path: Path):
     async with stage(tmp_path) as staged:
         done = staged.start(do_nothing)
         await asyncio.wait([done])
-        report = await abort_rollout([deaf, failing, done], session_servers=[staged.server.url], budget=QUICK)
+        budget = replace(IMPATIENT, kill_s=0.1, collect_s=0.5, cancel_s=0.5)
+        report = await abort_rollout([deaf, failing, done], session_servers=[staged.server.url], budget=budget)
     while not deaf.done():
         deaf.cancel()
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ CUT = ScriptStep(text="a long answer", fault=ScriptedFault.ABORT, fault_after=4)
 
 async def sampling(client) -> None:
     """Return once the engine has sampled a token of the request that it works on."""
-    await eventually(lambda: any(live.output for live in client.engine._live.values()))
+    await eventually(lambda: any(live.sampled for live in client.engine.live))
 
 
 def ids(text: str) -> list[int]:
@@ -140,7 +140,7 @@ async def test_a_turn_that_is_cut_short_again_and_again_is_aborted():
         for _ in range(3):
             await client.turns_in_flight(1)
             await client.engine.abort(None)
-            await eventually(lambda: not any(live.aborted.is_set() for live in client.engine._live.values()))
+            await eventually(lambda: not any(live.is_aborted for live in client.engine.live))
         answer = await request
         [turn] = (await client.record(session))["turns"]
 

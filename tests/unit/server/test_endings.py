@@ -32,7 +32,7 @@ class DeafEngine(ScriptedEngine):
 
 async def sampling(client) -> None:
     """Return once the engine has sampled a token."""
-    await eventually(lambda: any(live.output for live in client.engine._live.values()))
+    await eventually(lambda: any(live.sampled for live in client.engine.live))
 
 
 def grace(seconds: float) -> ServerSettings:
@@ -199,7 +199,7 @@ async def test_deleting_a_session_ends_its_requests_in_the_engine():
         request = asyncio.create_task(client.chat(session, HI))
         await sampling(client)
         deleted = await client.http.delete(f"/sessions/{session.session_id}")
-        running = len(client.engine._live)
+        running = len(client.engine.live)
         answer = await request
 
     assert (deleted.status_code, running, answer.status_code) == (204, 0, 404)
@@ -241,7 +241,7 @@ async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
         session = (await http.post("/sessions")).json()
         path = f"/sessions/{session['session_id']}"
         request = asyncio.create_task(http.post(f"{path}/v1/chat/completions", json={"messages": HI}))
-        await eventually(lambda: any(live.output for live in engine._live.values()))
+        await eventually(lambda: any(live.sampled for live in engine.live))
         await http.post(f"{path}/end")
         answer = await request
         record, samples = (await http.get(path)).json(), (await http.get(f"{path}/samples")).json()
@@ -260,7 +260,7 @@ async def test_an_ended_session_may_be_taken_over():
         await client.http.post(f"/sessions/{session.session_id}/end")
         await request
         successor = await client.create(resumes=session.session_id)
-        client.engine._played[successor.session_id] = 1  # the step that was cut, as a model would go on
+        client.engine.play_from(successor.session_id, 1)  # the step that was cut, as a model would go on
         message = await client.say(successor, HI)
         record = await client.record(successor)
 

@@ -347,7 +347,7 @@ async def test_a_drain_ends_a_turn_that_waits_to_be_continued():
         await client.held(1)
         await client.http.post("/sessions/drain")
         answer = await request
-        record, played = await client.record(session), client.engine._played.total()
+        record, played = await client.record(session), client.engine.played.total()
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
     assert answer.headers["x-should-retry"] == "false"
@@ -361,10 +361,10 @@ async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_
     async with serving(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await eventually(lambda: client.engine._played.total() == 1 and not client.engine._live)
+        await eventually(lambda: client.engine.played.total() == 1 and not client.engine.live)
         await client.http.post("/sessions/drain")
         answer = await request
-        record, played = await client.record(session), client.engine._played.total()
+        record, played = await client.record(session), client.engine.played.total()
 
     assert played == 1
     assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")

@@ -74,7 +74,7 @@ class Trainer:
     async def sampling(self, nth: int = 0) -> None:
         """Return once the `nth` request has some tokens and wants more."""
         await eventually(lambda: len(self.fake.sampled) == self.before + nth)
-        await eventually(lambda: any(len(live.output) > 2 for live in self.fake.engine._live.values()))
+        await eventually(lambda: any(live.sampled > 2 for live in self.fake.engine.live))
 
 
 @asynccontextmanager
@@ -209,7 +209,7 @@ async def test_a_turn_that_broke_off_does_not_go_on_when_it_is_too_old(kind: str
             await trainer.client.http.post("/sessions/resume")
         else:
             asking.cancel()
-            await trainer.once(lambda: not trainer.fake.engine._live)
+            await trainer.once(lambda: not trainer.fake.engine.live)
         await trainer.tell("label", new_version="5")
         if is_drained:
             session = await trainer.client.create(limits={"staleness": 1}, resumes=session.session_id)

@@ -116,7 +116,7 @@ async def test_a_turn_taken_up_by_an_engine_that_vanished_meanwhile_ends():
 
 
 async def sampling(live: Bare) -> None:
-    await eventually(lambda: any(each.output for each in live.engine._live.values()))
+    await eventually(lambda: any(each.sampled for each in live.engine.live))
 
 
 async def held(live: Bare) -> None:

@@ -85,7 +85,7 @@ async def test_a_partial_survives_the_server(tmp_path):
         await settled(client, session)
         before = (await client.record(session))["turns"][0]["output_ids"]
     async with serving(*says("ignored"), SLOW, store=tmp_path / "s.db") as client:
-        client.engine._played[session.session_id] = 2  # the step that was cut, as a model would go on
+        client.engine.play_from(session.session_id, 2)  # the step that was cut, as a model would go on
         answer = await ask(client, session)
         [turn] = (await client.record(session))["turns"]
 

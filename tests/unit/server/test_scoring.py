@@ -22,7 +22,7 @@ async def update(client: Client, version: str) -> None:
 
 async def sampling(client: Client) -> None:
     """Return once the engine has sampled a token of the request that it works on."""
-    await eventually(lambda: any(live.output for live in client.engine._live.values()))
+    await eventually(lambda: any(live.sampled for live in client.engine.live))
 
 
 async def check(client: Client, session: Served, *, met: dict[int, int]) -> None:

@@ -50,7 +50,7 @@ async def test_an_agent_that_begins_anew_goes_on_where_its_predecessor_was_cut_s
         new = await client.create(resumes=old.session_id, metadata={"rollout_id": 2})
         client.engine._script = client.engine._script.__class__(says("third answer"))
         again = await converse(client, new, 2)
-        played = client.engine._played[new.session_id]
+        played = client.engine.played[new.session_id]
         last = await client.say(new, again)
         record, [sample] = await client.record(new), await client.samples(new)
 

@@ -41,7 +41,7 @@ class BuggyEngine(ScriptedEngine):
 
 async def sampling(client: Client) -> None:
     """Return once the engine has sampled all that it will of `CUT`."""
-    await eventually(lambda: any(len(live.output) == CUT.fault_after for live in client.engine._live.values()))
+    await eventually(lambda: any(live.sampled == CUT.fault_after for live in client.engine.live))
 
 
 async def in_flight(client: Client, session: Served) -> asyncio.Task[httpx.Response]:
@@ -231,7 +231,7 @@ async def test_every_line_of_a_turn_says_which_turn_and_which_attempt():
             session = await client.create()
             async with httpx.AsyncClient(base_url=client.url) as http:
                 request = asyncio.create_task(http.post(url_of(session), json={"messages": HI}))
-                await eventually(lambda: any(live.output for live in client.engine._live.values()))
+                await eventually(lambda: any(live.sampled for live in client.engine.live))
                 request.cancel()
                 await asyncio.gather(request, return_exceptions=True)
             await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)

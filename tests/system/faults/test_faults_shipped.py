@@ -10,8 +10,8 @@ from harness.samples.codec import sample_from_json
 from harness.suite.scenarios.folder import bundled_scenarios
 from tests.harness_command import harness
 from tests.installed_harness import RunShipped
+from tests.system.faults.test_faults import incomplete_inside
 from tests.toy_model import write_toy_model
-from tests.unit.suite.test_faults import incomplete_inside
 
 SHIPPED = [folder.name for folder in bundled_scenarios() if folder.scenario.faults]
 

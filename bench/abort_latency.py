@@ -1,4 +1,4 @@
-"""From the abort to "all engines idle and everything collected", against agents of one temper at a time.
+"""From the abort to "all engines idle and everything collected", against agents of one behavior at a time.
 
     python bench/abort_latency.py [--aborts 40] [--sessions 16] [--json]
 
@@ -111,7 +111,7 @@ class Bench:
 
 
 async def run(options: argparse.Namespace) -> list[dict[str, object]]:
-    """A row per temper and kind of agent."""
+    """A row per behavior and kind of agent."""
     with tempfile.TemporaryDirectory() as name:
         chat_tokenizer = open_chat_tokenizer(toy_folder(Path(name) / "toy"))
         engine = ScriptedEngine(chat_tokenizer.tokenizer, SCRIPT)
@@ -122,10 +122,10 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
         ):
             bench = Bench(server, engine, manager, Path(name) / "rollouts", options.sessions)
             rows = []
-            for temper, kind, agent in _agents(Agents(http)):
+            for behavior, kind, agent in _agents(Agents(http)):
                 await bench.one(agent)
                 times = sorted([await bench.one(agent) for _ in range(options.aborts)])
-                rows.append(_row(temper, kind, times))
+                rows.append(_row(behavior, kind, times))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
             return rows
 
@@ -133,17 +133,17 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
 def _agents(functions: Agents) -> list[tuple[str, str, Agent]]:
     calls = {"cooperate": functions.obey, "ignore": functions.ignore, "hang": functions.think}
     return [
-        *((temper, "function", FunctionAgent(temper, call)) for temper, call in calls.items()),
+        *((behavior, "function", FunctionAgent(behavior, call)) for behavior, call in calls.items()),
         *(
-            (temper, "program", ProgramAgent(temper, (sys.executable, "-S", "-c", CALL + source)))
-            for temper, source in PROGRAMS.items()
+            (behavior, "program", ProgramAgent(behavior, (sys.executable, "-S", "-c", CALL + source)))
+            for behavior, source in PROGRAMS.items()
         ),
     ]
 
 
-def _row(temper: str, kind: str, times: list[float]) -> dict[str, object]:
+def _row(behavior: str, kind: str, times: list[float]) -> dict[str, object]:
     return {
-        "agents": temper,
+        "agents": behavior,
         "kind": kind,
         "aborts": len(times),
         "p50_s": round(statistics.median(times), 2),

@@ -3,7 +3,7 @@
     python soak/abort_cycles.py [--cycles 1000] [--sessions 64] [--programs 1] [--json]
     python soak/abort_cycles.py --engine sglang|vllm|sglang=URL|vllm=URL [--model DIR] --cycles 50
 
-Every cycle starts rollouts with agents of every temper (they obey a 404, ignore it, rewrite their history, are in a
+Every cycle starts rollouts with agents of every kind (they obey a 404, ignore it, rewrite their history, are in a
 tool call for ever, or are programs that ignore SIGTERM), lets all of them work for a moment, aborts, and checks every
 session it gets back: nothing after an incomplete turn is in a sample, the ledger balances, the gate is open, the engine
 idle. Tasks, processes, file descriptors and sessions are counted before the first cycle and after the last, each time
@@ -108,7 +108,7 @@ class Figures:
 
 
 class Agents:
-    """Function agents of every temper, over one connection pool."""
+    """Function agents of every kind, over one connection pool."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
@@ -351,7 +351,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--programs", type=int, default=1, help="how many of the agents are processes")
     parser.add_argument("--engine", default="scripted", help="scripted, sglang, vllm, sglang=URL or vllm=URL")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="what a real engine serves, or shall serve")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="what a real engine serves, or is to serve")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a turn at most")
     parser.add_argument(
         "--work-s", type=float, nargs=2, default=(0.0, 0.3), help="how long agents work before an abort"

@@ -85,7 +85,7 @@ class AgentHooks:
 
     name: str
     mark: Callable[[Keep], None] = lambda _: None
-    """Begin nothing from now on; what shall be kept is said along. Must not wait."""
+    """Begin nothing from now on; the argument says what to keep. Must not wait."""
     abort: Callable[[], Awaitable[object]] | None = None
     """Ask the agents to stop."""
     stop: Callable[[float], Awaitable[Sequence[str]]] | None = None

@@ -1,4 +1,4 @@
-"""Rollouts to be aborted: a session server with a scripted engine, a manager, and agents of every temper."""
+"""Rollouts to be aborted: a session server with a scripted engine, a manager, and agents of every kind."""
 
 import asyncio
 import sys

@@ -485,7 +485,7 @@ async def test_a_request_held_by_a_pause_can_be_aborted(bench: Bench):
 
 
 async def test_pause_and_resume_may_be_repeated(bench: Bench):
-    """Each verb says what shall be, not what shall change."""
+    """Each verb says what is to be, not what is to change."""
     for mode in (PauseMode.KEEP, PauseMode.ABORT, PauseMode.ABORT):
         await bench.provider.pause(mode)
     await bench.provider.resume()

@@ -1,4 +1,4 @@
-"""Abort after abort with live sessions of every temper; `make soak` does a thousand of them with 64."""
+"""Abort after abort with live sessions of every kind; `make soak` does a thousand of them with 64."""
 
 import json
 import subprocess

@@ -108,7 +108,7 @@ class Known:
 
 
 class DeafEngine(ScriptedEngine):
-    """Does not hear that a request shall end, at times."""
+    """Does not hear that a request is to end, at times."""
 
     is_deaf = False
 

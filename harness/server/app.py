@@ -19,14 +19,14 @@ from harness.errors import EngineUnavailable, ServerStopping, StoreError, Weight
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
 from harness.server.left_engines import LeftEngines
-from harness.server.live_weights import parse_expected, settle_weights
+from harness.server.live_version import settle_weights
 from harness.server.model_calls import ModelCalls
 from harness.server.registry import SessionRegistry
 from harness.server.responses import ErrorAnswers, json_response
 from harness.server.session_routes import SessionRoutes
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import TurnService
-from harness.server.wire import parse_hold, parse_release, parse_renewal, read_body
+from harness.server.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, Work
 from harness.sessions.weight_update import SweepReport
 from harness.telemetry.metrics import CONTENT_TYPE

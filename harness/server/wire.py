@@ -16,6 +16,7 @@ from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.gate import ANONYMOUS
 from harness.sessions.session import AfterIncomplete, SessionConfig
+from harness.sessions.weight_update import ExpectedWeights
 from harness.tokens.matching import Matching
 from harness.types import SamplingWishes
 
@@ -173,3 +174,11 @@ def parse_end(body: bytes) -> EndRequest:
 def parse_release(body: bytes) -> ReleaseRequest:
     """The hold that `body` releases; an empty one releases the anonymous hold. Raises `MalformedRequest`."""
     return decode_json(_releases, body or b"{}")
+
+
+def parse_expected(body: bytes) -> ExpectedWeights:
+    """The version that `body` says all workers should serve. Raises `MalformedRequest`."""
+    try:
+        return msgspec.json.decode(body, type=ExpectedWeights)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedRequest(f"expected {{'version': N}}, got {error}", param="version") from error

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 MODEL := smollm2-135m-instruct
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+PYTEST_ARGS ?= -n 2 --dist loadgroup --durations=40 --durations-min=5
 
 .PHONY: run check test bench soak setup setup-dev model lint types layers unit pytest fmt clean help
 

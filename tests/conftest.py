@@ -3,6 +3,7 @@
 import ctypes
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ pytest_plugins = (
 
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+_WORTH_A_TABLE_S = 60
 
 
 def pytest_configure() -> None:
@@ -45,6 +47,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "model_dir" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.model)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where the time went, by room: seconds of all workers together, set-up and teardown included."""
+    seconds, tests = Counter[str](), Counter[str]()
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        if isinstance(report, pytest.TestReport):
+            room = "/".join(report.nodeid.partition("::")[0].split("/")[1:-1])
+            seconds[room] += report.duration
+            tests[room] += report.when == "call"
+    if sum(seconds.values()) > _WORTH_A_TABLE_S:
+        terminalreporter.section("seconds and tests by room")
+        for room, spent in seconds.most_common():
+            terminalreporter.write_line(f"{spent:8.0f} {tests[room]:6} {room}")
 
 
 @pytest.fixture(scope="session", name="model_dir")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from harness.models import resolve_model
 
@@ -21,6 +22,10 @@ pytest_plugins = (
     "tests.real_gateways",
 )
 
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8

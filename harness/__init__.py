@@ -128,7 +128,7 @@ __all__ = ["errors"]
 __all__ += list(_HOMES)
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     """The public name `name`, loaded now. Raises `AttributeError` that names the public names it may be a slip of."""
     if name == "errors":
         return import_module("harness.errors")
@@ -137,6 +137,10 @@ def __getattr__(name: str) -> object:
     found: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found  # the next use finds it without asking here
     return found
+
+
+if not TYPE_CHECKING:  # else a type checker would take every name for one that may exist
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

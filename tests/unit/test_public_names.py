@@ -86,7 +86,7 @@ def test_a_public_name_is_real_and_documented(name: str) -> None:
 def test_type_checkers_see_what_programs_get() -> None:
     """The imports that only type checkers follow are the table."""
     tree = ast.parse(Path(harness.__file__).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == {**harness._HOMES, "errors": "harness"}
 

@@ -75,7 +75,9 @@ class Generation:
             async with self._until_hand_over():
                 while not self.output.is_complete:
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
-                    await self.live.settled(self.client, lambda: self.may_go_on, must_work=bool(self.output.segments))
+                    await self.live.wait_until_settled(
+                        self.client, lambda: self.may_go_on, must_work=bool(self.output.segments)
+                    )
                     self._look_at_age()
                     if not self.may_go_on:
                         return
@@ -174,11 +176,11 @@ class Generation:
             prompt_logprobs_from=self._scoring_start(),
         )
         version = self.live.version
-        async with self._stopped_on_dismissal(request.request_id):
+        async with self._stop_on_dismissal(request.request_id):
             result = await self.engine.generate(request)
-        return self._scored_to(_scored_by(version, await self.live.numbered(result)))
+        return self._cut_scoring(_keep_scoring_of(version, await self.live.number_labels(result)))
 
-    def _scored_to(self, result: GenerationResult) -> GenerationResult:
+    def _cut_scoring(self, result: GenerationResult) -> GenerationResult:
         """`result`, its scoring ended where this turn's own output begins when that is on another scale."""
         scoring = result.prompt_logprobs
         if scoring is None or self._is_own_output_comparable:
@@ -204,7 +206,7 @@ class Generation:
             self.client.require_there()
 
     @asynccontextmanager
-    async def _stopped_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
+    async def _stop_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
         """End the request inside the engine when the client is dismissed."""
         stops: list[asyncio.Task[None]] = []
         try:
@@ -220,7 +222,7 @@ class Generation:
             await self.engine.abort(request_id)
 
 
-def _scored_by(version: int | None, result: GenerationResult) -> GenerationResult:
+def _keep_scoring_of(version: int | None, result: GenerationResult) -> GenerationResult:
     """`result`, without its scoring unless that is of `version`, which was live when it was asked for.
 
     Where the weights changed while an engine read the input, it says what the first token was sampled by: the scoring

@@ -76,7 +76,7 @@ class LiveVersion:
         self._order, self._kept = LabelOrder(labels), set(labels)
         self._engine.workers.count_labels_by(self._order)
 
-    async def numbered(self, result: GenerationResult) -> GenerationResult:
+    async def number_labels(self, result: GenerationResult) -> GenerationResult:
         """`result` with the policy version of every label that does not say it. Raises `StoreError`."""
         spans = tuple([await self._with_number(span) for span in result.version_spans])
         scoring = result.prompt_logprobs and await self._with_number(result.prompt_logprobs)
@@ -114,7 +114,7 @@ class LiveVersion:
                 await self._see(self._engine.weight_version)
             self._ended = question
 
-    async def settled(
+    async def wait_until_settled(
         self, client: ClientConnection, is_wanted: Callable[[], bool], *, must_work: bool = False
     ) -> None:
         """Return when the engine has been asked and its weights have a version, or nothing is wanted any more.

@@ -78,7 +78,7 @@ class InFlight:
         finally:
             del self._live[request_id]
 
-    async def admitted(self, live: LiveRequest) -> bool:
+    async def admit(self, live: LiveRequest) -> bool:
         """Wait until the request may leave for the engine; False when it was aborted before that.
 
         Raises `EngineUnavailable` when the engine is paused for too long.
@@ -96,7 +96,7 @@ class InFlight:
         live.sent_at = asyncio.get_running_loop().time()
         return True
 
-    async def told_to_end(self, request_id: str | None) -> list[LiveRequest]:
+    async def tell_to_end(self, request_id: str | None) -> list[LiveRequest]:
         """The live requests that an abort of `request_id` (None: of all) is for, each marked, none twice.
 
         Returns when the engine's scheduler knows those that have left.

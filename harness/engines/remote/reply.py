@@ -1,6 +1,6 @@
 """What an engine claims to have sampled, verified, as a `GenerationResult`.
 
-A provider writes the engine's answer down as an `EngineReply` without judging it. `verified` believes nothing in it
+A provider writes the engine's answer down as an `EngineReply` without judging it. `verify_reply` believes nothing in it
 that can be checked: the ids stand in the output and again beside every logprob, the count in the usage, the coverage
 in the version spans. Whatever disagrees is `EngineReplyInvalid`, naming the engine, the request and both values. What
 passes is exactly what the trainer will see. Nothing here is repaired, and nothing does I/O.
@@ -99,11 +99,11 @@ def fitting(capabilities: Capabilities, asked: Asked) -> Asked:
     return replace(asked, request=replace(request, params=replace(request.params, max_new_tokens=budget)))
 
 
-def verified(asked: Asked, reply: EngineReply) -> GenerationResult:
+def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
     """The result that `reply` amounts to. Raises `EngineReplyInvalid` or `UnknownWeightVersion`."""
     _require_equal(asked, "the request id", asked.request.request_id, reply.request_id)
     reason = _finish_reason(asked, reply.finish_reason)
-    tokens = verified_tokens(asked, reply.output_ids, reply.scored)
+    tokens = verify_tokens(asked, reply.output_ids, reply.scored)
     _check_counts(asked, reply, tokens.output_ids.size)
     return GenerationResult(
         request_id=asked.request.request_id,
@@ -111,24 +111,24 @@ def verified(asked: Asked, reply: EngineReply) -> GenerationResult:
         output_ids=tokens.output_ids,
         logprobs=tokens.logprobs,
         finish_reason=reason,
-        version_spans=_verified_spans(asked, reply.version_spans, tokens.output_ids.size),
+        version_spans=_verify_spans(asked, reply.version_spans, tokens.output_ids.size),
         matched_stop=reply.matched_stop if reason is FinishReason.STOP else None,
-        top_logprobs=_verified_top(asked, reply.top, tokens.output_ids.size),
-        prompt_logprobs=_verified_prompt(asked, reply, reason),
+        top_logprobs=_verify_top(asked, reply.top, tokens.output_ids.size),
+        prompt_logprobs=_verify_prompt(asked, reply, reason),
         cached_tokens=reply.cached_tokens,
         seconds=reply.seconds,
     )
 
 
-def verified_tokens(asked: Asked, ids: Sequence[int], scored: Sequence[ScoredToken]) -> GenerationDelta:
+def verify_tokens(asked: Asked, ids: Sequence[int], scored: Sequence[ScoredToken]) -> GenerationDelta:
     """Sampled ids with one logprob each; a whole output or the next piece of one."""
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
-    array = _verified_ids(asked, ids)
-    return GenerationDelta(array, _verified_logprobs(asked, "output", array, scored))
+    array = _verify_ids(asked, ids)
+    return GenerationDelta(array, _verify_logprobs(asked, "output", array, scored))
 
 
-def verified_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -> PromptLogprobs:
+def verify_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -> PromptLogprobs:
     """Logprobs of the input from `asked.request.prompt_logprobs_from` on."""
     start = asked.request.prompt_logprobs_from
     assert start is not None
@@ -136,7 +136,7 @@ def verified_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -
     if len(scored) != ids.size:
         refuse(asked, f"{len(scored)} logprobs for the {ids.size} input tokens from {start} on")
     require_settled(version)
-    return PromptLogprobs(start, _verified_logprobs(asked, "input", ids, scored, offset=start), version)
+    return PromptLogprobs(start, _verify_logprobs(asked, "input", ids, scored, offset=start), version)
 
 
 def aborted_before_start(asked: Asked) -> GenerationResult:
@@ -176,7 +176,7 @@ def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
         refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
 
 
-def _verified_ids(asked: Asked, ids: Sequence[int]) -> TokenIds:
+def _verify_ids(asked: Asked, ids: Sequence[int]) -> TokenIds:
     wide = np.asarray(ids, dtype=np.int64)
     outside = (wide < 0) | (wide >= asked.vocab_size)
     if outside.any():
@@ -185,7 +185,7 @@ def _verified_ids(asked: Asked, ids: Sequence[int]) -> TokenIds:
     return as_ids(wide)
 
 
-def _verified_logprobs(
+def _verify_logprobs(
     asked: Asked, side: str, ids: TokenIds, scored: Sequence[ScoredToken], *, offset: int = 0
 ) -> Logprobs:
     """The logprobs in `scored`, which must name `ids` in their order; `offset` is the position of the first."""
@@ -203,7 +203,7 @@ def _verified_logprobs(
     return as_logprobs(np.minimum(values, 0.0))
 
 
-def _verified_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tuple[VersionSpan, ...]:
+def _verify_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tuple[VersionSpan, ...]:
     covered = 0
     for span in spans:
         if span.start != covered or span.end < span.start:
@@ -215,7 +215,7 @@ def _verified_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tu
     return tuple(VersionSpan(span.version, span.start, span.end) for span in spans if span.end > span.start)
 
 
-def _verified_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int) -> TopLogprobs | None:
+def _verify_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int) -> TopLogprobs | None:
     count = asked.request.params.top_logprobs
     if not count:
         return None
@@ -235,7 +235,7 @@ def _best(row: Sequence[ScoredToken], count: int) -> list[ScoredToken]:
     return sorted(usable, key=lambda token: -(token.logprob or 0.0))[:count]
 
 
-def _verified_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> PromptLogprobs | None:
+def _verify_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> PromptLogprobs | None:
     if asked.request.prompt_logprobs_from is None:
         return None
     if reply.prompt_scored is None:
@@ -243,7 +243,7 @@ def _verified_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> 
         if reason is FinishReason.ABORT and not reply.output_ids:
             return None
         refuse(asked, f"no logprobs of the input, which were asked for from {asked.request.prompt_logprobs_from} on")
-    return verified_scores(asked, reply.prompt_scored, reply.version)
+    return verify_scores(asked, reply.prompt_scored, reply.version)
 
 
 def _require_equal(asked: Asked, what: str, expected: object, found: object) -> None:

@@ -33,7 +33,7 @@ from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tes
 from harness.engines.remote.checkpoint import require_fitting
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.in_flight import InFlight
-from harness.engines.remote.reply import Asked, aborted_before_start, fitting, verified, verified_scores
+from harness.engines.remote.reply import Asked, aborted_before_start, fitting, verify_reply, verify_scores
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.served_model import ServedModel, served_model
 from harness.engines.remote.sglang_wire import (
@@ -168,22 +168,22 @@ class SGLangTokenProvider:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
-        asked = self._asked(request)
+        asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
-            if not await self._flight.admitted(live):
+            if not await self._flight.admit(live):
                 return aborted_before_start(asked)
             moment = self._served.asking()
             reply = await self._client.call(self._exchange(asked, stream=False), Reply)
-        return self._learned(verified(asked, read_reply(asked, reply)), moment)
+        return self._learn_from(verify_reply(asked, read_reply(asked, reply)), moment)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`."""
-        asked = self._asked(request)
+        asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
-            if not await self._flight.admitted(live):
+            if not await self._flight.admit(live):
                 yield aborted_before_start(asked)
                 return
-            async with aclosing(self._streamed(asked)) as pieces:
+            async with aclosing(self._stream(asked)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -191,20 +191,20 @@ class SGLangTokenProvider:
         """See `TokenProvider.score`; samples nothing, and finds the prefix by its tokens."""
         del session_id
         params = SamplingParams(max_new_tokens=1)
-        asked = self._asked(GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start))
+        asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, prompt_logprobs_from=start))
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         body = score_body(asked.request.request_id, input_ids, start)
         exchange = Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
         moment = self._served.asking()
         scored, version = read_prompt_scores(asked, await self._client.call(exchange, Reply))
-        scores = verified_scores(asked, scored, version)
+        scores = verify_scores(asked, scored, version)
         self._served.learn(version, moment)
         return scores
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`; None also ends requests that other processes sent to the server."""
-        told = await self._flight.told_to_end(request_id)
+        told = await self._flight.tell_to_end(request_id)
         if request_id is None:
             await self._client.post("/abort_request", {"abort_all": True}, deadline_s=_CONTROL_S)
         elif any(live.sent_at is not None for live in told):
@@ -286,7 +286,7 @@ class SGLangTokenProvider:
 
     async def active_guard(self) -> str | None:
         """Digest of the repeat guard that the server's scheduler runs, None without one; generates a token or two."""
-        asked = replace(self._asked(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
+        asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         return read_guard(asked, await self._client.call(self._exchange(asked, stream=False), Reply))
 
     async def _require_guard(self) -> None:
@@ -300,7 +300,7 @@ class SGLangTokenProvider:
         usable = min(model.max_model_len, self._server.max_req_input_len + 1)
         return msgspec.structs.replace(model, max_model_len=usable)
 
-    def _asked(self, request: GenerationRequest) -> Asked:
+    def _prepare(self, request: GenerationRequest) -> Asked:
         if request.params.ignore_eos and request.params.stop_token_ids:
             raise EngineRejected(
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
@@ -312,13 +312,13 @@ class SGLangTokenProvider:
         body = generate_body(asked, stream=stream)
         return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
 
-    def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
+    def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
         """`result`, which says what the server serves."""
         if result.version_spans:
             self._served.learn(result.version_spans[-1].version, moment)
         return result
 
-    async def _streamed(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+    async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         exchange = self._exchange(asked, stream=True)
         streamed, moment = StreamedReply(asked), self._served.asking()
         async with aclosing(self._client.events(exchange)) as events:
@@ -330,7 +330,7 @@ class SGLangTokenProvider:
             raise EngineConnectionLost(
                 f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
             )
-        yield self._learned(verified(asked, read_reply(asked, streamed.whole())), moment)
+        yield self._learn_from(verify_reply(asked, read_reply(asked, streamed.whole())), moment)
 
     async def _end_in_engine(self, request_id: str) -> None:
         await self._client.post("/abort_request", {"rid": request_id}, deadline_s=_CONTROL_S)

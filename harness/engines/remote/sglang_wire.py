@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from harness.engines.remote.http_errors import error_for_status, error_in_event
-from harness.engines.remote.reply import Asked, EngineReply, ScoredToken, refuse, verified_tokens
+from harness.engines.remote.reply import Asked, EngineReply, ScoredToken, refuse, verify_tokens
 from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
@@ -174,7 +174,7 @@ class StreamedReply:
         self._ids += chunk.output_ids[-new:]
         self._scored += scored[-new:]
         self._top += (meta.output_top_logprobs or [])[-new:]
-        return verified_tokens(self._asked, self._ids[-new:], _scored(self._scored[-new:]))
+        return verify_tokens(self._asked, self._ids[-new:], _scored(self._scored[-new:]))
 
     @property
     def is_finished(self) -> bool:

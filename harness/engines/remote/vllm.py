@@ -26,7 +26,7 @@ from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWo
 from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tested_in_time
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.in_flight import InFlight
-from harness.engines.remote.reply import Asked, fitting, verified, verified_scores, verified_tokens
+from harness.engines.remote.reply import Asked, fitting, verify_reply, verify_scores, verify_tokens
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.served_model import ServedModel, served_model
 from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
@@ -161,17 +161,17 @@ class VLLMTokenProvider:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
-        asked = self._asked(request)
+        asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
-            await self._flight.admitted(live)
+            await self._flight.admit(live)
             return await self._whole_result(asked)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`; one delta when prompt logprobs are asked for."""
-        asked = self._asked(request)
+        asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
-            await self._flight.admitted(live)
-            streamed = self._streamed if request.prompt_logprobs_from is None else self._in_one_delta
+            await self._flight.admit(live)
+            streamed = self._stream if request.prompt_logprobs_from is None else self._in_one_delta
             async with aclosing(streamed(asked)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -179,7 +179,7 @@ class VLLMTokenProvider:
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """See `TokenProvider.score`; vLLM reads the whole input and samples one token, which is thrown away."""
         params = SamplingParams(max_new_tokens=1, temperature=0.0)
-        asked = self._asked(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
+        asked = self._prepare(GenerationRequest(input_ids, params, uuid4().hex, session_id, start))
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         moment = self._served.asking()
@@ -189,13 +189,13 @@ class VLLMTokenProvider:
         if scored is None:
             raise EngineReplyInvalid(f"{asked.name}: expected prompt_logprobs, got none")
         size_bytes = _ENTRY_BYTES * len(scored)
-        scores = await self._client.apart(size_bytes, lambda: verified_scores(asked, scored, reply.version))
+        scores = await self._client.apart(size_bytes, lambda: verify_scores(asked, scored, reply.version))
         self._served.learn(scores.version, moment)
         return scores
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider.abort`; in dev mode None also ends requests that other processes sent."""
-        told = await self._flight.told_to_end(request_id)
+        told = await self._flight.tell_to_end(request_id)
         if request_id is None and self._control.has_dev_mode:
             await self._control.abort_all()
         elif told:
@@ -263,7 +263,7 @@ class VLLMTokenProvider:
 
     async def active_guard(self) -> str | None:
         """Digest of the repeat guard that the engine core runs, None without one; generates a token or two."""
-        asked = replace(self._asked(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
+        asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         reply = await self._client.call(self._exchange(asked, stream=False), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
 
@@ -284,7 +284,7 @@ class VLLMTokenProvider:
         answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
         return _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
 
-    def _asked(self, request: GenerationRequest) -> Asked:
+    def _prepare(self, request: GenerationRequest) -> Asked:
         return fitting(self.capabilities, Asked(self._client.name, request, self._vocab_size))
 
     def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
@@ -299,10 +299,10 @@ class VLLMTokenProvider:
         piece, label = await self._whole(asked)
         api = self._offer.api
         size_bytes = _ENTRY_BYTES * (len(piece.scored) + len(piece.prompt_scored or ()))
-        result = await self._client.apart(size_bytes, lambda: verified(asked, read_piece(asked, api, piece, label)))
-        return self._learned(result, moment)
+        result = await self._client.apart(size_bytes, lambda: verify_reply(asked, read_piece(asked, api, piece, label)))
+        return self._learn_from(result, moment)
 
-    def _learned(self, result: GenerationResult, moment: int) -> GenerationResult:
+    def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
         """`result`, which says what the server serves."""
         if result.version_spans:
             self._served.learn(result.version_spans[-1].version, moment)
@@ -316,7 +316,7 @@ class VLLMTokenProvider:
         piece = await self._client.call_for(exchange, api.kind, partial(api.piece, asked))
         return piece, await self._same_label(asked, before)
 
-    async def _streamed(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+    async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         api, whole = self._offer.api, Piece()
         moment, before = self._served.asking(), await self._label_around()
         exchange = self._exchange(asked, stream=True)
@@ -325,13 +325,13 @@ class VLLMTokenProvider:
                 piece = api.piece(asked, self._client.decode(exchange, payload, api.kind))
                 whole.add(piece)
                 if piece.ids or piece.scored:
-                    yield verified_tokens(asked, piece.ids, piece.scored)
+                    yield verify_tokens(asked, piece.ids, piece.scored)
         if whole.finish_reason is None:
             raise EngineConnectionLost(
                 f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
             )
         label = await self._same_label(asked, before)
-        yield self._learned(verified(asked, read_piece(asked, api, whole, label)), moment)
+        yield self._learn_from(verify_reply(asked, read_piece(asked, api, whole, label)), moment)
 
     async def _in_one_delta(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         result = await self._whole_result(asked)

@@ -44,7 +44,7 @@ async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = S
 
     The first lane of an engine installs it (minutes). Raises `LaneError` when it cannot be installed or started.
     """
-    python = await _installed(spec, say)
+    python = await _install(spec, say)
     watchdog = Watchdog()
     try:
         lane = _spawn(spec, python, watchdog)
@@ -59,7 +59,7 @@ async def open_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = S
 
 async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = START_S) -> Lane:
     """A server for `spec` that generates and outlives this process; `down` ends it. Raises `LaneError`."""
-    python = await _installed(spec, say)
+    python = await _install(spec, say)
     lane = _spawn(spec, python, watchdog=None)
     try:
         return await _ready(lane, say, deadline_s)
@@ -88,7 +88,7 @@ def down(lane: Lane) -> bool:
     return had_processes
 
 
-async def _installed(spec: LaneSpec, say: Say) -> Path:
+async def _install(spec: LaneSpec, say: Say) -> Path:
     if spec.engine is LaneEngine.LOCAL:
         return own_python()
     require_no_gpu(spec.engine)
@@ -111,7 +111,7 @@ def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watc
     command = server_command(spec, port, python, import_path, os.environ)
     held = spawn_held(command.arguments, command.environment, folder / "server.log")
     try:
-        lane = _described(spec, port, held.pid, folder, holder=os.getpid() if watchdog else None)
+        lane = _describe(spec, port, held.pid, folder, holder=os.getpid() if watchdog else None)
         lane.save()
         if watchdog is not None:
             watchdog.watch(held.pid)
@@ -121,7 +121,7 @@ def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watc
     return lane
 
 
-def _described(spec: LaneSpec, port: int, pid: int, folder: Path, *, holder: int | None) -> Lane:
+def _describe(spec: LaneSpec, port: int, pid: int, folder: Path, *, holder: int | None) -> Lane:
     return Lane(
         name=folder.name,
         engine=spec.engine,

@@ -60,11 +60,11 @@ def _write_metadata(folder: Path) -> None:
 
 
 def _entry_points() -> EntryPoints:
-    declared = _declared()
+    declared = _read_entry_points()
     return {group: {**declared.get(group, {}), **_TEST_SUPPORT.get(group, {})} for group in {*declared, *_TEST_SUPPORT}}
 
 
-def _declared() -> EntryPoints:
+def _read_entry_points() -> EntryPoints:
     """The entry points of the distribution; those of a checkout from its `pyproject.toml`, as no install is newer."""
     project = server_patch().parent / "pyproject.toml"
     if project.is_file():

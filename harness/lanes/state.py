@@ -97,10 +97,10 @@ def new_folder(directory: Path, name: str) -> Path:
 
 def saved_lanes(directory: Path) -> list[Lane]:
     """The lanes with a state file, in the order of their names. Raises `LaneError` when one cannot be read."""
-    return sorted(_saved(directory), key=lambda lane: lane.name)
+    return sorted(_load_saved(directory), key=lambda lane: lane.name)
 
 
-def _saved(directory: Path) -> Iterator[Lane]:
+def _load_saved(directory: Path) -> Iterator[Lane]:
     for path in directory.glob(f"*/{_STATE}"):
         with suppress(FileNotFoundError):  # its lane has just ended
             yield _read(path)

@@ -28,7 +28,7 @@ async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
     probe = ("pip", "install", "--dry-run", "--no-deps", "--python", str(python))
     if (await try_uv(*probe, _CPU_BUILD, deadline_s=_LOOK_S)).code == 0:
         return ()
-    offered = await _offered_by_pip()
+    offered = await _ask_pip()
     if offered.endswith("+cpu"):
         return ("--find-links", str(await _download(wheels)))
     backend = ("--torch-backend", "cpu")
@@ -40,7 +40,7 @@ async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
     )
 
 
-async def _offered_by_pip() -> str:
+async def _ask_pip() -> str:
     """The version of torch that pip would install, empty when it has none."""
     if find_spec("pip") is None:
         return ""

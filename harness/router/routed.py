@@ -156,12 +156,12 @@ async def open_routed(
             to_workers=to_workers,
             also=[worker.url for worker in workers],
             heard=lambda order: _heed(pool, order),
-            describe=lambda: _described(pool),
+            describe=lambda: _describe(pool),
             is_guarded=lambda: is_guarded and _are_all_entered(front, pool),
         )
         await stack.enter_async_context(front.following(settings.interval_s))
         pool = DiscoveredPool(
-            lambda: _found(front, vocab_size, keys),
+            lambda: _find_workers(front, vocab_size, keys),
             interval_s=settings.interval_s,
             start_timeout_s=settings.start_timeout_s,
             limit=settings.worker_limit,
@@ -256,7 +256,7 @@ def _gateway_environment(ours: Mapping[str, str]) -> dict[str, str]:
     return without_credentials({name: value for name, value in ours.items() if name not in _FOR_US_ALONE})
 
 
-def _found(front: RouterFront, vocab_size: int, keys: _Keys) -> list[FoundWorker]:
+def _find_workers(front: RouterFront, vocab_size: int, keys: _Keys) -> list[FoundWorker]:
     return [
         FoundWorker(
             worker.url, partial(open_server, str(worker.engine), worker.url, vocab_size, api_key=keys(worker.url))
@@ -280,7 +280,7 @@ def _heed(pool: DiscoveredPool, order: Order) -> None:
             pool.workers.expect_pause(_PAUSES[order.fields.get("mode") or "abort"])
 
 
-def _described(pool: DiscoveredPool) -> dict[str, Any]:
+def _describe(pool: DiscoveredPool) -> dict[str, Any]:
     workers = [status._asdict() for status in pool.workers]
     return {"sessions": {"workers": workers, "refused": pool.refused, "waiting": pool.waiting}}
 

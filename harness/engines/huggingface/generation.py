@@ -91,7 +91,7 @@ class Generation:
         self.sampled: list[Sampled] = []
         self._versions: list[VersionSpan] = []
         self._stop_strings = StopStrings(rules.decode, request.params.stop)
-        self._detector = self._seeded_detector()
+        self._detector = self._seed_detector()
         self._matched_stop: int | str | None = None
 
     @property
@@ -184,7 +184,7 @@ class Generation:
         repeats = self._detector is not None and self._detector.push(token_id)
         return FinishReason.REPEAT if repeats else None
 
-    def _seeded_detector(self) -> RepeatDetector | None:
+    def _seed_detector(self) -> RepeatDetector | None:
         """The guard's view of this output, which began in an earlier request when this one continues it."""
         detector = self._rules.new_detector()
         if detector is not None:

@@ -31,7 +31,7 @@ class LayerKv:
 
     def copy(self, tokens: int, capacity: int) -> "LayerKv":
         """A copy with room for `capacity` tokens, holding the first `tokens`."""
-        return LayerKv(_resized(self.keys, tokens, capacity), _resized(self.values, tokens, capacity))
+        return LayerKv(_resize(self.keys, tokens, capacity), _resize(self.values, tokens, capacity))
 
 
 class SequenceKv:
@@ -46,7 +46,7 @@ class SequenceKv:
         """Put `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
         stored = self.layers.get(layer)
         if stored is None or stored.keys.shape[2] < capacity:
-            stored = self.layers[layer] = self._grown(stored, keys, values, start, capacity)
+            stored = self.layers[layer] = self._grow(stored, keys, values, start, capacity)
         stop = start + keys.shape[2]
         stored.keys[:, :, start:stop] = keys
         stored.values[:, :, start:stop] = values
@@ -59,7 +59,7 @@ class SequenceKv:
         return target
 
     @staticmethod
-    def _grown(stored: LayerKv | None, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
+    def _grow(stored: LayerKv | None, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
         source, held = (LayerKv(keys, values), 0) if stored is None else (stored, start)
         return source.copy(held, capacity)
 
@@ -96,7 +96,7 @@ class KvStorage:
         self._sequences.clear()
 
 
-def _resized(tensor: Tensor, tokens: int, capacity: int) -> Tensor:
+def _resize(tensor: Tensor, tokens: int, capacity: int) -> Tensor:
     resized = tensor.new_empty((*tensor.shape[:2], capacity, tensor.shape[3]))
     resized[:, :, :tokens] = tensor[:, :, :tokens]
     return resized

@@ -76,7 +76,7 @@ class RaggedModel:
         ids = np.concatenate([piece.sequence.ids[piece.start : piece.stop] for piece in pieces])
         positions = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
         wanted = np.concatenate([_wanted_rows(piece, ragged) for piece, ragged in zip(pieces, ragged, strict=True)])
-        return self._run(_padded(ids), _padded(positions), wanted, ragged)
+        return self._run(_pad(ids), _pad(positions), wanted, ragged)
 
     def apply(self, ops: list[KvOp]) -> None:
         """Carry out what the scheduler decided about the KV storage."""
@@ -115,7 +115,7 @@ class RaggedModel:
             output = self._model(
                 input_ids=torch.from_numpy(ids)[None],
                 position_ids=torch.from_numpy(positions)[None],
-                logits_to_keep=torch.from_numpy(_padded(wanted)),
+                logits_to_keep=torch.from_numpy(_pad(wanted)),
                 use_cache=False,
                 ragged=ragged,
             )
@@ -182,7 +182,7 @@ def _wanted_rows(piece: Piece, ragged: RaggedPiece) -> Any:
     return np.arange(ragged.last - len(piece.wanted), ragged.last)
 
 
-def _padded(row: Any) -> Any:
+def _pad(row: Any) -> Any:
     """`row` as int64 with at least `FEWEST_ROWS` elements, filled up with zeros; an empty one stays empty."""
     missing = max(FEWEST_ROWS - row.size, 0) if row.size else 0
     return np.pad(row.astype(np.int64), (0, missing))

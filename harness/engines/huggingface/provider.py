@@ -89,7 +89,7 @@ class HuggingFaceTokenProvider:
     @property
     def capabilities(self) -> Capabilities:
         """See `TokenProvider.capabilities`. Raises `EngineError` while the engine does not run."""
-        engine = self._entered()
+        engine = self._require_entered()
         return Capabilities(
             engine="local",
             model=self._name,
@@ -225,7 +225,7 @@ class HuggingFaceTokenProvider:
         guard = self._repeat_guard
         return None if guard is None else RepeatDetector(guard, self._object_key_ids)
 
-    def _entered(self) -> "Engine":
+    def _require_entered(self) -> "Engine":
         if self._thread.engine is None:
             raise self._thread.ended_error()
         return self._thread.engine
@@ -240,7 +240,7 @@ class HuggingFaceTokenProvider:
             )
 
     async def _call(self, function: Callable[["Engine"], T]) -> T:
-        self._entered()
+        self._require_entered()
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _outcome(self, request: GenerationRequest) -> GenerationResult | PromptLogprobs:

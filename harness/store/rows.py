@@ -47,7 +47,28 @@ SELECT sessions.session_id, COALESCE(SUM(length(output_ids) / 4 + (
 FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id
 """
 SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
-SELECT_TURNS = "SELECT * FROM turns WHERE session_id = ? ORDER BY turn"
+# Rows from before store version 7 have a finish reason in the place of the end, in words that no end has but for those
+# that mean the same. It told less than an end does: the rest is in the error that was noted and in the session's phase.
+# What was aborted in a session that is closed by now counts as ended by its engine, which handed it over whoever had
+# asked for that. Notes that are no JSON are damage, which is found when their session is read.
+_TOLD_END = """CASE
+    WHEN turn_end = 'stop' THEN 'model'
+    WHEN turn_end = 'repeat_terminated' THEN 'repeat'
+    WHEN turn_end = 'abort' THEN iif(
+        (SELECT phase FROM sessions WHERE sessions.session_id = turns.session_id) = 'closing',
+        'drained', 'engine_aborted')
+    WHEN turn_end IN ('disconnect', 'error') THEN
+        CASE json_extract(iif(json_valid(notes), notes, '{}'), '$.error.code')
+            WHEN 'session_closed' THEN 'session_ended'
+            WHEN 'gate_closed' THEN 'gate_timeout'
+            WHEN 'server_stopping' THEN 'server_stopped'
+            WHEN 'limit_reached' THEN 'stale'
+            ELSE CASE json_extract(iif(json_valid(notes), notes, '{}'), '$.error.cause')
+                WHEN 'engine' THEN 'engine_failed'
+                WHEN 'harness' THEN 'server_failed'
+                ELSE iif(turn_end = 'error', 'server_failed', 'client_left') END END
+    ELSE turn_end END"""
+SELECT_TURNS = f"SELECT *, {_TOLD_END} AS told_end FROM turns WHERE session_id = ? ORDER BY turn"  # noqa: S608  # ours
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Row]
@@ -131,7 +152,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         index=row["turn"],
         parent=row["parent"],
         status=TurnStatus(row["status"]),
-        end=TurnEnd(row["turn_end"]),
+        end=TurnEnd(row["told_end"]),
         context_ids=_ids(row["context_ids"]),
         prompt_length=row["prompt_length"],
         prompt_digest=row["prompt_digest"],

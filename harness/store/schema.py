@@ -80,35 +80,10 @@ CREATE TABLE weight_labels (
 ) WITHOUT ROWID;
 """
 
-# A finish reason told less than an end does: the rest is in the error that was noted and in the session's phase. What
-# was aborted in a session that is closed by now counts as ended by its engine, which handed it over whoever had asked
-# for that. Notes that are no JSON are damage, which is found when their session is read.
-_END_OF_FINISH_REASON = """CASE
-    WHEN finish_reason = 'stop' THEN 'model'
-    WHEN finish_reason = 'repeat_terminated' THEN 'repeat'
-    WHEN finish_reason = 'abort' THEN iif(
-        (SELECT phase FROM sessions WHERE sessions.session_id = turns.session_id) = 'closing',
-        'drained', 'engine_aborted')
-    WHEN finish_reason IN ('disconnect', 'error') THEN
-        CASE json_extract(iif(json_valid(notes), notes, '{}'), '$.error.code')
-            WHEN 'session_closed' THEN 'session_ended'
-            WHEN 'gate_closed' THEN 'gate_timeout'
-            WHEN 'server_stopping' THEN 'server_stopped'
-            WHEN 'limit_reached' THEN 'stale'
-            ELSE CASE json_extract(iif(json_valid(notes), notes, '{}'), '$.error.cause')
-                WHEN 'engine' THEN 'engine_failed'
-                WHEN 'harness' THEN 'server_failed'
-                ELSE iif(finish_reason = 'error', 'server_failed', 'client_left') END END
-    ELSE finish_reason END"""
-
-_TURN_ENDS = (
-    f"UPDATE turns SET finish_reason = {_END_OF_FINISH_REASON};"  # noqa: S608  # all of it is in this file
-    "ALTER TABLE turns RENAME COLUMN finish_reason TO turn_end;"
-)
-_WITH_TURN_ENDS = (
-    f"CREATE TEMP VIEW turns AS SELECT *, {_END_OF_FINISH_REASON} AS turn_end"  # noqa: S608  # the same
-    " FROM main.turns AS turns"
-)
+# Rows stay as they are, and what an old one says is told when it is read (`rows.SELECT_TURNS`). Rewriting all of them
+# would take the disk and the minutes of a whole copy, and one page that is damaged would keep the store from opening.
+_TURN_ENDS = "ALTER TABLE turns RENAME COLUMN finish_reason TO turn_end;"
+_WITH_TURN_ENDS = "CREATE TEMP VIEW turns AS SELECT *, finish_reason AS turn_end FROM main.turns"
 
 STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS, _WEIGHT_LABELS, _TURN_ENDS)
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""

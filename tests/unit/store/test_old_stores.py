@@ -1,14 +1,15 @@
 """Stores that were written before turns had ends are read, and go on."""
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from harness.engines.scripted import ScriptStep
+from harness.errors import StoreError
 from harness.sessions.session import Session
-from harness.store.sqlite import SQLiteStore, read_sessions
+from harness.store.sqlite import SQLiteStore, read_session, read_sessions
 from harness.turn_ends import TurnEnd
 from harness.types import Json
 from tests.builders import tool, user
@@ -81,6 +82,40 @@ async def test_a_damaged_note_costs_its_session_and_no_other(old_store: Path) ->
 
     assert [each.session_id for each in loaded.damaged] == [damaged]
     assert len(loaded.sessions) == len(ENDS) - 3  # those that are closed are not loaded
+
+
+def readable(path: Path, sessions: list[str]) -> set[str]:
+    """Those of `sessions` that can be read back."""
+    found = set()
+    for session_id in sessions:
+        with suppress(StoreError):
+            found.add(read_session(path, session_id).session_id)
+    return found
+
+
+async def test_a_damaged_page_costs_no_more_than_before(old_store: Path) -> None:
+    """Bringing a store up to date reads no turn."""
+    sessions = [session.session_id for session in read_sessions(old_store)]
+    damaged = old_session(old_store, "client left").session_id
+    with closing(sqlite3.connect(old_store)) as connection:
+        long_row = (b"here" * 100_000, damaged)  # it has pages of its own
+        connection.execute("UPDATE turns SET context_ids = ? WHERE session_id = ?", long_row)
+        connection.commit()
+        [page_bytes] = connection.execute("PRAGMA page_size").fetchone()
+    content = bytearray(old_store.read_bytes())
+    page = content.index(b"here" * (page_bytes // 8)) // page_bytes
+    content[page * page_bytes : page * page_bytes + 4] = b"\xff" * 4  # the number of the next one
+    old_store.write_bytes(content)
+
+    before = readable(old_store, sessions)
+    async with SQLiteStore(old_store) as store:
+        loaded = await store.load()
+
+    assert readable(old_store, sessions) == before
+    assert damaged in {each.session_id for each in loaded.damaged}
+    assert {session.session_id for session in loaded.sessions} <= before
+    assert len(loaded.sessions) + len(loaded.damaged) == len(ENDS) - 2  # those that are closed are not loaded
+    assert loaded.sessions
 
 
 @pytest.mark.parametrize("case", WAITING)

@@ -175,6 +175,8 @@ class RolloutLog:
 
     def __enter__(self) -> Self:
         with disk_failures(self._path):
+            if not self._path.exists():
+                self._path.touch(mode=0o600)  # it will be the session store too, and has the keys of sessions then
             self._connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")

@@ -50,6 +50,17 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path):
     assert read_rollouts(tmp_path / "run.db") == {0: record}
 
 
+async def test_only_its_owner_reads_the_database_of_a_run(tmp_path: Path):
+    """The session store of the run is in the same file, with the keys of its sessions."""
+    with RolloutLog(tmp_path / "run.db") as log:
+        async with SQLiteStore(tmp_path / "run.db"):
+            log.append(_record())
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("run.db*")}
+    del modes["run.db-claim"]
+
+    assert modes == {"run.db": 0o600, "run.db-wal": 0o600, "run.db-shm": 0o600}
+
+
 def test_records_are_read_without_their_samples(tmp_path: Path):
     """They are read one rollout at a time when somebody looks at them: a run may be larger than memory."""
     large = {"text": "x" * 1_000_000}

@@ -7,7 +7,6 @@ were sampled. It does say when a grammar or a least length held a turn of it; su
 
 import time
 from collections.abc import MutableSequence, Sequence
-from itertools import cycle
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import EngineError, EngineRejected
@@ -23,8 +22,8 @@ async def sweep_samples(
 ) -> SweepReport:
     """Score what waits for the live version `request.version` in `samples`, replacing them in place.
 
-    The engines take turns. Raises `EngineRejected` when none of them can score samples; what fails for one sample is
-    counted.
+    The engines share the work. Raises `EngineRejected` when none of them can score samples; what fails for one sample
+    is counted.
     """
     able = [engine for engine in engines if engine.capabilities.logprob_scale is LogprobScale.RAW]
     if not able:
@@ -35,16 +34,20 @@ async def sweep_samples(
     report = SweepReport(request.version, sessions=len(waiting))
     report.tokens_waiting = report.tokens_left = sum(_waiting(sample, request.version) for sample in waiting)
     report.tokens_incomparable = sum(_waiting(each, request.version) for each in every if not _is_comparable(each))
-    turns = cycle(able)
+    at_once = min(request.concurrency, len(waiting))
+    # Each engine has a share of the requests at once: one that never answers keeps its share, and no other's samples.
+    idle = [able[number % len(able)] for number in range(at_once)]
 
     async def score(sample: Sample) -> None:
+        engine = idle.pop()
         try:
-            await _score(next(turns), sample, samples, report)
+            await _score(engine, sample, samples, report)
         except EngineError as error:
             report.failures[error.code] = report.failures.get(error.code, 0) + 1
+        finally:
+            idle.append(engine)
         report.sessions_done += 1
 
-    at_once = min(request.concurrency, len(waiting))
     await work_through(iter(waiting), score, at_once=at_once, seconds=request.budget_s)  # what is left is counted
     report.seconds, report.is_running = time.monotonic() - began, False
     return report

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from harness.control.sample_sweep import sweep_samples
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget, UpdateStep
 from harness.engines.base import PauseMode, TokenProvider
@@ -19,6 +20,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripte
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.codec import sample_from_json
 from harness.server.serving import serve
+from harness.sessions.weight_update import SweepRequest
 from harness.store.memory import MemoryStore
 from harness.types import as_ids
 from tests.builders import toy_template, toy_tokenizer, user
@@ -367,6 +369,28 @@ async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too():
         assert [set(sample.proximal_versions.tolist()) for sample in (before[0], *queue)] == [{0}, {1}, {1}]
         assert update.report.samples.tokens_settled == sum(sample.response_length for sample in queue)
         assert update.report.samples.tokens_left == before[0].response_length
+
+
+async def test_an_engine_that_never_answers_keeps_no_sample_from_the_others():
+    """It holds the requests of its own share; the rest of the queue is scored by the engine that works."""
+    engine, silent = Engine(), Engine()
+    silent.may_score.clear()
+    async with serving(engine) as client:
+        queue = []
+        for _ in range(12):
+            session = await client.create()
+            await client.say(session, [user("a")])
+            queue += [sample_from_json(sample) for sample in await client.samples(session)]
+    await engine.update_weights(CHECKPOINT, "1")
+    await silent.update_weights(CHECKPOINT, "1")
+
+    sweeping = asyncio.create_task(sweep_samples([engine, silent], queue, SweepRequest(1, concurrency=4)))
+    await eventually(lambda: (engine.events + silent.events).count("score") == 12)
+    silent.may_score.set()
+    report = await sweeping
+
+    assert silent.events.count("score") <= 2
+    assert (report.sessions_done, report.tokens_left) == (12, 0)
 
 
 async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_left_alone():

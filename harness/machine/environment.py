@@ -16,9 +16,9 @@ _PROGRAM_NAMES = frozenset(
 )
 _INSTALLER_NAMES = frozenset(
     {
-        *("NO_PROXY", "no_proxy", "NETRC", "SSH_AUTH_SOCK", "NIX_SSL_CERT_FILE"),
+        *("NO_PROXY", "no_proxy", "NETRC", "SSH_AUTH_SOCK", "SSL_CLIENT_CERT", "NIX_SSL_CERT_FILE"),
         *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH"),
-        *("PKG_CONFIG_PATH", "XDG_BIN_HOME"),
+        *("PKG_CONFIG_PATH", "XDG_BIN_HOME", "XDG_CONFIG_DIRS"),
     }
 )
 _INSTALLER_PREFIXES = ("UV_", "PIP_", "GIT_", "CARGO_", "RUSTUP_", "CMAKE_", "PYENV_")

@@ -162,6 +162,8 @@ class EnginePool:
             try:
                 first = await anext(pieces)
                 break
+            except StopAsyncIteration:
+                return  # whoever reads a stream misses its last piece, wherever that got lost
             except EngineUnavailable:
                 if self._placement.is_exhausted(tried):
                     raise

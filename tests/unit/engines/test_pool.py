@@ -13,7 +13,7 @@ import pytest
 from harness.engines.base import LogprobScale, PauseMode, TokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import MISSED_UPDATE, UNSETTLED
-from harness.engines.scripted import ScriptedEngine, ScriptStep
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import (
     EngineConnectionLost,
     EngineError,
@@ -460,3 +460,16 @@ async def at_worker(under: Pooled, count: int) -> None:
     async with asyncio.timeout(10):
         while sum(under.served()) < count:
             await asyncio.sleep(0.005)
+
+
+async def test_a_stream_without_a_piece_ends_and_gives_its_place_back():
+    """A broken provider is no error of the pool's; a reader misses the result as it does without a pool."""
+
+    class Silent(ScriptedEngine):
+        async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationResult]:
+            return
+            yield
+
+    async with EnginePool([Silent(toy_tokenizer(), Script((SLOWLY,)))]) as pool:
+        pieces = [piece async for piece in pool.stream(GenerationRequest(PROMPT, PARAMS, request_id=uuid4().hex))]
+        assert (pieces, [worker.in_flight for worker in pool.workers]) == ([], [0])

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from harness.engines.base import EngineHealth
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
@@ -61,8 +60,8 @@ class SessionServer:
         app = Starlette(
             routes=[
                 *ModelCalls(self._turns, self.sessions, self._errors).routes(),
-                Route("/sessions/drain", admin(self._drain), methods=["POST"]),
-                Route("/sessions/pause", admin(self._pause), methods=["POST"]),
+                Route("/sessions/drain", admin(partial(self._shut, HoldKind.DRAIN)), methods=["POST"]),
+                Route("/sessions/pause", admin(partial(self._shut, HoldKind.PAUSE)), methods=["POST"]),
                 Route("/sessions/renew", admin(self._renew), methods=["POST"]),
                 Route("/sessions/resume", admin(self._resume), methods=["POST"]),
                 Route("/sessions/gate", admin(self._gate), methods=["GET"]),
@@ -80,23 +79,16 @@ class SessionServer:
 
     # Gate
 
-    async def _drain(self, request: Request) -> Response:
+    async def _shut(self, kind: HoldKind, request: Request) -> Response:
         wanted = parse_hold(await read_body(request, self.settings.limits))
         epoch = self.gatekeeper.gate.epoch
-        hold = self.gatekeeper.place(wanted, HoldKind.DRAIN)
+        hold = self.gatekeeper.place(wanted, kind)
         changed = self.gatekeeper.gate.epoch != epoch
-        closed = await self.sessions.drain()
+        closed = await self.sessions.drain() if kind is HoldKind.DRAIN else 0
         await self.gatekeeper.keep(hold)
-        log.info("gate_draining", changed=changed, sessions_closed=closed)
+        if kind is HoldKind.DRAIN:
+            log.info("gate_draining", changed=changed, sessions_closed=closed)
         return json_response(self._report_gate(changed=changed, sessions_closed=closed))
-
-    async def _pause(self, request: Request) -> Response:
-        wanted = parse_hold(await read_body(request, self.settings.limits))
-        epoch = self.gatekeeper.gate.epoch
-        hold = self.gatekeeper.place(wanted, HoldKind.PAUSE)
-        changed = self.gatekeeper.gate.epoch != epoch
-        await self.gatekeeper.keep(hold)
-        return json_response(self._report_gate(changed=changed))
 
     async def _renew(self, request: Request) -> Response:
         hold = self.gatekeeper.renew(parse_renewal(await read_body(request, self.settings.limits)))
@@ -159,7 +151,14 @@ class SessionServer:
             return json_response({"status": "alive"})
         engine = await self._turns.engine.health()
         store_problem = self._turns.store.problem
-        status = self._status(engine)
+        troubles = (
+            (ServerStopping.code, self.callers.is_stopping),
+            (StoreError.code, store_problem is not None),
+            (EngineUnavailable.code, not engine.ready),
+            (WeightsUnsettled.code, self._turns.live.is_unsettled),
+            ("engine_paused", self.left_engines.problem is not None),
+        )
+        status = next((code for code, is_so in troubles if is_so), "ok")
         body = {
             "status": status,
             "gate": str(self.gatekeeper.gate.state),
@@ -180,18 +179,6 @@ class SessionServer:
             },
         }
         return json_response(body, HTTPStatus.OK if status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def _status(self, engine: EngineHealth) -> str:
-        """`ok`, or the code of the error that keeps turns from being served."""
-        if self.callers.is_stopping:
-            return ServerStopping.code
-        if self._turns.store.problem:
-            return StoreError.code
-        if not engine.ready:
-            return EngineUnavailable.code
-        if self._turns.live.is_unsettled:
-            return WeightsUnsettled.code
-        return "engine_paused" if self.left_engines.problem else "ok"
 
     async def _render_metrics(self, request: Request) -> Response:
         del request

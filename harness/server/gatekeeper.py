@@ -160,26 +160,21 @@ class Gatekeeper:
 
         Raises `GateClosed` when it may not, or not in time; `ClientLeft` when nobody waits for it any more.
         """
-        match self._answer(work, session):
-            case GateAnswer.SERVE:
-                return
-            case GateAnswer.HOLD:
-                await self._hold(work, client, session)
-            case GateAnswer.REFUSE:
-                raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
 
-    async def _hold(self, work: Work, client: ClientConnection, session: Session | None) -> None:
-        self.held_by_work[work] += 1
-        try:
-            async with client.patience(), asyncio.timeout(self._pause_timeout_s):
-                await self.until(lambda: self._answer(work, session) is not GateAnswer.HOLD)
-        except TimeoutError:
-            raise GateClosed(
-                f"the server has been paused for more than {self._pause_timeout_s:g} s", retry_after_s=_RETRY_AFTER_S
-            ) from None
-        finally:
-            self.held_by_work[work] -= 1
-        await self.enter(work, client, session)
+        def answer() -> GateAnswer:
+            return self.gate.answer(work, is_open=session is None or session.is_open)
 
-    def _answer(self, work: Work, session: Session | None) -> GateAnswer:
-        return self.gate.answer(work, is_open=session is None or session.is_open)
+        while answer() is GateAnswer.HOLD:
+            self.held_by_work[work] += 1
+            try:
+                async with client.patience(), asyncio.timeout(self._pause_timeout_s):
+                    await self.until(lambda: answer() is not GateAnswer.HOLD)
+            except TimeoutError:
+                raise GateClosed(
+                    f"the server has been paused for more than {self._pause_timeout_s:g} s",
+                    retry_after_s=_RETRY_AFTER_S,
+                ) from None
+            finally:
+                self.held_by_work[work] -= 1
+        if answer() is GateAnswer.REFUSE:
+            raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)

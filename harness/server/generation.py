@@ -11,7 +11,7 @@ explains counts, and too many of those end the turn.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -81,7 +81,7 @@ class Generation:
                     self._look_at_age()
                     if not self.may_go_on:
                         return
-                    await self._next_segment()
+                    await self._ask_next_segment()
         except HarnessError as error:
             if not self.session.is_drained:
                 raise
@@ -98,26 +98,25 @@ class Generation:
                 raise
             self.limit = error
 
-    async def _next_segment(self) -> None:
+    async def _ask_next_segment(self) -> None:
+        """Ask for the rest of the output, and count a cut that no gate, no pause and no new weights explain."""
         epoch, before = self.gatekeeper.gate.epoch, self._newest
         self.output = self.output.keep_or_restart(self.admission.params)
         self.output = self.output.join(await self._ask()).end_as_whole(self.admission.params, self.endings)
         if self._newest != before:
             self._unsolicited_aborts = 0  # it is seen only now what they were for
-        if not self.output.is_complete and self.may_go_on and not await self._is_explained(epoch):
+        if self.output.is_complete or not self.may_go_on:
+            return
+        if self.gatekeeper.gate.epoch != epoch or (await self.engine.health()).paused:
+            return
+        await self.live.look()
+        if self._newest in (None, self.engine.weight_version):
             self._unsolicited_aborts += 1
 
     @property
     def _newest(self) -> str | None:
         """The label that sampled the last token."""
         return self.output.version_spans[-1].version if self.output.version_spans else None
-
-    async def _is_explained(self, epoch: int) -> bool:
-        """Whether it is known why the engine cut the output short: the gate, somebody's pause, or new weights."""
-        if self.gatekeeper.gate.epoch != epoch or (await self.engine.health()).paused:
-            return True
-        await self.live.look()
-        return self._newest not in (None, self.engine.weight_version)
 
     async def _ask(self) -> GenerationResult:
         """The engine's answer; failures that may pass are repeated, each time with a fresh request id."""
@@ -127,18 +126,14 @@ class Generation:
             except EngineError as error:
                 if not error.retryable:
                     raise
-                await self._wait_before_repeating(attempt)
+                if self.may_go_on:  # then again after a while, and not before the gate lets it
+                    async with self.client.patience():
+                        await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
+                    await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
                 if not self.may_go_on:
                     raise
                 log.warning("engine_request_repeated", engine_attempt=attempt, code=error.code, error=error.message)
         return await self._ask_once()
-
-    async def _wait_before_repeating(self, attempt: int) -> None:
-        """A while, and as long as the gate is shut; what is drained meanwhile may not go on."""
-        if self.may_go_on:
-            async with self.client.patience():
-                await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
-            await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
 
     def is_comparable(self, turn: Turn) -> bool:
         """Whether the turn's logprobs are on the scale on which the engine scores its input."""
@@ -150,24 +145,20 @@ class Generation:
 
     def _scoring_start(self) -> int | None:
         """From where the input waits for the version that is live: the request that is made anyway scores it (I7)."""
-        if not self.settings.score_inputs:
-            return None
         version = self.live.version
-        if version is None:
+        if version is None or not self.settings.score_inputs:
             return None
-        starts = (self.session.scoring_start(self.admission.parent, version, self.is_comparable), self._own(version))
-        return min((start for start in starts if start is not None), default=None)
-
-    def _own(self, version: int) -> int | None:
-        """The same for what this turn has produced so far; what was scored under that version waits no more."""
+        before = self.session.scoring_start(self.admission.parent, version, self.is_comparable)
+        starts = [] if before is None else [before]
+        # Of what this turn has produced so far: once it was scored under that version it waits no more.
         is_scored = any(version_of(scoring) == version for scoring in self.output.scorings)
-        if is_scored or not self._is_own_output_comparable:
-            return None
-        waiting = (span.start for span in self.output.version_spans if version_of(span) == version - 1)
-        first = min(waiting, default=None)
-        return None if first is None else self.admission.path.length + first
+        if self._is_own_output_comparable and not is_scored:
+            own = (span.start for span in self.output.version_spans if version_of(span) == version - 1)
+            starts += [self.admission.path.length + start for start in own]
+        return min(starts, default=None)
 
     async def _ask_once(self) -> GenerationResult:
+        """The engine's answer to one request, with as much of its scoring as counts."""
         request = self.output.next_request(
             self.admission.prompt_ids,
             self.admission.params,
@@ -178,12 +169,15 @@ class Generation:
         version = self.live.version
         async with self._stop_on_dismissal(request.request_id):
             result = await self.engine.generate(request)
-        return self._cut_scoring(_keep_scoring_of(version, await self.live.number_labels(result)))
-
-    def _cut_scoring(self, result: GenerationResult) -> GenerationResult:
-        """`result`, its scoring ended where this turn's own output begins when that is on another scale."""
+        result = await self.live.number_labels(result)
         scoring = result.prompt_logprobs
-        if scoring is None or self._is_own_output_comparable:
+        if scoring is None:
+            return result
+        # Where the weights changed while an engine read the input, it says what the first token was sampled by: the
+        # scoring is then of two versions, or of one that nobody asked about.
+        if version is None or version_of(scoring) != version:
+            return replace(result, prompt_logprobs=None)
+        if self._is_own_output_comparable:
             return result
         of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
         return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
@@ -208,27 +202,11 @@ class Generation:
     @asynccontextmanager
     async def _stop_on_dismissal(self, request_id: str) -> AsyncIterator[None]:
         """End the request inside the engine when the client is dismissed."""
-        stops: list[asyncio.Task[None]] = []
+        stops: list[asyncio.Task[int]] = []
         try:
-            with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(self._stop(request_id)))):
+            with self.client.on_dismissal(lambda: stops.append(asyncio.create_task(self.engine.abort(request_id)))):
                 yield
         finally:
             for task in stops:
                 task.cancel()
             await asyncio.gather(*stops, return_exceptions=True)
-
-    async def _stop(self, request_id: str) -> None:
-        with suppress(EngineError):
-            await self.engine.abort(request_id)
-
-
-def _keep_scoring_of(version: int | None, result: GenerationResult) -> GenerationResult:
-    """`result`, without its scoring unless that is of `version`, which was live when it was asked for.
-
-    Where the weights changed while an engine read the input, it says what the first token was sampled by: the scoring
-    is then of two versions, or of one that nobody asked about.
-    """
-    scoring = result.prompt_logprobs
-    if scoring is None or (version is not None and version_of(scoring) == version):
-        return result
-    return replace(result, prompt_logprobs=None)

@@ -78,15 +78,12 @@ class LiveVersion:
 
     async def number_labels(self, result: GenerationResult) -> GenerationResult:
         """`result` with the policy version of every label that does not say it. Raises `StoreError`."""
-        spans = tuple([await self._with_number(span) for span in result.version_spans])
-        scoring = result.prompt_logprobs and await self._with_number(result.prompt_logprobs)
+        spans = tuple([await self.number_label(span) for span in result.version_spans])
+        scoring = result.prompt_logprobs and await self.number_label(result.prompt_logprobs)
         return replace(result, version_spans=spans, prompt_logprobs=scoring)
 
-    async def scored(self, scoring: PromptLogprobs) -> PromptLogprobs:
-        """`scoring` with the policy version of its label. Raises `StoreError`."""
-        return await self._with_number(scoring)
-
-    async def _with_number(self, labeled: _Labeled) -> _Labeled:
+    async def number_label(self, labeled: _Labeled) -> _Labeled:
+        """`labeled` with the policy version of its label, unless the label says it. Raises `StoreError`."""
         if known_version(labeled.version) is not None:
             return labeled
         return replace(labeled, number=await self._see(labeled.version))
@@ -125,24 +122,19 @@ class LiveVersion:
         """
         try:
             async with client.patience(), asyncio.timeout(self._patience_s):
-                while is_wanted() and not await self._is_settled(must_work=must_work):  # noqa: ASYNC110  # asked
+                while is_wanted():
+                    if not (must_work and (await self._engine.health()).paused):
+                        await self.look()
+                        if not self.is_unsettled:
+                            return
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
-            raise self._too_long() from None
-
-    async def _is_settled(self, *, must_work: bool) -> bool:
-        if must_work and (await self._engine.health()).paused:
-            return False
-        await self.look()
-        return not self.is_unsettled
-
-    def _too_long(self) -> EngineUnavailable:
-        if not self.is_unsettled:
-            return EngineUnavailable(f"the engine has been paused for more than {self._patience_s:g} s")
-        return WeightsUnsettled(
-            f"the engine carries the label {self._engine.weight_version!r}: an update of its weights is under way"
-            f" or broke off, and none has succeeded within {self._patience_s:g} s"
-        )
+            if not self.is_unsettled:
+                raise EngineUnavailable(f"the engine has been paused for more than {self._patience_s:g} s") from None
+            raise WeightsUnsettled(
+                f"the engine carries the label {self._engine.weight_version!r}: an update of its weights is under way"
+                f" or broke off, and none has succeeded within {self._patience_s:g} s"
+            ) from None
 
     @contextmanager
     def turn(self) -> Iterator[None]:

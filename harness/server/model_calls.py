@@ -100,7 +100,12 @@ class ModelCalls:
             is_guarded = turns.engine.capabilities.repeat_guard is not None
             token_text = turns.chat_tokenizer.tokenizer.token_text
             answer = ModelAnswer(call.request, served.turn, turns.model, token_text, served.top_logprobs, is_guarded)
-            write = partial(_write, dialect, answer)
+
+            def write() -> bytes:
+                if call.request.streaming is None:
+                    return msgspec.json.encode(dialect.answer(answer))
+                return b"".join(dialect.stream_parts(answer))
+
             alternatives = 0 if served.top_logprobs is None else served.top_logprobs.ids.shape[1]
             entries = int(served.turn.output_ids.size) * (1 + alternatives) if call.request.wants_logprobs else 0
             is_long = entries > _MANY_LOGPROBS
@@ -134,12 +139,6 @@ def _count_refusals(session: Session) -> Iterator[None]:
     except HarnessError as error:
         session.refuse(error)
         raise
-
-
-def _write(dialect: Dialect, answer: ModelAnswer) -> bytes:
-    if answer.request.streaming is None:
-        return msgspec.json.encode(dialect.answer(answer))
-    return b"".join(dialect.stream_parts(answer))
 
 
 @dataclass(frozen=True, slots=True)

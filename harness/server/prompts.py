@@ -8,9 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelRequest, ToolMode
@@ -65,19 +64,20 @@ class HeavyWork:
                 )
             self._held_bytes += size_bytes
         self._metrics.heavy_work_began(size_bytes)
+
+        def release(future: Future[_T]) -> None:
+            del future
+            with self._lock:
+                self._held_bytes -= size_bytes
+            self._metrics.heavy_work_ended(size_bytes)
+
         future = self._executor.submit(work)
-        future.add_done_callback(partial(self._release, size_bytes))
+        future.add_done_callback(release)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Begin nothing more; what has begun comes to its end, for nobody."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _release(self, size_bytes: int, future: Future[Any]) -> None:
-        del future
-        with self._lock:
-            self._held_bytes -= size_bytes
-        self._metrics.heavy_work_ended(size_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class SessionRegistry:
     def find(self, session_id: str) -> Session | None:
         """The session with that id, None when it is not held. Raises `SessionDamaged`."""
         if damaged := self._quarantined.get(session_id):
-            raise _damaged(damaged)
+            raise _damage_error(damaged)
         self._uses.use(session_id)
         return self._by_id.get(session_id)
 
@@ -113,7 +113,7 @@ class SessionRegistry:
             return session
         for damaged in self._quarantined.values():
             if damaged.api_key == api_key:
-                raise _damaged(damaged)
+                raise _damage_error(damaged)
         raise SessionNotFound(_NO_SUCH_KEY)
 
     def of_key(self, session_id: str, api_key: str) -> Session:
@@ -150,8 +150,19 @@ class SessionRegistry:
         drained, and may be resumed in its turn; `SessionNotFound` or `MalformedRequest` when there is nothing to take
         over.
         """
-        is_new = config.resumes is None
-        session = await (self._hold_new(self._new(config)) if is_new else self._take_over(config, live_version))
+        if config.resumes is not None:
+            session = await self._take_over(config, config.resumes, live_version)
+        else:
+            session = self._new(config)
+            self._hold(session)
+            try:
+                await self._store.create(session)
+            except StoreError:
+                self._forget(session)
+                raise
+            if not session.is_open:
+                await self.close(session, CloseReason.DRAINED)
+                raise GateClosed("the server was drained while the session was created; ask again later")
         self._metrics.session_created()
         return session
 
@@ -216,21 +227,9 @@ class SessionRegistry:
         self._quarantined.pop(damaged.session_id, None)
         self._metrics.sessions_quarantined(len(self._quarantined))
 
-    async def _hold_new(self, session: Session) -> Session:
-        self._hold(session)
-        try:
-            await self._store.create(session)
-        except StoreError:
-            self._forget(session)
-            raise
-        if not session.is_open:
-            await self.close(session, CloseReason.DRAINED)
-            raise GateClosed("the server was drained while the session was created; ask again later")
-        return session
-
-    async def _take_over(self, config: SessionConfig, live_version: int | None) -> Session:
-        """The new session that takes over from the one that `config` names."""
-        previous = self.get(config.resumes or "")
+    async def _take_over(self, config: SessionConfig, resumes: str, live_version: int | None) -> Session:
+        """The new session that takes over from the one with the id `resumes`."""
+        previous = self.get(resumes)
         taken = turns_to_take_over(previous.turns, config.limits, live_version)
         session = self._new(successor_config(previous, config, taken))
         for turn in taken:
@@ -275,7 +274,7 @@ class SessionRegistry:
         self._metrics.sessions_open(len(self))
 
 
-def _damaged(session: DamagedSession) -> SessionDamaged:
+def _damage_error(session: DamagedSession) -> SessionDamaged:
     return SessionDamaged(
         f"session {session.session_id} cannot be read back from the store; the other sessions are served. DELETE closes"
         " it, its rows stay for `sqlite3`"

@@ -101,7 +101,7 @@ async def serve(
         engine.workers.observe(turns.metrics)
         engine.workers.excuse_silence(lambda: gatekeeper.gate.state is GateState.PAUSED)
         await stack.enter_async_context(running(turns.live.follow()))
-        embedded = await stack.enter_async_context(answering(_server(around(server.app())), listener))
+        embedded = await stack.enter_async_context(answering(_HangingUpServer(around(server.app())), listener))
         stack.push_async_callback(_send_away, turns, embedded)
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
@@ -129,14 +129,14 @@ async def serve_forever(
     loop = asyncio.get_running_loop()
     async with serve(engine, chat_tokenizer, store, settings, around=around) as server:
 
-        def told() -> None:
+        def end() -> None:
             if stop.is_set():
                 server.server.callers.dismiss(hand_over_s=0.0)
                 server.hang_up()
             stop.set()
 
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, told)
+            loop.add_signal_handler(signum, end)
         started(server)
         await stop.wait()
 
@@ -164,8 +164,18 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
 class _HangingUpServer(EmbeddedServer):
     """Can end as if its process had been killed."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_SHUTDOWN_S,
+                http=ResetAwareProtocol,
+            )
+        )
         self.server_state = self._connections = Connections()
 
     def hang_up(self) -> None:
@@ -179,17 +189,3 @@ class _HangingUpServer(EmbeddedServer):
             # later.
             loop.call_soon(loop.call_soon, server.close)
         self._connections.reset_all()
-
-
-def _server(app: ASGIApp) -> _HangingUpServer:
-    return _HangingUpServer(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_SHUTDOWN_S,
-            http=ResetAwareProtocol,
-        )
-    )

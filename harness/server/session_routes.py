@@ -123,9 +123,7 @@ class SessionRoutes:
         await self._turns.live.look()
         live_version = self._turns.live.version
         session_id, session = self._snapshot(request)
-        if is_binary:
-            return await asyncio.to_thread(_collected_response, session_id, session, live_version)
-        return await asyncio.to_thread(_samples_response, session, live_version)
+        return await asyncio.to_thread(_collect, session_id, session, live_version, is_binary=is_binary)
 
     async def _end(self, request: Request) -> Response:
         asked = parse_end(await read_body(request, self._settings.limits))
@@ -167,29 +165,24 @@ def _facts_response(session_id: str, session: Session | None) -> Response:
     return json_response(empty_facts(session_id) if session is None else session_facts(session))
 
 
-def _samples_response(session: Session | None, live_version: int | None) -> Response:
-    """`{"samples": [...]}` as JSON, under the live policy version where that is known."""
-    return json_response({"samples": [sample_to_json(sample) for sample in _build_samples(session, live_version)]})
+def _collect(session_id: str, session: Session | None, live_version: int | None, *, is_binary: bool) -> Response:
+    """The samples under the live policy version where that is known: `{"samples": [...]}` as JSON.
 
-
-def _collected_response(session_id: str, session: Session | None, live_version: int | None) -> Response:
-    """Facts, record and samples of one moment as msgpack; the record is a JSON text, and has no token columns."""
-    if session is None:
-        facts, record = empty_facts(session_id), empty_record(session_id)
-    else:
-        facts, record = session_facts(session), session_record(session, RecordIds.NONE)
-    samples: list[Json] = [sample_to_binary(sample) for sample in _build_samples(session, live_version)]
-    body = {"facts": facts, "session": msgspec.json.encode(record), "samples": samples}
+    In the binary form facts, record and samples of one moment; the record is a JSON text, and has no token columns.
+    """
+    facts, record, samples = empty_facts(session_id), empty_record(session_id), list[Sample]()
+    if session is not None:
+        dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
+        if dropped:
+            log.warning(TRAILING_TURNS_DROPPED, session_id=session_id, turns=dropped)
+        empty = count_empty(session.turns, session.config.selection)
+        if empty:
+            log.info(EMPTY_SAMPLES_DROPPED, session_id=session_id, samples=empty)
+        samples = session.samples(live_version)
+        if is_binary:
+            facts, record = session_facts(session), session_record(session, RecordIds.NONE)
+    if not is_binary:
+        return json_response({"samples": [sample_to_json(sample) for sample in samples]})
+    columns: list[Json] = [sample_to_binary(sample) for sample in samples]
+    body = {"facts": facts, "session": msgspec.json.encode(record), "samples": columns}
     return Response(msgspec.msgpack.encode(body), media_type=MSGPACK)
-
-
-def _build_samples(session: Session | None, live_version: int | None) -> list[Sample]:
-    if session is None:
-        return []
-    dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
-    if dropped:
-        log.warning(TRAILING_TURNS_DROPPED, session_id=session.session_id, turns=dropped)
-    empty = count_empty(session.turns, session.config.selection)
-    if empty:
-        log.info(EMPTY_SAMPLES_DROPPED, session_id=session.session_id, samples=empty)
-    return session.samples(live_version)

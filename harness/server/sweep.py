@@ -9,7 +9,7 @@ A scoring that the engine did under another version settles nothing and ends the
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 import structlog
@@ -21,11 +21,11 @@ from harness.samples.proximal import waiting_tokens
 from harness.samples.versions import version_of
 from harness.server.live_version import LiveVersion
 from harness.server.registry import SessionRegistry
-from harness.sessions.scoring import ScoringTask, next_scoring, waiting_in, waiting_turns
+from harness.sessions.scoring import next_scoring, waiting_in, waiting_turns
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
 from harness.store.base import SessionStore
-from harness.types import PromptLogprobs, Turn
+from harness.types import Turn
 
 log = structlog.get_logger()
 
@@ -64,64 +64,58 @@ class Sweep:
 
         Raises `MalformedRequest` when another version is live; nothing has been scored then.
         """
-        began = time.monotonic()
-        await self._require_live()
-        waiting = self._with_successors(await self._count())
-        at_once = min(self._request.concurrency, self.report.sessions)
-        if not await work_through(waiting, self._score_session, at_once=at_once, seconds=self._request.budget_s):
-            log.warning("sweep_out_of_time", version=self._request.version, budget_s=self._request.budget_s)
-        await self._close(time.monotonic() - began)
-        return self.report
-
-    async def _require_live(self) -> None:
-        """The engine's own word counts: what this process believes may be of before an update by somebody else."""
-        await self._live.look()
-        if self._live.version != self._request.version:
+        began, version = time.monotonic(), self._request.version
+        await self._live.look()  # what this process believes may be of before an update by somebody else
+        if self._live.version != version:
             live = self._engine.weight_version
             raise MalformedRequest(
                 f"version: expected the live version {self._live.version}, which is labeled {live!r},"
-                f" got {self._request.version}; sweep before the update",
+                f" got {version}; sweep before the update",
                 param="version",
             )
+        waiting = self._with_successors(await self._count())
+        at_once = min(self._request.concurrency, self.report.sessions)
+        if not await work_through(waiting, self._score_session, at_once=at_once, seconds=self._request.budget_s):
+            log.warning("sweep_out_of_time", version=version, budget_s=self._request.budget_s)
+        seconds = time.monotonic() - began
+        left = [waiting_in(session, version, self._is_comparable) async for session in self._in_turn()]
+        self.report.tokens_left = sum(left)
+        self.report.failures = dict(self._failures)
+        self.report.seconds = seconds
+        self.report.is_running = False
+        log.info("sweep_ended", **msgspec.structs.asdict(self.report))
+        return self.report
 
     async def _score_session(self, session: Session) -> None:
-        await self._score_turns(session)
-        self.report.sessions_done += 1
-
-    async def _score_turns(self, session: Session) -> None:
+        """Score the branches of `session`, one after the other; what settles nothing is not asked for again."""
+        version = self._request.version
         # Servers read no input that leaves no room for a token, and of a full context all but the last one fits.
         longest = self._engine.capabilities.context_length - 1
         given_up: set[int] = set()
-        while task := next_scoring(session, self._request.version, self._is_comparable, longest, given_up):
+        while task := next_scoring(session, version, self._is_comparable, longest, given_up):
+            self.report.requests += 1
+            self.report.tokens_read += int(task.input_ids.size)
+            changed: Sequence[Turn] = ()
             try:
-                scoring = await self._scored(session, task)
+                scoring = await self._engine.score(task.input_ids, start=task.start, session_id=session.session_id)
+                scoring = await self._live.number_label(scoring)
                 # Weights that changed inside the request make it one of two versions.
-                if version_of(scoring) != self._request.version:
-                    return
+                if version_of(scoring) != version:
+                    break
                 if self._sessions.find(session.session_id) is not session:
-                    return  # taken over or deleted meanwhile: its successor has the turns, and its own place here
-                has_settled = await self._took(session, task, scoring)
+                    break  # taken over or deleted meanwhile: its successor has the turns, and its own place here
+                waiting = waiting_in(session, version, self._is_comparable)
+                changed = session.take_scores(task.leaf, scoring, self._is_comparable)
+                self.report.tokens_settled += waiting - waiting_in(session, version, self._is_comparable)
+                if changed:  # in one write, before others get on: a turn that is taken up meanwhile commits behind it
+                    await self._store.keep_scores(session.session_id, changed)
             except (EngineError, StoreError) as error:
-                has_settled = False
+                changed = ()
                 self._failures[error.code] += 1
                 log.warning("sweep_failed", session_id=session.session_id, code=error.code, error=error.message)
-            if not has_settled:
+            if not changed:
                 given_up.add(task.leaf)
-
-    async def _scored(self, session: Session, task: ScoringTask) -> PromptLogprobs:
-        self.report.requests += 1
-        self.report.tokens_read += int(task.input_ids.size)
-        scoring = await self._engine.score(task.input_ids, start=task.start, session_id=session.session_id)
-        return await self._live.scored(scoring)
-
-    async def _took(self, session: Session, task: ScoringTask, scoring: PromptLogprobs) -> bool:
-        """Whether `scoring` settled anything; what it settled is durable."""
-        waiting = waiting_in(session, self._request.version, self._is_comparable)
-        changed = session.take_scores(task.leaf, scoring, self._is_comparable)
-        self.report.tokens_settled += waiting - waiting_in(session, self._request.version, self._is_comparable)
-        if changed:  # in one write, before anybody else's turn: a turn that is taken up meanwhile commits behind it
-            await self._store.keep_scores(session.session_id, changed)
-        return bool(changed)
+        self.report.sessions_done += 1
 
     def _is_comparable(self, turn: Turn) -> bool:
         return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.params)
@@ -157,13 +151,3 @@ class Sweep:
         for session in sorted(self._sessions, key=lambda session: session.created_at):
             await asyncio.sleep(0)
             yield session
-
-    async def _close(self, seconds: float) -> None:
-        version, left = self._request.version, 0
-        async for session in self._in_turn():
-            left += waiting_in(session, version, self._is_comparable)
-        self.report.tokens_left = left
-        self.report.failures = dict(self._failures)
-        self.report.seconds = seconds
-        self.report.is_running = False
-        log.info("sweep_ended", **msgspec.structs.asdict(self.report))

@@ -79,12 +79,6 @@ class ModelCall:
         return self.read.request
 
 
-def _fresh_request_ids() -> Iterator[str]:
-    """Ids of 32 hex digits: a random half per server and a count. One length, so none is another's prefix."""
-    server = secrets.token_hex(8)
-    return (f"{server}{count:016x}" for count in itertools.count())
-
-
 @dataclass(slots=True)
 class TurnService:
     """Serves model calls of sessions."""
@@ -101,7 +95,7 @@ class TurnService:
     prompts: Prompts = field(init=False)
     heavy_work: HeavyWork = field(init=False)
     live: LiveVersion = field(init=False)
-    _request_ids: Iterator[str] = field(default_factory=_fresh_request_ids)
+    _request_ids: Iterator[str] = field(init=False)
     admitted: AdmittedTurns = field(init=False)
     callers: Callers = field(default_factory=Callers)
 
@@ -110,6 +104,9 @@ class TurnService:
         self.heavy_work = HeavyWork(self.metrics, self.settings.limits.waiting_bytes)
         self.prompts = Prompts(self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits)
         self.live = LiveVersion(self.engine, self.store, patience_s=self.settings.pause_timeout_s)
+        # Of 32 hex digits: a random half per server and a count. One length, so none is another's prefix.
+        server = secrets.token_hex(8)
+        self._request_ids = (f"{server}{count:016x}" for count in itertools.count())
 
     @property
     def model(self) -> str:

@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.engines.base import PauseMode
-from harness.engines.huggingface.generation import Generation, Sampled, StopRules
+from harness.engines.huggingface.generation import Generation, StopRules
 from harness.engines.huggingface.model import ModelFacts, RaggedModel
 from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample
 from harness.engines.huggingface.scheduler import Piece, Scheduler
@@ -169,17 +169,29 @@ class Engine:
 
     def _use_logits(self, pieces: Iterable[Piece], logits: Tensor) -> None:
         """Score and sample with the wanted rows of `pieces`, which `logits` has in order."""
-        sampling: list[tuple[_Live, int]] = []
+        sampling: list[_Live] = []
+        last_rows: list[int] = []
         first = 0
         for piece in pieces:
             live, wanted = self._by_tokens[piece.sequence], piece.wanted
             rows = logits[first : first + len(wanted)]
             first += len(wanted)
             if not live.generation.is_scoring_only and piece.stop == piece.sequence.length:
-                sampling.append((live, first - 1))
+                sampling.append(live)
+                last_rows.append(first - 1)
             self._score(live, wanted, rows)
-        if sampling:
-            self._sample([live for live, _ in sampling], logits[[row for _, row in sampling]])
+        if not sampling:
+            return
+        how = [
+            SamplingRow(own.request.params, own.seed, own.tokens.length, own.forbidden)
+            for own in (live.generation for live in sampling)
+        ]
+        for live, sampled in zip(sampling, sample(logits[last_rows], how), strict=True):
+            reason = live.generation.add(sampled, self.version)
+            if live.listener.wants_deltas:
+                live.listener(GenerationDelta(as_ids([sampled.token_id]), as_logprobs([sampled.logprob])))
+            if reason is not None:
+                self._finish(live, reason)
 
     def _score(self, live: _Live, wanted: range, rows: Tensor) -> None:
         """Add the logprobs of the input tokens that follow the positions `wanted`."""
@@ -190,15 +202,6 @@ class Engine:
         generation.add_scores(logprobs_of(rows[: targets.size], targets), self.version)
         if generation.is_scoring_only and (scores := generation.scores.result()) is not None:
             self._end(live, scores)
-
-    def _sample(self, batch: list[_Live], logits: Tensor) -> None:
-        for live, sampled in zip(
-            batch, sample(logits, [_sampling_row(live.generation) for live in batch]), strict=True
-        ):
-            reason = live.generation.add(sampled, self.version)
-            _report_delta(live, sampled)
-            if reason is not None:
-                self._finish(live, reason)
 
     def _finish(self, live: _Live, reason: FinishReason) -> None:
         self._end(live, live.generation.result(reason, now=time.perf_counter()))
@@ -211,12 +214,3 @@ class Engine:
         del self._live[live.generation.request.request_id]
         del self._by_tokens[live.generation.tokens]
         self._scheduler.finish(live.generation.tokens)
-
-
-def _sampling_row(generation: Generation) -> SamplingRow:
-    return SamplingRow(generation.request.params, generation.seed, generation.tokens.length, generation.forbidden)
-
-
-def _report_delta(live: _Live, sampled: Sampled) -> None:
-    if live.listener.wants_deltas:
-        live.listener(GenerationDelta(as_ids([sampled.token_id]), as_logprobs([sampled.logprob])))

@@ -85,14 +85,24 @@ class Generation:
         self.request = request
         self._rules = rules
         self._started_at = started_at
-        self.seed = secrets.randbits(_SEED_BITS) if request.params.seed is None else request.params.seed
-        self.scores = self._scores()
-        self.tokens = self._token_sequence()
+        params, start = request.params, request.prompt_logprobs_from
+        self.seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
+        self.scores = None if start is None else PromptScores(start, self.prompt_length)
+        # Nobody asks for the logits after the last token of an input that is only scored.
+        known = self.prompt_length - (1 if self.is_scoring_only else 0)
+        room = min(params.max_new_tokens, rules.context_length - self.prompt_length)
+        buffer = np.empty(self.prompt_length + room, dtype=np.int32)
+        buffer[: self.prompt_length] = request.input_ids
+        logits_from = known - 1 if self.scores is None else self.scores.start - 1
+        self.tokens = TokenSequence(buffer, known, logits_from, request.session_id)
         self.sampled: list[Sampled] = []
         self._versions: list[VersionSpan] = []
-        self._stop_strings = StopStrings(rules.decode, request.params.stop)
-        self._detector = self._seed_detector()
+        self._stop_strings = StopStrings(rules.decode, params.stop)
         self._matched_stop: int | str | None = None
+        self._detector = rules.new_detector()
+        if self._detector is not None:
+            # The output began in an earlier request when this one continues it.
+            self._detector.seed(request.input_ids[self.prompt_length - request.continues :].tolist())
 
     @property
     def prompt_length(self) -> int:
@@ -126,14 +136,32 @@ class Generation:
 
     def add(self, sampled: Sampled, version: str) -> FinishReason | None:
         """Append a sampled token; returns why the generation ends here, None when it goes on."""
-        position = len(self.sampled)
+        position, token_id, params = len(self.sampled), sampled.token_id, self.request.params
         self.sampled.append(sampled)
-        self.tokens.append(sampled.token_id)
-        self._extend_versions(version, position)
-        return self._stop_reason(sampled.token_id) or self._length_reason() or self._repeat_reason(sampled.token_id)
+        self.tokens.append(token_id)
+        if self._versions and self._versions[-1].version == version:
+            position = self._versions.pop().start
+        self._versions.append(VersionSpan(version, position, len(self.sampled)))
+
+        matched_string = self._stop_strings.push(token_id)
+        ends_turn = token_id in self._rules.eos_ids and not params.ignore_eos
+        self._matched_stop = token_id if ends_turn or token_id in params.stop_token_ids else matched_string
+        if self._matched_stop is not None:
+            return FinishReason.STOP
+        if self.tokens.length == self.tokens.ids.size:
+            return FinishReason.LENGTH
+        if self._detector is not None and self._detector.push(token_id):
+            return FinishReason.REPEAT
+        return None
 
     def result(self, reason: FinishReason, *, now: float) -> GenerationResult:
-        """What has been produced until now, ended by `reason`."""
+        """The output until now, ended by `reason`."""
+        top = None
+        if self.request.params.top_logprobs:
+            shape = (len(self.sampled), self.request.params.top_logprobs)
+            ids = np.array([sampled.top_ids for sampled in self.sampled], dtype=np.int32)
+            logprobs = np.array([sampled.top_logprobs for sampled in self.sampled], dtype=np.float32)
+            top = TopLogprobs(ids.reshape(shape), logprobs.reshape(shape))
         return GenerationResult(
             request_id=self.request.request_id,
             input_ids=self.request.input_ids,
@@ -142,59 +170,8 @@ class Generation:
             finish_reason=reason,
             version_spans=tuple(self._versions),
             matched_stop=self._matched_stop,
-            top_logprobs=self._top_logprobs(),
+            top_logprobs=top,
             prompt_logprobs=self.scores.result() if self.scores else None,
             cached_tokens=self.tokens.cached_tokens or 0,
             seconds=now - self._started_at,
         )
-
-    def _scores(self) -> PromptScores | None:
-        start = self.request.prompt_logprobs_from
-        return None if start is None else PromptScores(start, self.prompt_length)
-
-    def _token_sequence(self) -> TokenSequence:
-        """The tokens to compute: nobody asks for the logits after the last token of an input that is only scored."""
-        request, known = self.request, self.prompt_length - (1 if self.is_scoring_only else 0)
-        room = min(request.params.max_new_tokens, self._rules.context_length - self.prompt_length)
-        buffer = np.empty(self.prompt_length + room, dtype=np.int32)
-        buffer[: self.prompt_length] = request.input_ids
-        logits_from = self.scores.start - 1 if self.scores else known - 1
-        return TokenSequence(buffer, known, logits_from, request.session_id)
-
-    def _extend_versions(self, version: str, position: int) -> None:
-        last = self._versions[-1] if self._versions else None
-        if last is not None and last.version == version:
-            self._versions[-1] = VersionSpan(version, last.start, position + 1)
-        else:
-            self._versions.append(VersionSpan(version, position, position + 1))
-
-    def _stop_reason(self, token_id: int) -> FinishReason | None:
-        ends_turn = token_id in self._rules.eos_ids and not self.request.params.ignore_eos
-        matched_string = self._stop_strings.push(token_id)
-        if ends_turn or token_id in self.request.params.stop_token_ids:
-            self._matched_stop = token_id
-        else:
-            self._matched_stop = matched_string
-        return None if self._matched_stop is None else FinishReason.STOP
-
-    def _length_reason(self) -> FinishReason | None:
-        return FinishReason.LENGTH if self.tokens.length == self.tokens.ids.size else None
-
-    def _repeat_reason(self, token_id: int) -> FinishReason | None:
-        repeats = self._detector is not None and self._detector.push(token_id)
-        return FinishReason.REPEAT if repeats else None
-
-    def _seed_detector(self) -> RepeatDetector | None:
-        """The guard's view of this output, which began in an earlier request when this one continues it."""
-        detector = self._rules.new_detector()
-        if detector is not None:
-            detector.seed(self.request.input_ids[self.prompt_length - self.request.continues :].tolist())
-        return detector
-
-    def _top_logprobs(self) -> TopLogprobs | None:
-        if not self.request.params.top_logprobs:
-            return None
-        shape = (len(self.sampled), self.request.params.top_logprobs)
-        ids = np.array([sampled.top_ids for sampled in self.sampled], dtype=np.int32)
-        logprobs = np.array([sampled.top_logprobs for sampled in self.sampled], dtype=np.float32)
-        return TopLogprobs(ids.reshape(shape), logprobs.reshape(shape))

@@ -45,8 +45,10 @@ class SequenceKv:
     def write(self, layer: int, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
         """Put `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
         stored = self.layers.get(layer)
-        if stored is None or stored.keys.shape[2] < capacity:
-            stored = self.layers[layer] = self._grow(stored, keys, values, start, capacity)
+        if stored is None:  # the first tokens of a layer say its shape
+            stored = self.layers[layer] = LayerKv(keys, values).copy(0, capacity)
+        elif stored.keys.shape[2] < capacity:
+            stored = self.layers[layer] = stored.copy(start, capacity)
         stop = start + keys.shape[2]
         stored.keys[:, :, start:stop] = keys
         stored.values[:, :, start:stop] = values
@@ -57,11 +59,6 @@ class SequenceKv:
         target = SequenceKv()
         target.layers = {index: layer.copy(tokens, capacity) for index, layer in self.layers.items()}
         return target
-
-    @staticmethod
-    def _grow(stored: LayerKv | None, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
-        source, held = (LayerKv(keys, values), 0) if stored is None else (stored, start)
-        return source.copy(held, capacity)
 
 
 class KvStorage:

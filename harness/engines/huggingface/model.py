@@ -5,7 +5,7 @@ model for which they differ is refused: what this engine reports is meant to be 
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ _TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5
 
 
 class ModelFacts(NamedTuple):
-    """What the engine has to know about a loaded model."""
+    """The facts about a loaded model that the engine works with."""
 
     vocab_size: int
     context_length: int
@@ -72,11 +72,26 @@ class RaggedModel:
 
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
         """Float32 logits of every wanted position of `pieces`, in order, shape [positions, vocabulary]."""
-        ragged = self._ragged_pieces(pieces)
+        ragged, first = [], 0
+        for sequence, start, stop in pieces:
+            assert sequence.kv is not None
+            kv = self.kv[sequence.kv]
+            ragged.append(RaggedPiece(kv, start=start, stop=stop, first=first, capacity=sequence.capacity))
+            first += stop - start
         ids = np.concatenate([piece.sequence.ids[piece.start : piece.stop] for piece in pieces])
         positions = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
-        wanted = np.concatenate([_wanted_rows(piece, ragged) for piece, ragged in zip(pieces, ragged, strict=True)])
-        return self._run(_pad(ids), _pad(positions), wanted, ragged)
+        rows = [np.arange(span.last - len(piece.wanted), span.last) for piece, span in zip(pieces, ragged, strict=True)]
+        wanted = np.concatenate(rows)
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=torch.from_numpy(_pad(ids))[None],
+                position_ids=torch.from_numpy(_pad(positions))[None],
+                logits_to_keep=torch.from_numpy(_pad(wanted)),
+                use_cache=False,
+                ragged=ragged,
+            )
+            logits: Tensor = output.logits[0, : wanted.size].float()
+            return logits
 
     def apply(self, ops: list[KvOp]) -> None:
         """Carry out what the scheduler decided about the KV storage."""
@@ -88,9 +103,11 @@ class RaggedModel:
 
         Raises `EngineRejected`, with the old weights untouched, when names or shapes differ.
         """
-        own = dict(self._model.named_parameters()) | dict(_persistent_buffers(self._model))
+        saved = self._model.state_dict().keys()
+        own = dict(self._model.named_parameters())
+        own |= {name: buffer for name, buffer in self._model.named_buffers() if name in saved}
         new = _read_checkpoint(directory)
-        aliases = self._model.state_dict().keys() - own.keys()
+        aliases = saved - own.keys()
         _require_same_shapes(own, {name: tensor for name, tensor in new.items() if name not in aliases})
         with torch.inference_mode():
             for name, tensor in own.items():
@@ -100,26 +117,6 @@ class RaggedModel:
     @property
     def _config(self) -> Any:
         return self._model.config.get_text_config()
-
-    def _ragged_pieces(self, pieces: Sequence[Piece]) -> list[RaggedPiece]:
-        ragged, first = [], 0
-        for sequence, start, stop in pieces:
-            assert sequence.kv is not None
-            kv = self.kv[sequence.kv]
-            ragged.append(RaggedPiece(kv, start=start, stop=stop, first=first, capacity=sequence.capacity))
-            first += stop - start
-        return ragged
-
-    def _run(self, ids: Any, positions: Any, wanted: Any, ragged: list[RaggedPiece]) -> Tensor:
-        with torch.inference_mode():
-            output = self._model(
-                input_ids=torch.from_numpy(ids)[None],
-                position_ids=torch.from_numpy(positions)[None],
-                logits_to_keep=torch.from_numpy(_pad(wanted)),
-                use_cache=False,
-                ragged=ragged,
-            )
-            return output.logits[0, : wanted.size].float()
 
     def _refuse_unsuitable(self) -> None:
         """Refuse what would make a result depend on the rest of its batch, what has no KV, and what hides in masks.
@@ -137,9 +134,16 @@ class RaggedModel:
 
     def _check_against_plain_forward(self) -> int:
         """Compare the ragged pass, two sequences in chunks, with the model's own; returns KV bytes per token."""
-        sequences = [self._check_sequence(offset) for offset in range(2)]
-        plain = [self._plain_logprobs(sequence) for sequence in sequences]
-        ragged = self._ragged_logprobs(sequences)
+        sequences, plain = [], []
+        for kv in range(2):
+            length = _CHECK_TOKENS + kv
+            step = max(1, int(self._config.vocab_size) // length - 1)
+            ids = np.arange(length, dtype=np.int32) * step + kv  # spread over the vocabulary
+            sequences.append(TokenSequence(ids.astype(np.int32), length, logits_from=0, kv=kv, capacity=length))
+            with torch.inference_mode():
+                output = self._model(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False)
+                plain.append(output.logits[0].float().log_softmax(-1))
+        ragged = self._compute_ragged_logprobs(sequences)
         difference = float((torch.cat(plain) - torch.cat(ragged)).abs().mean(dim=-1).max())
         tolerance = _TOLERANCES[str(self._model.dtype).removeprefix("torch.")]
         if not difference <= tolerance:
@@ -151,19 +155,7 @@ class RaggedModel:
         self.kv.clear()
         return kv_bytes_per_token
 
-    def _check_sequence(self, offset: int) -> TokenSequence:
-        """Ids spread over the vocabulary; `offset` also names its KV."""
-        length = _CHECK_TOKENS + offset
-        step = max(1, int(self._config.vocab_size) // length - 1)
-        ids = (np.arange(length, dtype=np.int32) * step + offset).astype(np.int32)
-        return TokenSequence(ids, length, logits_from=0, kv=offset, capacity=length)
-
-    def _plain_logprobs(self, sequence: TokenSequence) -> Tensor:
-        with torch.inference_mode():
-            output = self._model(input_ids=torch.from_numpy(sequence.ids.astype(np.int64))[None], use_cache=False)
-            return output.logits[0].float().log_softmax(-1)
-
-    def _ragged_logprobs(self, sequences: Sequence[TokenSequence]) -> list[Tensor]:
+    def _compute_ragged_logprobs(self, sequences: Sequence[TokenSequence]) -> list[Tensor]:
         half = _CHECK_TOKENS // 2
         try:
             self._model.set_attn_implementation(ragged_attention.NAME)
@@ -177,20 +169,10 @@ class RaggedModel:
         return [torch.cat(pair).log_softmax(-1) for pair in pairs]
 
 
-def _wanted_rows(piece: Piece, ragged: RaggedPiece) -> Any:
-    """Rows of the batch whose logits are wanted."""
-    return np.arange(ragged.last - len(piece.wanted), ragged.last)
-
-
 def _pad(row: Any) -> Any:
     """`row` as int64 with at least `FEWEST_ROWS` elements, filled up with zeros; an empty one stays empty."""
     missing = max(FEWEST_ROWS - row.size, 0) if row.size else 0
     return np.pad(row.astype(np.int64), (0, missing))
-
-
-def _persistent_buffers(model: Any) -> Iterable[tuple[str, Tensor]]:
-    saved = model.state_dict().keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
 def _weight_files(directory: Path) -> list[Path]:

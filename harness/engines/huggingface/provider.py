@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -121,7 +122,13 @@ class HuggingFaceTokenProvider:
         except asyncio.CancelledError:
             self._thread.request_stop()
             raise
-        await self._prove_guard()
+        if self._repeat_guard is None:
+            return self
+        try:
+            await prove_guard(self, self._repeat_guard, self._object_key_ids)
+        except BaseException:  # an engine in which the guard ends no output must not stay up
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -207,27 +214,14 @@ class HuggingFaceTokenProvider:
         scheduler = Scheduler(BatchLimits(self._max_batch, self._step_tokens, kv_tokens))
         context_length = min(model.facts.context_length, kv_tokens)
         self._object_key_ids = object_key_ids(tokenizer)
-        rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode, self._new_detector)
+        rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode)
+        if self._repeat_guard is not None:
+            rules = rules._replace(new_detector=partial(RepeatDetector, self._repeat_guard, self._object_key_ids))
         return Engine(model, scheduler, rules, version=self._version)
-
-    async def _prove_guard(self) -> None:
-        """Have the guard end an output, when there is one; an engine in which it does not is stopped."""
-        if self._repeat_guard is None:
-            return
-        try:
-            await prove_guard(self, self._repeat_guard, self._object_key_ids)
-        except BaseException:
-            await self.__aexit__(None, None, None)
-            raise
-
-    def _new_detector(self) -> RepeatDetector | None:
-        """The guard's state for one more output, None without a guard."""
-        guard = self._repeat_guard
-        return None if guard is None else RepeatDetector(guard, self._object_key_ids)
 
     def _require_entered(self) -> "Engine":
         if self._thread.engine is None:
-            raise self._thread.ended_error()
+            raise self._thread.explain_end()
         return self._thread.engine
 
     def _check(self, request: GenerationRequest) -> None:
@@ -253,7 +247,7 @@ class HuggingFaceTokenProvider:
     async def _events(
         self, request: GenerationRequest, *, wants_deltas: bool
     ) -> AsyncGenerator[GenerationDelta | GenerationResult | PromptLogprobs]:
-        """What the engine reports about `request`, the outcome last; the request is dropped when nobody listens."""
+        """The engine's reports on `request`, the outcome last; the request is dropped when nobody listens."""
         inbox = _Inbox(wants_deltas=wants_deltas)
         try:
             await self._call(lambda engine: engine.submit(request, inbox))

@@ -65,10 +65,10 @@ class RaggedPiece:
 
 def register() -> None:
     """Make the attention known to transformers; no mask is created for it."""
-    AttentionInterface.register(NAME, _ragged_attention)
+    AttentionInterface.register(NAME, _attend)
 
 
-def _ragged_attention(
+def _attend(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -82,7 +82,10 @@ def _ragged_attention(
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it; returns [1, tokens, heads, dimension]."""
-    _refuse_unknown(attention_mask, dropout, extras)
+    unknown = [name for name, value in extras.items() if value is not None and name not in _HARMLESS]
+    if attention_mask is not None or dropout or unknown:
+        reasons = ", ".join(unknown) or "a mask or dropout"
+        raise ModelError(f"the local engine cannot run this model: its attention needs {reasons}; serve it elsewhere")
     layer: int = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = query.new_zeros((1, query.shape[2], query.shape[1], value.shape[-1]))
@@ -92,10 +95,3 @@ def _ragged_attention(
         attended = piece.attend(query[:, :, rows], stored, scale, sliding_window)
         output[:, rows] = attended.transpose(1, 2)
     return output, None
-
-
-def _refuse_unknown(attention_mask: Tensor | None, dropout: float, extras: dict[str, Any]) -> None:
-    unknown = [name for name, value in extras.items() if value is not None and name not in _HARMLESS]
-    if attention_mask is not None or dropout or unknown:
-        reasons = ", ".join(unknown) or "a mask or dropout"
-        raise ModelError(f"the local engine cannot run this model: its attention needs {reasons}; serve it elsewhere")

@@ -61,28 +61,19 @@ def _choose(logits: Tensor, row: SamplingRow) -> int:
         logits = logits.index_fill(0, torch.tensor(row.forbidden), -torch.inf)
     if row.params.temperature == 0:
         return int(logits.argmax())
-    scaled = (logits - logits.max()) / row.params.temperature
-    _filter(scaled, row.params)
-    noise = _generator(row).standard_exponential(scaled.numel())
-    np.log(noise, out=noise)
-    return int(np.subtract(scaled.numpy(), noise, out=noise).argmax())
-
-
-def _generator(row: SamplingRow) -> np.random.Generator:
-    """Randomness keyed by seed and position; drawn in double precision, because with 2**-24 steps one of 50,000
-    candidates would draw an exact zero, and win, several times in a thousand tokens.
-    """
-    return np.random.Generator(np.random.Philox(key=np.array([row.seed & _WORD, row.position], np.uint64)))
-
-
-def _filter(scaled: Tensor, params: SamplingParams) -> None:
-    """Set what `params` excludes to minus infinity, in place: top-k, then top-p of what is left, then min-p."""
+    params, scaled = row.params, (logits - logits.max()) / row.params.temperature
     if 0 < params.top_k < scaled.numel():
         scaled[scaled < scaled.topk(params.top_k).values[-1]] = -np.inf
-    if params.top_p < 1:
+    if params.top_p < 1:  # of what top-k has left
         scaled[scaled < _top_p_threshold(scaled, params.top_p)] = -np.inf
     if params.min_p > 0:
         scaled[scaled < scaled.max() + np.log(params.min_p)] = -np.inf
+    # Drawn in double precision: with 2**-24 steps one of 50,000 candidates would draw an exact zero, and win, several
+    # times in a thousand tokens.
+    key = np.array([row.seed & _WORD, row.position], np.uint64)
+    noise = np.random.Generator(np.random.Philox(key=key)).standard_exponential(scaled.numel())
+    np.log(noise, out=noise)
+    return int(np.subtract(scaled.numpy(), noise, out=noise).argmax())
 
 
 def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:

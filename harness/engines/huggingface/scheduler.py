@@ -1,4 +1,4 @@
-"""Who computes what in the next step, and whose KV cache stays: every decision of the local engine, without a tensor.
+"""Which tokens the next step computes, and whose KV cache stays: all decisions of the local engine, without a tensor.
 
 Each step every decoding sequence gets one token, and sequences whose prompt is not computed yet share what is left of
 `step_tokens`, oldest first. KV capacity is counted in tokens against one budget. When it runs out, cached prefixes go
@@ -14,7 +14,7 @@ called after every change and before the pieces of a plan are computed.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -163,15 +163,21 @@ class Scheduler:
             piece.sequence.computed = piece.stop
 
     def finish(self, sequence: Sequence) -> None:
-        """Take `sequence` out; its KV stays as a cached prefix."""
+        """Take `sequence` out; its KV stays as a cached prefix, which replaces those that it extends."""
         if sequence.kv is None:
             self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
-        if sequence.computed:
-            self._keep(sequence)
-        else:
+        if not sequence.computed:
             self._kv_ops.append(KvDrop(sequence.kv))
+            return
+        ids = sequence.ids[: sequence.computed].copy()
+        for prefix in list(self._prefixes.values()):
+            extends = prefix.session_id == sequence.session_id and common_prefix(prefix.ids, ids) == prefix.ids.size
+            if extends:
+                self._evict(prefix)
+        self._prefixes[sequence.kv] = _Prefix(ids, sequence.session_id, sequence.kv, sequence.capacity)
+        sequence.kv, sequence.capacity = None, 0
 
     def forget_kv(self) -> None:
         """The weights changed: no KV is valid any more, running sequences compute theirs again."""
@@ -181,7 +187,7 @@ class Scheduler:
             sequence.computed = 0
 
     def take_kv_ops(self) -> list[KvOp]:
-        """What to do with the KV storage since the last call, in order."""
+        """The work on the KV storage since the last call, in order."""
         taken, self._kv_ops = self._kv_ops, []
         return taken
 
@@ -208,18 +214,16 @@ class Scheduler:
                 return
 
     def _best_match(self, sequence: Sequence) -> _Match:
+        sources: Iterable[tuple[Sequence | _Prefix, TokenIds]] = chain(
+            ((prefix, prefix.ids) for prefix in reversed(self._prefixes.values())),
+            ((other, other.ids[: other.computed]) for other in self.running),
+        )
         best = _Match(None, 0)
-        for source, ids in self._computed_prefixes():
+        for source, ids in sources:
             tokens = min(common_prefix(sequence.known_ids, ids), sequence.logits_from)
             if tokens > best.tokens:
                 best = _Match(source, tokens)
         return best
-
-    def _computed_prefixes(self) -> Iterator[tuple[Sequence | _Prefix, TokenIds]]:
-        for prefix in reversed(self._prefixes.values()):
-            yield prefix, prefix.ids
-        for sequence in self.running:
-            yield sequence, sequence.ids[: sequence.computed]
 
     def _is_being_computed(self, sequence: Sequence, available: int) -> bool:
         """Whether a running sequence will soon have much more of the prefix of `sequence` than is available."""
@@ -233,12 +237,13 @@ class Scheduler:
     def _start(self, sequence: Sequence, match: _Match) -> bool:
         """Give `sequence` its KV and run it; False, with nothing changed, when there is no room."""
         capacity = self._capacity_for(sequence, 0)
-        if capacity > self.limits.kv_tokens - sum(other.capacity for other in self.running):
+        room = self.limits.kv_tokens - sum(other.capacity for other in self.running)
+        if capacity > room:
             return False
         match match.source:
-            case _Prefix() as prefix if self._continues(prefix, sequence, match.tokens):
-                self._take_over(prefix, sequence)
-            case _Prefix() as prefix if not self._fits_beside(prefix, capacity):
+            case _Prefix() as prefix if prefix.session_id == sequence.session_id and match.tokens == prefix.ids.size:
+                self._take_over(prefix, sequence)  # its session goes on here and needs it no more
+            case _Prefix() as prefix if prefix.capacity + capacity > room:
                 if match.tokens < prefix.capacity // 2:
                     # Taken over, it would take the room of the sequences after this one for a few tokens' sake.
                     self._evict(prefix)
@@ -246,8 +251,13 @@ class Scheduler:
                 self._take_over(prefix, sequence)
             case source:
                 self._make_room(capacity, keep=source)
-                sequence.kv, sequence.capacity = self._name_kv(), capacity
-                self._copy(source, sequence, match.tokens)
+                self._next_kv += 1
+                sequence.kv, sequence.capacity = self._next_kv, capacity
+                if isinstance(source, _Prefix):
+                    self._prefixes.move_to_end(source.kv)
+                if source is not None:
+                    assert source.kv is not None
+                    self._kv_ops.append(KvCopy(source.kv, sequence.kv, match.tokens, capacity))
         sequence.computed = match.tokens
         if sequence.cached_tokens is None:
             sequence.cached_tokens = match.tokens
@@ -255,26 +265,9 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _continues(self, prefix: _Prefix, sequence: Sequence, tokens: int) -> bool:
-        """Whether the session of `prefix` goes on with `sequence`, and so needs the prefix no more."""
-        return prefix.session_id == sequence.session_id and tokens == prefix.ids.size
-
-    def _fits_beside(self, prefix: _Prefix, capacity: int) -> bool:
-        """Whether `prefix` may stay when `capacity` more tokens are used."""
-        return prefix.capacity + sum(other.capacity for other in self.running) + capacity <= self.limits.kv_tokens
-
     def _take_over(self, prefix: _Prefix, sequence: Sequence) -> None:
         del self._prefixes[prefix.kv]
         sequence.kv, sequence.capacity = prefix.kv, prefix.capacity
-
-    def _copy(self, source: Sequence | _Prefix | None, target: Sequence, tokens: int) -> None:
-        if source is None:
-            return
-        if isinstance(source, _Prefix):
-            self._prefixes.move_to_end(source.kv)
-        assert source.kv is not None
-        assert target.kv is not None
-        self._kv_ops.append(KvCopy(source.kv, target.kv, tokens, target.capacity))
 
     def _reserve(self, sequence: Sequence, tokens: int) -> None:
         """Give `sequence` room for `tokens` tokens; it goes back to waiting itself when it is the youngest."""
@@ -282,7 +275,10 @@ class Scheduler:
             return
         capacity = self._capacity_for(sequence, tokens)
         while sequence.kv is not None and self._excess(capacity - sequence.capacity) > 0:
-            self._free_something()
+            if self._prefixes:
+                self._evict(next(iter(self._prefixes.values())))
+            else:
+                self._preempt(self.running[-1])
         if sequence.kv is not None:
             sequence.capacity = capacity
 
@@ -303,12 +299,6 @@ class Scheduler:
             if prefix is not keep:
                 self._evict(prefix)
 
-    def _free_something(self) -> None:
-        if self._prefixes:
-            self._evict(next(iter(self._prefixes.values())))
-        else:
-            self._preempt(self.running[-1])
-
     def _evict(self, prefix: _Prefix) -> None:
         del self._prefixes[prefix.kv]
         self._kv_ops.append(KvDrop(prefix.kv))
@@ -319,20 +309,6 @@ class Scheduler:
         self._kv_ops.append(KvDrop(sequence.kv))
         sequence.kv, sequence.capacity, sequence.computed = None, 0, 0
         self.waiting.appendleft(sequence)
-
-    def _keep(self, sequence: Sequence) -> None:
-        """Turn the KV of a finished sequence into a cached prefix, which replaces those that it extends."""
-        assert sequence.kv is not None
-        ids = sequence.ids[: sequence.computed].copy()
-        for prefix in list(self._prefixes.values()):
-            if prefix.session_id == sequence.session_id and common_prefix(prefix.ids, ids) == prefix.ids.size:
-                self._evict(prefix)
-        self._prefixes[sequence.kv] = _Prefix(ids, sequence.session_id, sequence.kv, sequence.capacity)
-        sequence.kv, sequence.capacity = None, 0
-
-    def _name_kv(self) -> int:
-        self._next_kv += 1
-        return self._next_kv
 
 
 def common_prefix(left: TokenIds, right: TokenIds) -> int:

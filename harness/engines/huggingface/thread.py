@@ -61,8 +61,8 @@ class EngineThread:
         """Why the thread ended by itself; empty when it did not."""
         return "" if self._failure is None else f"{type(self._failure).__name__}: {self._failure}"
 
-    def ended_error(self) -> EngineError:
-        """What whoever asks too late is told."""
+    def explain_end(self) -> EngineError:
+        """The error for a call that comes too late."""
         if self._failure is None:
             return EngineUnavailable("the local engine is not running; use it inside `async with`")
         return EngineError(f"the local engine has stopped: {self.failure}")
@@ -78,44 +78,38 @@ class EngineThread:
             if not self._has_ended:
                 self._calls.put(call)
                 return call.future
-        call.refuse(self.ended_error())
+        call.refuse(self.explain_end())
         return call.future
 
     def request_stop(self) -> None:
         """End live generations with their partial output, then the thread; one that is still loading ends after it."""
-        self.call(self._stop)
+
+        def stop(engine: "Engine") -> None:
+            self._is_stopping = True
+            engine.abort(None)
+
+        self.call(stop)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the thread; False when it does not come in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _stop(self, engine: "Engine") -> None:
-        self._is_stopping = True
-        engine.abort(None)
-
     def _run(self) -> None:
         try:
-            self.engine = self._build()
+            engine = self.engine = self._build()
             self.ready.set_result(None)
-            self._serve(self.engine)
+            while not self._is_stopping:
+                if not engine.has_work:
+                    self._answer(self._calls.get(), engine)  # there is nothing to do but to wait for a call
+                while not self._calls.empty():
+                    self._answer(self._calls.get(), engine)
+                if engine.has_work:
+                    engine.step()
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
             self._failure = error
         finally:
             self._end()
-
-    def _serve(self, engine: "Engine") -> None:
-        while not self._is_stopping:
-            self._answer_calls(engine)
-            if engine.has_work:
-                engine.step()
-
-    def _answer_calls(self, engine: "Engine") -> None:
-        """Answer what has been posted; waits for a call when there is nothing else to do."""
-        if not engine.has_work:
-            self._answer(self._calls.get(), engine)
-        while not self._calls.empty():
-            self._answer(self._calls.get(), engine)
 
     def _answer(self, call: _Call, engine: "Engine") -> None:
         try:
@@ -127,7 +121,7 @@ class EngineThread:
     def _end(self) -> None:
         with self._posting:
             self._has_ended = True
-        error = self.ended_error()
+        error = self.explain_end()
         engine, self.engine = self.engine, None
         if engine is None:
             self.ready.set_exception(self._failure if isinstance(self._failure, HarnessError) else error)

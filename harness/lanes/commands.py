@@ -18,7 +18,7 @@ _MAX_RUNNING = 32
 _KV_TOKENS = 6 * CONTEXT_TOKENS
 _KV_GIB = 2
 
-# What would make the server import from our environment, or write no byte code and compile everything at each start.
+# These would make the server import from our environment, or write no byte code and compile everything at each start.
 _NOT_INHERITED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"})
 
 _GUARD = "HARNESS_REPEAT_TERMINATE_"
@@ -33,7 +33,7 @@ _SHARES_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class ServerCommand(NamedTuple):
-    """What is executed."""
+    """The program to execute."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -50,22 +50,14 @@ def server_command(
     how = _STARTED[spec.engine]
     stated = {name for name in parent if name.startswith(_GUARD) and any(key.startswith(_GUARD) for key in spec.env)}
     inherited = {name: value for name, value in parent.items() if name not in _NOT_INHERITED | stated}
-    compiles = {"TORCHDYNAMO_DISABLE": "1"} if _has_space(python) else {}
+    # The compiler of torch gets the paths of its headers unquoted: in a path with a space, all that it compiles fails.
+    has_space = any(character.isspace() for character in str(python))
+    compiles = {"TORCHDYNAMO_DISABLE": "1"} if has_space else {}
     path = {"PYTHONPATH": ":".join(str(folder) for folder in import_path)}
     switches = {**_OFFLINE, **_LOOPBACK_ONLY, **_SHARES_CORES, **how.environment, **compiles}
     return ServerCommand(
         (str(python), "-m", *how.arguments(spec, port), *spec.arguments), {**inherited, **switches, **path, **spec.env}
     )
-
-
-def _has_space(python: Path) -> bool:
-    """The compiler of torch gets the paths of its headers unquoted: what it compiles fails in such an environment."""
-    return any(character.isspace() for character in str(python))
-
-
-def served_name(spec: LaneSpec) -> str:
-    """What the server calls its model."""
-    return spec.model_dir.name
 
 
 _SGLANG_ENVIRONMENT = {
@@ -80,7 +72,7 @@ _SGLANG_ENVIRONMENT = {
 def _sglang_arguments(spec: LaneSpec, port: int) -> list[str]:
     return [
         "sglang.launch_server",
-        *("--model-path", str(spec.model_dir.absolute()), "--served-model-name", served_name(spec)),
+        *("--model-path", str(spec.model_dir.absolute()), "--served-model-name", spec.model_name),
         *("--host", LOOPBACK, "--port", str(port)),
         *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
         *("--grammar-backend", "xgrammar", "--dtype", spec.dtype),
@@ -110,7 +102,7 @@ def _vllm_arguments(spec: LaneSpec, port: int) -> list[str]:
         "vllm.entrypoints.cli.main",
         "serve",
         str(spec.model_dir.absolute()),
-        *("--served-model-name", served_name(spec)),
+        *("--served-model-name", spec.model_name),
         *("--host", LOOPBACK, "--port", str(port)),
         *("--dtype", spec.dtype, "--max-model-len", str(context_tokens(spec.model_dir))),
         *("--max-num-seqs", str(_MAX_RUNNING)),
@@ -124,7 +116,7 @@ def _vllm_arguments(spec: LaneSpec, port: int) -> list[str]:
 def _local_arguments(spec: LaneSpec, port: int) -> list[str]:
     return [
         "harness.engines.sglang_server",
-        *("--model-path", str(spec.model_dir.absolute()), "--served-model-name", served_name(spec)),
+        *("--model-path", str(spec.model_dir.absolute()), "--served-model-name", spec.model_name),
         *("--host", LOOPBACK, "--port", str(port)),
         *("--dtype", spec.dtype, "--max-running-requests", str(_MAX_RUNNING), "--kv-cache-gib", str(_KV_GIB)),
     ]

@@ -7,7 +7,7 @@ Nothing of this project is installed in it; see `overlay.py`. The local engine r
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,7 +66,7 @@ def lanes_directory() -> Path:
     return cache_directory() / "engines"
 
 
-async def installed_python(requirements: Requirements, say: Say) -> Path:
+async def provide_python(requirements: Requirements, say: Say) -> Path:
     """The interpreter of the environment for `requirements`, which is made when it is missing.
 
     Any number of processes may ask at once; one works, the others wait. Raises `LaneError` or `ModelError`.
@@ -90,7 +90,8 @@ async def _build(requirements: Requirements, target: Path, say: Say) -> None:
         built = scratch / "built"
         await run_uv("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
         python = built / "bin" / "python"
-        source = await _torch_source(requirements, python)
+        needs_torch = TORCH in requirements.requirements.read_text(encoding="utf-8")
+        source = await torch_source(python, lanes_directory() / "wheels") if needs_torch else ()
         files = ("--requirement", requirements.requirements, "--override", requirements.overrides)
         limits = ("--constraint", requirements.constraints)
         options = [str(item) for item in ("--python", python, *source, *files, *limits)]
@@ -98,12 +99,6 @@ async def _build(requirements: Requirements, target: Path, say: Say) -> None:
         if requirements.engine is LaneEngine.VLLM:
             _give_vllm_its_name(built)
         install(built, target, scratch)
-
-
-async def _torch_source(requirements: Requirements, python: Path) -> Sequence[str]:
-    if TORCH not in requirements.requirements.read_text(encoding="utf-8"):
-        return ()
-    return await torch_source(python, lanes_directory() / "wheels")
 
 
 def _give_vllm_its_name(environment: Path) -> None:

@@ -12,19 +12,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from harness.errors import LaneError
-from harness.lanes.commands import LOOPBACK, served_name, server_command
+from harness.lanes.commands import LOOPBACK, server_command
 from harness.lanes.environment import (
     Requirements,
     Say,
-    installed_python,
     lanes_directory,
     own_python,
+    provide_python,
     require_no_gpu,
 )
 from harness.lanes.overlay import own_import_path, write_overlay
 from harness.lanes.readiness import until_it_generates
 from harness.lanes.spec import LaneEngine, LaneSpec
-from harness.lanes.state import Lane, new_folder, saved_lanes
+from harness.lanes.state import Lane, new_folder, read_lanes
 from harness.machine.locks import locked
 from harness.machine.process_group import end_group, reap
 from harness.machine.process_name import ProcessName, members, spawn_held
@@ -71,7 +71,7 @@ async def start_lane(spec: LaneSpec, *, say: Say = _silent, deadline_s: float = 
 def find_lanes() -> list[Lane]:
     """The lanes that run; the states of those that died are removed. Raises `LaneError` for one that is unreadable."""
     running = []
-    for lane in saved_lanes(_directory()):
+    for lane in read_lanes(_directory()):
         if lane.owns_group():
             running.append(lane)
         else:
@@ -92,7 +92,7 @@ async def _install(spec: LaneSpec, say: Say) -> Path:
     if spec.engine is LaneEngine.LOCAL:
         return own_python()
     require_no_gpu(spec.engine)
-    return await installed_python(Requirements.of(spec.engine), say)
+    return await provide_python(Requirements.of(spec.engine), say)
 
 
 def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
@@ -111,7 +111,19 @@ def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watc
     command = server_command(spec, port, python, import_path, os.environ)
     held = spawn_held(command.arguments, command.environment, folder / "server.log")
     try:
-        lane = _describe(spec, port, held.pid, folder, holder=os.getpid() if watchdog else None)
+        lane = Lane(
+            name=name,
+            engine=spec.engine,
+            url=f"http://{LOOPBACK}:{port}",
+            model=spec.model_name,
+            model_dir=str(spec.model_dir),
+            dtype=spec.dtype,
+            group=held.pid,
+            processes=(ProcessName.of(held.pid),),
+            is_ready=False,
+            holder=os.getpid() if watchdog else None,
+            folder=str(folder),
+        )
         lane.save()
         if watchdog is not None:
             watchdog.watch(held.pid)
@@ -119,22 +131,6 @@ def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watc
     finally:
         os.close(held.gate)
     return lane
-
-
-def _describe(spec: LaneSpec, port: int, pid: int, folder: Path, *, holder: int | None) -> Lane:
-    return Lane(
-        name=folder.name,
-        engine=spec.engine,
-        url=f"http://{LOOPBACK}:{port}",
-        model=served_name(spec),
-        model_dir=str(spec.model_dir),
-        dtype=spec.dtype,
-        group=pid,
-        processes=(ProcessName.of(pid),),
-        is_ready=False,
-        holder=holder,
-        folder=str(folder),
-    )
 
 
 async def _ready(lane: Lane, say: Say, deadline_s: float) -> Lane:
@@ -148,13 +144,13 @@ async def _ready(lane: Lane, say: Say, deadline_s: float) -> Lane:
 
 async def _end(lane: Lane) -> None:
     """End the lane that this process started; shielded, because a server left behind keeps gigabytes."""
-    await asyncio.shield(asyncio.to_thread(_end_child, lane))
 
+    def end() -> None:
+        end_group(lane.group, grace_s=_GRACE_S)  # its number is nobody else's before it has been waited for
+        reap(lane.group)
+        lane.forget()
 
-def _end_child(lane: Lane) -> None:
-    end_group(lane.group, grace_s=_GRACE_S)  # its number is nobody else's before it has been waited for
-    reap(lane.group)
-    lane.forget()
+    await asyncio.shield(asyncio.to_thread(end))
 
 
 def _require_unused(name: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""What of this project an engine's server sees: `server_patch` and its entry points, nothing else.
+"""The part of this project that an engine's server sees: `server_patch` and its entry points, nothing else.
 
 A folder for `PYTHONPATH`, made anew for every lane: a link to the package as it is installed (or checked out) here, and
 distribution metadata, by which SGLang and vLLM find plugins. So environments stay as they were installed and can be
@@ -34,7 +34,14 @@ def write_overlay(engine: LaneEngine, folder: Path) -> list[Path]:
     """Fill the new folder `folder`; returns the import path of a server of `engine`."""
     folder.mkdir(parents=True)
     (folder / "server_patch").symlink_to(server_patch(), target_is_directory=True)
-    _write_metadata(folder / f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info")
+    distribution = folder / f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n")
+    declared, sections = _read_entry_points(), []
+    for group in sorted({*declared, *_TEST_SUPPORT}):
+        points = {**declared.get(group, {}), **_TEST_SUPPORT.get(group, {})}
+        sections.append(f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in sorted(points.items())))
+    (distribution / "entry_points.txt").write_text("\n".join(sections))
     stand_ins = [server_patch() / "sglang_cpu" / "path"] if engine is LaneEngine.SGLANG else []
     return [*stand_ins, folder]
 
@@ -53,17 +60,6 @@ def server_patch() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _write_metadata(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n")
-    (folder / "entry_points.txt").write_text(_as_ini(_entry_points()))
-
-
-def _entry_points() -> EntryPoints:
-    declared = _read_entry_points()
-    return {group: {**declared.get(group, {}), **_TEST_SUPPORT.get(group, {})} for group in {*declared, *_TEST_SUPPORT}}
-
-
 def _read_entry_points() -> EntryPoints:
     """The entry points of the distribution; those of a checkout from its `pyproject.toml`, as no install is newer."""
     project = server_patch().parent / "pyproject.toml"
@@ -75,11 +71,3 @@ def _read_entry_points() -> EntryPoints:
     for point in metadata.distribution(DISTRIBUTION).entry_points:
         groups.setdefault(point.group, {})[point.name] = point.value
     return groups
-
-
-def _as_ini(points: EntryPoints) -> str:
-    sections = (
-        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in sorted(names.items()))
-        for group, names in sorted(points.items())
-    )
-    return "\n".join(sections)

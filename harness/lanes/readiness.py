@@ -5,7 +5,6 @@ While it is not, its process is watched: a server that dies is reported with the
 
 import asyncio
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 
@@ -19,11 +18,6 @@ _TAIL_LINES = 20
 _PROMPT = (1,)  # an id that every vocabulary has
 
 
-class _Ask(NamedTuple):
-    path: str
-    body: dict[str, object]
-
-
 async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
     """Return when `lane` has generated a token. Raises `LaneError` when it dies or takes longer than `deadline_s`."""
     last = "nothing"
@@ -31,7 +25,7 @@ async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
         async with asyncio.timeout(deadline_s), httpx.AsyncClient(base_url=lane.url, trust_env=False) as http:
             while last != "200":
                 if not lane.is_running():
-                    raise LaneError(_obituary(lane))
+                    raise LaneError(_explain_death(lane))
                 last = await _ask(http, lane)
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
@@ -43,30 +37,19 @@ async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
 
 async def _ask(http: httpx.AsyncClient, lane: Lane) -> str:
     """The status that the server answers, or what kept it from answering."""
-    ask = _one_token(lane)
+    path, body = "/generate", {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}}
+    if lane.engine == LaneEngine.VLLM:
+        path, body = "/v1/completions", {"model": lane.model, "prompt": _PROMPT, "max_tokens": 1}
     try:
-        response = await http.post(ask.path, json=ask.body, timeout=_ANSWER_S)
+        response = await http.post(path, json=body, timeout=_ANSWER_S)
     except httpx.HTTPError as error:
         return type(error).__name__
     return str(response.status_code)
 
 
-def _one_token(lane: Lane) -> _Ask:
-    if lane.engine == LaneEngine.VLLM:
-        return _Ask("/v1/completions", {"model": lane.model, "prompt": _PROMPT, "max_tokens": 1})
-    return _Ask("/generate", {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}})
-
-
 def log_tail(log: Path) -> str:
     """The last lines of `log`."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
-
-
-def _obituary(lane: Lane) -> str:
-    return (
-        f"{lane.name} ended while it started; {_advice(lane.log)}; the log is {lane.log}, its last lines are:\n"
-        f"{log_tail(lane.log)}"
-    )
 
 
 _ADVICE = {
@@ -78,7 +61,11 @@ _ADVICE = {
 }
 
 
-def _advice(log: Path) -> str:
-    text = log.read_text(encoding="utf-8", errors="replace").lower()
+def _explain_death(lane: Lane) -> str:
+    text = lane.log.read_text(encoding="utf-8", errors="replace").lower()
     known = (advice for symptom, advice in _ADVICE.items() if symptom in text)
-    return next(known, "if it names no cause it was killed from outside, most likely because memory ran out")
+    advice = next(known, "if it names no cause it was killed from outside, most likely because memory ran out")
+    return (
+        f"{lane.name} ended while it started; {advice}; the log is {lane.log}, its last lines are:\n"
+        f"{log_tail(lane.log)}"
+    )

@@ -1,4 +1,4 @@
-"""What is asked of a lane: which engine, which weights, and what is handed through to the server untouched."""
+"""The wish for a lane: which engine, which weights, and what is handed through to the server untouched."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class LaneEngine(StrEnum):
 
     @property
     def protocol(self) -> str:
-        """What stands before its address after `--engine`."""
+        """The word before its address after `--engine`."""
         return LaneEngine.SGLANG.value if self is LaneEngine.LOCAL else self.value
 
 
@@ -28,7 +28,7 @@ INSTALLED = (LaneEngine.SGLANG, LaneEngine.VLLM)
 
 
 class Dtype(StrEnum):
-    """What the weights are computed in."""
+    """The number format in which the weights are computed."""
 
     FLOAT32 = "float32"
     """The engines agree on logprobs to five digits."""
@@ -42,7 +42,7 @@ class LaneSpec:
 
     engine: LaneEngine
     model_dir: Path
-    """HuggingFace folder; its name is the name that the server gives the model."""
+    """HuggingFace folder."""
     port: int | None = None
     """On the loopback interface; None takes a free one."""
     dtype: Dtype = Dtype.FLOAT32
@@ -50,3 +50,8 @@ class LaneSpec:
     """Added to the environment of the server, over everything else."""
     arguments: tuple[str, ...] = ()
     """Added to the command line of the server, at its end."""
+
+    @property
+    def model_name(self) -> str:
+        """The name that the server gives its model: that of the folder."""
+        return self.model_dir.name

@@ -1,12 +1,10 @@
-"""What is known of a lane after the command that started it has ended: one folder per lane, a state file in it.
+"""Lanes outlive the command that starts them: each has a folder with a state file in it.
 
 The state file is written before the server runs, so a server that nobody knows of cannot exist. It goes when the lane
 ends; the log stays until the folder's name is used again, or many others have been made since.
 """
 
 import shutil
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,7 +41,7 @@ class Lane:
 
     @property
     def log(self) -> Path:
-        """What the server prints."""
+        """The output of the server."""
         return Path(self.folder) / _LOG
 
     @property
@@ -53,7 +51,7 @@ class Lane:
 
     @property
     def provider(self) -> str:
-        """What to write after `--engine` to use it."""
+        """The text after `--engine` that names it."""
         return f"{LaneEngine(self.engine).protocol}={self.url}"
 
     def is_running(self) -> bool:
@@ -91,32 +89,23 @@ def new_folder(directory: Path, name: str) -> Path:
     folder = directory / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    _prune(directory)
+    ended = [other for other in directory.iterdir() if other.is_dir() and not (other / _STATE).exists()]
+    ended.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+    for other in ended[_KEPT_FOLDERS:]:
+        shutil.rmtree(other, ignore_errors=True)
     return folder
 
 
-def saved_lanes(directory: Path) -> list[Lane]:
+def read_lanes(directory: Path) -> list[Lane]:
     """The lanes with a state file, in the order of their names. Raises `LaneError` when one cannot be read."""
-    return sorted(_load_saved(directory), key=lambda lane: lane.name)
-
-
-def _load_saved(directory: Path) -> Iterator[Lane]:
+    lanes = []
     for path in directory.glob(f"*/{_STATE}"):
-        with suppress(FileNotFoundError):  # its lane has just ended
-            yield _read(path)
-
-
-def _read(path: Path) -> Lane:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Lane)
-    except msgspec.DecodeError as error:
-        raise LaneError(
-            f"cannot read the lane in {path}: {error}; end the server of that name if it runs, then remove the file"
-        ) from error
-
-
-def _prune(directory: Path) -> None:
-    ended = [folder for folder in directory.iterdir() if folder.is_dir() and not (folder / _STATE).exists()]
-    ended.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for folder in ended[_KEPT_FOLDERS:]:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            lanes.append(msgspec.json.decode(path.read_bytes(), type=Lane))
+        except FileNotFoundError:  # its lane has just ended
+            continue
+        except msgspec.DecodeError as error:
+            raise LaneError(
+                f"cannot read the lane in {path}: {error}; end the server of that name if it runs, then remove the file"
+            ) from error
+    return sorted(lanes, key=lambda lane: lane.name)

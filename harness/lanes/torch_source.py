@@ -30,12 +30,17 @@ async def torch_source(python: Path, wheels: Path) -> Sequence[str]:
         return ()
     offered = await _ask_pip()
     if offered.endswith("+cpu"):
-        return ("--find-links", str(await _download(wheels)))
+        options = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--dest", str(wheels))
+        ended = await run(sys.executable, "-m", "pip", "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
+        if ended.code:
+            raise LaneError(f"pip offers {_CPU_BUILD} and cannot download it: {ended.messages.strip()}")
+        return ("--find-links", str(wheels))
     backend = ("--torch-backend", "cpu")
     if (await try_uv(*probe, *backend, TORCH, deadline_s=_LOOK_S)).code == 0:
         return backend
+    pip_offers = f"{offered}, a CUDA build" if offered else "none"
     raise LaneError(
-        f"the engines' CPU environments need {_CPU_BUILD}; {_what_pip_said(offered)}, and uv finds no CPU build;"
+        f"the engines' CPU environments need {_CPU_BUILD}; pip offers {pip_offers}, and uv finds no CPU build;"
         " configure an index or a folder that has it (PIP_FIND_LINKS, UV_FIND_LINKS, UV_INDEX) and try again"
     )
 
@@ -50,15 +55,3 @@ async def _ask_pip() -> str:
         return ""
     report = json.loads(asked.output)
     return str(report["install"][0]["metadata"]["version"])
-
-
-async def _download(wheels: Path) -> Path:
-    options = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--dest", str(wheels))
-    ended = await run(sys.executable, "-m", "pip", "download", *options, TORCH, deadline_s=_DOWNLOAD_S)
-    if ended.code:
-        raise LaneError(f"pip offers {_CPU_BUILD} and cannot download it: {ended.messages.strip()}")
-    return wheels
-
-
-def _what_pip_said(offered: str) -> str:
-    return f"pip offers {offered}, a CUDA build" if offered else "pip offers none"

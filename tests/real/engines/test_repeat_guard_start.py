@@ -14,7 +14,7 @@ import pytest
 import server_patch.repeat_terminate
 from harness.lanes import INSTALLED, LaneEngine, LaneSpec
 from harness.lanes.commands import server_command
-from harness.lanes.environment import Requirements, installed_python
+from harness.lanes.environment import Requirements, provide_python
 from harness.lanes.overlay import write_overlay
 from server_patch.repeat_terminate.config import CONFIG_JSON
 from tests.looping_prompt import SERVED_CONFIG
@@ -54,7 +54,7 @@ def _engine(request: pytest.FixtureRequest) -> LaneEngine:
 @pytest.fixture(name="run")
 def _run(engine: LaneEngine, model_dir: Path, tmp_path: Path) -> Run:
     """Runs Python code, or the server itself, in the engine's environment."""
-    python = asyncio.run(installed_python(Requirements.of(engine), lambda text: None))
+    python = asyncio.run(provide_python(Requirements.of(engine), lambda text: None))
     path = write_overlay(engine, tmp_path / "overlay")
 
     def run(

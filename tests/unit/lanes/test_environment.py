@@ -11,7 +11,7 @@ import uv
 
 from harness.errors import LaneError
 from harness.lanes import LaneEngine
-from harness.lanes.environment import Requirements, installed_python
+from harness.lanes.environment import Requirements, provide_python
 from harness.lanes.torch_source import torch_source
 
 
@@ -35,7 +35,7 @@ def packages(python: Path) -> set[str]:
 
 async def test_requirements_overrides_and_constraints_count(requirements: Requirements) -> None:
     """What is installed is what the three files say, and nothing of ours."""
-    python = await installed_python(requirements, print)
+    python = await provide_python(requirements, print)
 
     found = packages(python)
     assert {"sniffio==1.3.1", "anyio==4.9.0"} <= found
@@ -45,7 +45,7 @@ async def test_requirements_overrides_and_constraints_count(requirements: Requir
 async def test_two_at_once_make_one(requirements: Requirements, cache: Path) -> None:
     """One works, the other waits and says so; nothing is left over."""
     said: list[str] = []
-    both = await asyncio.gather(*(installed_python(requirements, said.append) for _ in range(2)))
+    both = await asyncio.gather(*(provide_python(requirements, said.append) for _ in range(2)))
 
     assert both[0] == both[1]
     assert sorted(line.split()[0] for line in said) == ["installing", "waiting"]
@@ -58,7 +58,7 @@ async def test_a_half_made_one_is_made_again(requirements: Requirements) -> None
     leftover = requirements.directory.with_name(f".{requirements.directory.name}.staging-abc")
     (leftover / "built" / "bin").mkdir(parents=True)
 
-    assert packages(await installed_python(requirements, print))
+    assert packages(await provide_python(requirements, print))
     assert not leftover.exists()
 
 
@@ -66,7 +66,7 @@ async def test_what_cannot_be_installed_is_named(cache: Path, tmp_path: Path) ->
     """The words of uv itself, and no environment."""
     wrong = written(tmp_path, "sniffio==0.0.0.1\n", "", "")
     with pytest.raises(LaneError, match=r"(?s)failed with exit code 1; mend what it names.*sniffio==0\.0\.0\.1"):
-        await installed_python(wrong, print)
+        await provide_python(wrong, print)
 
     assert not wrong.directory.exists()
 

@@ -37,7 +37,8 @@ async def until_it_generates(lane: Lane, *, deadline_s: float) -> None:
 
 async def _ask(http: httpx.AsyncClient, lane: Lane) -> str:
     """The status that the server answers, or what kept it from answering."""
-    path, body = "/generate", {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}}
+    path = "/generate"
+    body: dict[str, object] = {"input_ids": _PROMPT, "sampling_params": {"max_new_tokens": 1}}
     if lane.engine == LaneEngine.VLLM:
         path, body = "/v1/completions", {"model": lane.model, "prompt": _PROMPT, "max_tokens": 1}
     try:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from harness.machine.process_group import running_members, stat_of
 
-_WAIT_FOR_START = 'cd / && read -r _ && exec "$@" </dev/null'
+WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
+"""A shell's program: becomes the command in its arguments when it reads a line, ends without one; see `spawn_held`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def spawn_held(command: Sequence[str], environment: Mapping[str, str], log: Path
             (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         )
-        shell = ("/bin/sh", "-c", _WAIT_FOR_START, "sh", *command)
+        shell = ("/bin/sh", "-c", f"cd / && {WAIT_FOR_START}", "sh", *command)
         ours = (signal.SIGPIPE,)  # Python ignores it, the server does not inherit that
         pid = os.posix_spawn(shell[0], shell, environment, file_actions=actions, setsid=True, setsigdef=ours)
         return HeldProcess(pid, gate)

@@ -20,6 +20,7 @@ from typing import Self
 import structlog
 
 from harness.machine.process_group import is_gone, signal_group
+from harness.machine.process_name import WAIT_FOR_START
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.agents.log import AgentLog, LogPipe
 
@@ -27,7 +28,6 @@ AGENT_NOT_REAPED = "agent_not_reaped"
 
 _log = structlog.get_logger(__name__)
 
-_WAIT_FOR_START = 'read -r _ && exec "$@" </dev/null'
 _POLL_S = 0.01
 _MAX_POLL_S = 0.3
 _REAP_TIMEOUT_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be killed
@@ -59,7 +59,7 @@ class AgentProcess:
             ours.callback(os.close, start_line)
             ours.callback(os.close, gate)
             process = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", _WAIT_FOR_START, "sh", *command),
+                *("/bin/sh", "-c", WAIT_FOR_START, "sh", *command),
                 stdin=start_line,
                 stdout=output.writer,
                 stderr=output.writer,

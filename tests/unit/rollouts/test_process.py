@@ -101,8 +101,8 @@ async def test_grandchildren_of_an_agent_that_exited_are_ended_too(
 async def test_an_agent_may_obey_sigterm(tmp_path: Path, watchdog: Watchdog, python_program):
     """It gets the signal first and time to say goodbye."""
     command = python_program("""
-        import signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: (print("goodbye", flush=True), sys.exit(0)))
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"goodbye\\n"), sys.exit(0)))
         print("hello", flush=True)
         time.sleep(300)
     """)

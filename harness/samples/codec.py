@@ -66,8 +66,14 @@ def write_samples(samples: Iterable[Sample], path: Path) -> None:
 
 def read_samples(path: Path) -> list[Sample]:
     """The samples in `path`, JSON Lines as `write_samples` writes them. Raises `RunError` naming the damaged line."""
+    samples: list[Sample] = []
     with path.open("rb") as file:
-        return [_from_line(line, f"{path}:{number}") for number, line in enumerate(file, start=1)]
+        for number, line in enumerate(file, start=1):
+            try:
+                samples.append(sample_from_json(json.loads(line)))
+            except (ValueError, RunError) as error:
+                raise RunError(f"{path}:{number}: {error}") from error
+    return samples
 
 
 def write_parquet(samples: Iterable[Sample], path: Path) -> None:
@@ -75,7 +81,26 @@ def write_parquet(samples: Iterable[Sample], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, waiting = _parquet_schema(pa), iter(samples)
+    ids, logprobs = pa.list_(pa.int32()), pa.list_(pa.float32())
+    schema = pa.schema(
+        {
+            "tokens": ids,
+            "response_length": pa.int64(),
+            "loss_mask": pa.list_(pa.uint8()),
+            "rollout_log_probs": logprobs,
+            "status": pa.string(),
+            "weight_versions": pa.list_(pa.string()),
+            "behavior_versions": ids,
+            "proximal_logprobs": logprobs,
+            "proximal_versions": ids,
+            "repeat_terminated": pa.int64(),
+            "metadata": pa.string(),
+            "reward": pa.float64(),
+            "index": pa.int64(),
+            "group_index": pa.int64(),
+        }
+    )
+    waiting = iter(samples)
     with pq.ParquetWriter(path, schema) as writer:
         while group := list(islice(waiting, _SAMPLES_IN_ROW_GROUP)):
             rows = [sample_to_json(sample) for sample in group]
@@ -97,28 +122,6 @@ def _plain_fields(sample: Sample) -> Json:
     }
 
 
-def _parquet_schema(pa: Any) -> Any:
-    ids, logprobs = pa.list_(pa.int32()), pa.list_(pa.float32())
-    return pa.schema(
-        {
-            "tokens": ids,
-            "response_length": pa.int64(),
-            "loss_mask": pa.list_(pa.uint8()),
-            "rollout_log_probs": logprobs,
-            "status": pa.string(),
-            "weight_versions": pa.list_(pa.string()),
-            "behavior_versions": ids,
-            "proximal_logprobs": logprobs,
-            "proximal_versions": ids,
-            "repeat_terminated": pa.int64(),
-            "metadata": pa.string(),
-            "reward": pa.float64(),
-            "index": pa.int64(),
-            "group_index": pa.int64(),
-        }
-    )
-
-
 def _read(obj: Json, name: str, as_field: Callable[[Any], object]) -> Any:
     try:
         return as_field(obj[name])
@@ -132,14 +135,10 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _as_mask(values: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.asarray(values, dtype=np.uint8)
-
-
 _FIELDS: Mapping[str, Callable[[Any], object]] = {
     "tokens": as_ids,
     "response_length": int,
-    "loss_mask": _as_mask,
+    "loss_mask": partial(np.asarray, dtype=np.uint8),
     "rollout_log_probs": as_logprobs,
     "status": SampleStatus,
     "weight_versions": tuple,
@@ -152,10 +151,3 @@ _FIELDS: Mapping[str, Callable[[Any], object]] = {
     "index": _as_it_is,
     "group_index": _as_it_is,
 }
-
-
-def _from_line(line: bytes, where: str) -> Sample:
-    try:
-        return sample_from_json(json.loads(line))
-    except (ValueError, RunError) as error:
-        raise RunError(f"{where}: {error}") from error

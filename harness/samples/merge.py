@@ -8,7 +8,7 @@ that FAILED have no usable output and are part of no branch.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +46,16 @@ def merge_branches(turns: Sequence[Turn], selection: Selection) -> list[MergedBr
     leaves = [turn for turn in usable.values() if turn.index not in parents]
     if selection is Selection.LAST:
         leaves = [usable[max(usable)]] if usable else []
-    return [_merge_branch(usable, leaf) for leaf in leaves]
+    branches: list[MergedBranch] = []
+    for leaf in leaves:
+        branch = [leaf]
+        while branch[-1].parent is not None:
+            branch.append(usable[branch[-1].parent])
+        branch.reverse()
+        completed = list(takewhile(lambda turn: turn.status is TurnStatus.COMPLETED, branch))
+        end = len(completed) + 1  # the first turn that is not COMPLETED is kept, too (I3)
+        branches.append(MergedBranch(tuple(branch[:end]), tuple(branch[end:])))
+    return branches
 
 
 def build_samples(
@@ -74,16 +83,6 @@ def count_empty(turns: Sequence[Turn], selection: Selection) -> int:
     return sum(_is_empty(branch, selection) for branch in _to_sample(turns, selection))
 
 
-def _merge_branch(usable: Mapping[int, Turn], leaf: Turn) -> MergedBranch:
-    """The branch that ends with `leaf`, cut behind its first turn that is not COMPLETED (I3)."""
-    turns = [leaf]
-    while turns[-1].parent is not None:
-        turns.append(usable[turns[-1].parent])
-    turns.reverse()
-    end = next((i for i, turn in enumerate(turns, start=1) if turn.status is not TurnStatus.COMPLETED), len(turns))
-    return MergedBranch(tuple(turns[:end]), tuple(turns[end:]))
-
-
 def _to_sample(turns: Sequence[Turn], selection: Selection) -> Sequence[MergedBranch]:
     """A branch for each sample; with TURNS every turn that is kept as the end of one, shared ones again and again."""
     branches = merge_branches(turns, selection)
@@ -107,7 +106,13 @@ def _build(
     start = tokens.size - turns[-1].output_ids.size if is_single_turn else turns[0].context_ids.size
     told = turns[-1:] if is_single_turn else turns
     labels = [span.version for turn in told for span in turn.version_spans]
-    columns = _join([_columns(turn, is_trained=turn.index not in trained) for turn in turns], start)
+    parts = [_columns(turn, is_trained=turn.index not in trained) for turn in turns]
+    mask, logprobs, versions, proximal_logprobs, proximal_versions = (
+        np.concatenate(column)[start:] for column in zip(*parts, strict=True)
+    )
+    columns = _Columns(
+        mask, as_logprobs(logprobs), as_ids(versions), as_logprobs(proximal_logprobs), as_ids(proximal_versions)
+    )
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
@@ -148,16 +153,6 @@ def _columns(turn: Turn, *, is_trained: bool) -> _Columns:
 
 def _after(context: int, fill: float, output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.concatenate([np.full(context, fill, dtype=output.dtype), output])
-
-
-def _join(parts: Sequence[_Columns], start: int) -> _Columns:
-    """One column each, without the first `start` tokens."""
-    mask, logprobs, versions, proximal_logprobs, proximal_versions = (
-        np.concatenate(column)[start:] for column in zip(*parts, strict=True)
-    )
-    return _Columns(
-        mask, as_logprobs(logprobs), as_ids(versions), as_logprobs(proximal_logprobs), as_ids(proximal_versions)
-    )
 
 
 def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns, live: int | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A token sampled under version v waits for exactly one other version, v + 1. A scoring computed under v + 1 settles it,
 once and for good; a scoring under any other version leaves it alone; and a token that never meets v + 1 keeps its
 behavior values in both columns (importance weight 1). There is no third state. So whoever scores may score too much,
-too early, too late or twice: `scored` takes from a scoring what is right and nothing else.
+too early, too late or twice: `settle` takes from a scoring what is right and nothing else.
 
 Positions are absolute in a branch: token 0 is the first of its first prompt. The outputs of a turn begin at its
 `prompt_length`, so the turns of a branch can be looked at one by one and in any selection; environment tokens lie
@@ -39,7 +39,7 @@ class ProximalColumns:
     """The version each logprob was computed under."""
 
     @classmethod
-    def unscored(cls, start: int, logprobs: Logprobs, spans: Iterable[VersionSpan]) -> Self:
+    def of_output(cls, start: int, logprobs: Logprobs, spans: Iterable[VersionSpan]) -> Self:
         """Sampled tokens as an engine reports them. Raises `UnknownWeightVersion`."""
         versions = as_ids(expand_spans(spans, logprobs.size))
         return cls(start, versions, logprobs, versions)
@@ -47,7 +47,7 @@ class ProximalColumns:
     @classmethod
     def of_turn(cls, turn: Turn) -> Self:
         """The output of `turn`. Raises `UnknownWeightVersion`."""
-        sampled = cls.unscored(turn.prompt_length, turn.logprobs, turn.version_spans)
+        sampled = cls.of_output(turn.prompt_length, turn.logprobs, turn.version_spans)
         behavior = sampled.behavior_versions.copy()
         behavior[behavior.size - turn.forced_tokens :] = NOT_SAMPLED
         logprobs = sampled.logprobs if turn.proximal_logprobs is None else turn.proximal_logprobs
@@ -60,9 +60,9 @@ class ProximalColumns:
         start = sample.tokens.size - sample.response_length
         return cls(start, sample.behavior_versions, sample.proximal_logprobs, sample.proximal_versions)
 
-    def extended(self, logprobs: Logprobs, spans: Iterable[VersionSpan]) -> Self:
+    def extend(self, logprobs: Logprobs, spans: Iterable[VersionSpan]) -> Self:
         """These tokens, and after them those of the next segment; `spans` count from its first token."""
-        more = self.unscored(self.start + self.logprobs.size, logprobs, spans)
+        more = self.of_output(self.start + self.logprobs.size, logprobs, spans)
         return replace(
             self,
             behavior_versions=as_ids(np.concatenate([self.behavior_versions, more.behavior_versions])),
@@ -81,7 +81,7 @@ class ProximalColumns:
         positions = np.flatnonzero(self.waiting(version))
         return range(self.start + int(positions[0]), self.start + int(positions[-1]) + 1) if positions.size else None
 
-    def scored(self, scoring: PromptLogprobs) -> Self:
+    def settle(self, scoring: PromptLogprobs) -> Self:
         """These tokens after `scoring`; the same object when it settles none of them."""
         version = version_of(scoring)
         position = np.arange(self.start, self.start + self.logprobs.size) - scoring.start
@@ -123,7 +123,7 @@ def score_turns(turns: Iterable[Turn], scoring: PromptLogprobs) -> list[Turn]:
     changed = []
     for turn in _candidate_turns(turns, version_of(scoring)):
         before = ProximalColumns.of_turn(turn)
-        after = before.scored(scoring)
+        after = before.settle(scoring)
         if after is not before:
             changed.append(replace(turn, proximal_logprobs=after.logprobs, proximal_versions=after.versions))
     return changed
@@ -155,7 +155,7 @@ def score_sample(sample: Sample, scoring: PromptLogprobs) -> Sample:
 
     Its lags count from the version of the scoring, which is live by then.
     """
-    after = ProximalColumns.of_sample(sample).scored(scoring)
+    after = ProximalColumns.of_sample(sample).settle(scoring)
     scored = replace(sample, proximal_logprobs=after.logprobs, proximal_versions=after.versions)
     stale = staleness(after.behavior_versions, after.versions, version_of(scoring))
     return scored if stale is None else replace(scored, metadata={**sample.metadata, "staleness": stale.to_json()})

@@ -167,8 +167,8 @@ def test_a_partial_output_is_scored_before_it_is_a_turn():
     spans = turn(output=[1], logprobs=[-2.5], spans=[("0", 0, 1)]).version_spans
     more = turn(output=[1, 2], logprobs=[-1.8, -2.1], spans=[("1", 0, 2)]).version_spans
 
-    columns = ProximalColumns.unscored(2, as_logprobs([-2.5]), spans)
-    columns = columns.scored(PromptLogprobs(2, as_logprobs([-2.3]), "1")).extended(as_logprobs([-1.8, -2.1]), more)
+    columns = ProximalColumns.of_output(2, as_logprobs([-2.5]), spans)
+    columns = columns.settle(PromptLogprobs(2, as_logprobs([-2.3]), "1")).extend(as_logprobs([-1.8, -2.1]), more)
 
     assert columns.behavior_versions.tolist() == [0, 1, 1]
     assert columns.logprobs.tolist() == pytest.approx([-2.3, -1.8, -2.1])

@@ -47,7 +47,20 @@ def plan_sampling(
     Raises `LimitReached` when the session may not have another turn, `PromptTooLong` when the prompt leaves no room
     in the model's context.
     """
-    budget = _token_budget(limits, place, context_length)
+    if limits.turns is not None and place.turns_before >= limits.turns:
+        raise LimitReached(f"the session has used its {limits.turns} turns")
+    if place.prompt_length >= context_length:
+        raise PromptTooLong(
+            f"the prompt has {place.prompt_length} tokens, the model's context is {context_length};"
+            " shorten the conversation",
+            param="messages",
+        )
+    if limits.tokens_per_session is not None and place.prompt_length >= limits.tokens_per_session:
+        raise LimitReached(
+            f"the conversation has {place.prompt_length} tokens, the session's limit is {limits.tokens_per_session}"
+        )
+    room = min(context_length, limits.tokens_per_session or context_length) - place.prompt_length
+    budget = min(room, limits.tokens_per_turn or room)
     wishes = asked.overridden_by(overrides)
     most = min(budget, wishes.max_new_tokens or budget)
     stated = wishes.stated() | {"max_new_tokens": most, "min_new_tokens": min(most, wishes.min_new_tokens or 0)}
@@ -76,20 +89,3 @@ def turn_seed(session_seed: int, key: ChainKey, ordinal: int) -> int:
     It depends on what is asked, not on when: side calls of an agent that race with each other keep their seeds.
     """
     return seed_of(f"{session_seed},{ordinal},".encode() + key)
-
-
-def _token_budget(limits: Limits, place: TurnPlace, context_length: int) -> int:
-    if limits.turns is not None and place.turns_before >= limits.turns:
-        raise LimitReached(f"the session has used its {limits.turns} turns")
-    if place.prompt_length >= context_length:
-        raise PromptTooLong(
-            f"the prompt has {place.prompt_length} tokens, the model's context is {context_length};"
-            " shorten the conversation",
-            param="messages",
-        )
-    if limits.tokens_per_session is not None and place.prompt_length >= limits.tokens_per_session:
-        raise LimitReached(
-            f"the conversation has {place.prompt_length} tokens, the session's limit is {limits.tokens_per_session}"
-        )
-    bound = min(context_length, limits.tokens_per_session or context_length) - place.prompt_length
-    return min(bound, limits.tokens_per_turn or bound)

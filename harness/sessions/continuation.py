@@ -114,15 +114,25 @@ class Output:
         start = int(self.ids.size)
         end = start + int(result.output_ids.size)
         scored = () if result.prompt_logprobs is None else (result.prompt_logprobs,)
+        before = self.version_spans
+        spans = [replace(span, start=span.start + start, end=span.end + start) for span in result.version_spans]
+        if before and spans and before[-1].version == spans[0].version:
+            spans[0] = replace(spans[0], start=before[-1].start)
+            before = before[:-1]
+        top, more = self.top_logprobs, result.top_logprobs
+        if start and top is not None and more is not None:
+            more = TopLogprobs(np.concatenate([top.ids, more.ids]), np.concatenate([top.logprobs, more.logprobs]))
+        elif start:
+            more = None  # alternatives are not stored: a turn that is taken up after a restart has none before
         return replace(
             self,
             ids=as_ids(np.concatenate([self.ids, result.output_ids])) if start else result.output_ids,
             logprobs=as_logprobs(np.concatenate([self.logprobs, result.logprobs])) if start else result.logprobs,
             finish=result.finish_reason,
             matched_stop=result.matched_stop,
-            version_spans=_join_spans(self.version_spans, result.version_spans, start),
+            version_spans=(*before, *spans),
             segments=(*self.segments, Segment(result.request_id, start, end, result.finish_reason)),
-            top_logprobs=_join_alternatives(self.top_logprobs, result.top_logprobs) if start else result.top_logprobs,
+            top_logprobs=more,
             forced_tokens=result.forced_tokens,
             cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
             scorings=(*self.scorings, *scored),
@@ -238,18 +248,3 @@ def segment_seed(turn_seed: int, position: int) -> int:
     if position == 0:
         return turn_seed
     return seed_of(f"{turn_seed},{position}".encode())
-
-
-def _join_spans(before: tuple[VersionSpan, ...], after: Sequence[VersionSpan], offset: int) -> tuple[VersionSpan, ...]:
-    moved = [replace(span, start=span.start + offset, end=span.end + offset) for span in after]
-    if before and moved and before[-1].version == moved[0].version:
-        moved[0] = replace(moved[0], start=before[-1].start)
-        before = before[:-1]
-    return (*before, *moved)
-
-
-def _join_alternatives(before: TopLogprobs | None, after: TopLogprobs | None) -> TopLogprobs | None:
-    """Both, when both are there: alternatives are not stored, so a turn taken up after a restart has none before."""
-    if before is None or after is None:
-        return None
-    return TopLogprobs(np.concatenate([before.ids, after.ids]), np.concatenate([before.logprobs, after.logprobs]))

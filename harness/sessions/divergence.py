@@ -4,7 +4,7 @@ Said in the record of the turn, so that whoever looks at a session sees what its
 two messages are the same is `tokens.matching`'s decision.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -45,18 +45,12 @@ def find_divergence(
             return None
         if theirs is None:
             return Divergence(index, "message", _shorten(_text(form(ours)), 0), "")
-        found = _compare(form(ours), form(theirs), index)
-        if found is not None:
-            return found
-    return None
-
-
-def _compare(ours: Json, theirs: Json, index: int) -> Divergence | None:
-    for name in _in_order([*ours, *theirs]):
-        if ours.get(name) != theirs.get(name):
-            left, right = _text(ours.get(name)), _text(theirs.get(name))
-            same = _common_length(left, right)
-            return Divergence(index, name, _shorten(left, same), _shorten(right, same))
+        left, right = form(ours), form(theirs)
+        name = next((name for name in (*left, *right) if left.get(name) != right.get(name)), None)
+        if name is not None:
+            was, said = _text(left.get(name)), _text(right.get(name))
+            same = _common_length(was, said)
+            return Divergence(index, name, _shorten(was, same), _shorten(said, same))
     return None
 
 
@@ -70,10 +64,6 @@ def _common_length(left: str, right: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
 
 
 def _text(value: object) -> str:

@@ -171,7 +171,13 @@ class Gate:
         is_drain = HoldKind.DRAIN in (wanted.kind, mine and mine.kind)
         engines = wanted.engines or (mine is not None and mine.engines)
         if engines and not (mine and mine.engines):
-            self._require_free_engines()
+            other = next((hold.holder for hold in self.holds if hold.engines), None)
+            if other is not None:
+                raise EnginesHeld(
+                    f"the engines are paused by the hold of {other!r}: wait until it is released or runs out"
+                )
+            if self.are_engines_waking:
+                raise EnginesHeld("the engines are being continued after a hold that left them paused; ask again")
         hold = Hold(wanted.holder, HoldKind.DRAIN if is_drain else HoldKind.PAUSE, wanted.until, engines)
         self._change({**self._holds, hold.holder: hold})
         return hold
@@ -235,13 +241,6 @@ class Gate:
         if hold.engines and hold not in self.left:
             self.left += (hold,)
         raise HoldExpired(holder)
-
-    def _require_free_engines(self) -> None:
-        other = next((hold.holder for hold in self.holds if hold.engines), None)
-        if other is not None:
-            raise EnginesHeld(f"the engines are paused by the hold of {other!r}: wait until it is released or runs out")
-        if self.are_engines_waking:
-            raise EnginesHeld("the engines are being continued after a hold that left them paused; ask again")
 
     def _end(self, ended: Iterable[Hold], *, left: Iterable[Hold]) -> None:
         gone = {hold.holder for hold in ended}

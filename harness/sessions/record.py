@@ -82,6 +82,13 @@ def empty_facts(session_id: str) -> Json:
 
 
 def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
+    columns: Json = {}
+    if ids is RecordIds.PROMPTS:
+        columns["prompt_ids"] = session.prompt_ids(turn).tolist()
+    elif ids is RecordIds.DELTAS:
+        columns["context_ids"] = turn.context_ids.tolist()
+    if ids is not RecordIds.NONE:
+        columns |= {"output_ids": turn.output_ids.tolist(), "logprobs": turn.logprobs.tolist()}
     return {
         "turn": turn.index,
         "parent": turn.parent,
@@ -89,7 +96,7 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
         "end": str(turn.end),
         "prompt_length": turn.prompt_length,
         "output_length": turn.output_ids.size,
-        **_columns(session, turn, ids),
+        **columns,
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in turn.version_spans
         ],
@@ -113,13 +120,3 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
         "seconds": turn.seconds,
         "notes": dict(turn.notes),
     }
-
-
-def _columns(session: Session, turn: Turn, ids: RecordIds) -> Json:
-    if ids is RecordIds.NONE:
-        return {}
-    if ids is RecordIds.PROMPTS:
-        prompt = {"prompt_ids": session.prompt_ids(turn).tolist()}
-    else:
-        prompt = {"context_ids": turn.context_ids.tolist()}
-    return prompt | {"output_ids": turn.output_ids.tolist(), "logprobs": turn.logprobs.tolist()}

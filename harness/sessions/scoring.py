@@ -39,7 +39,8 @@ def next_scoring(
             continue
         window = waiting_window(filter(is_comparable, _without_in_flight(session, branch)), version)
         if window is not None and window.start < longest:
-            return ScoringTask(branch[-1].index, _ids(branch, min(window.stop, longest)), window.start)
+            ids = np.concatenate([part for turn in branch for part in (turn.context_ids, turn.output_ids)])
+            return ScoringTask(branch[-1].index, as_ids(ids[: min(window.stop, longest)]), window.start)
     return None
 
 
@@ -74,7 +75,3 @@ def _without_in_flight(session: Session, branch: Iterable[Turn]) -> list[Turn]:
     """The turns of `branch` that nobody works on; another outcome of the others is on its way to the store."""
     in_flight = {admission.index for admission in session.turns_in_flight}
     return [turn for turn in branch if turn.index not in in_flight]
-
-
-def _ids(branch: Iterable[Turn], stop: int) -> TokenIds:
-    return as_ids(np.concatenate([part for turn in branch for part in (turn.context_ids, turn.output_ids)])[:stop])

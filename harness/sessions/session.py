@@ -180,7 +180,7 @@ class Session:
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
         self._require_open()
         params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
-        path = before.extended(request.context_ids)
+        path = before.extend(request.context_ids)
         admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now)
         self._in_flight[admission.index] = admission
         self._count(admission.index, point.key, ordinal)
@@ -191,7 +191,7 @@ class Session:
         """Go on with a turn that broke off, under its own index, parameters and seed. Raises `SessionClosing`."""
         self._require_open()
         turn = self._tree.turn(index)
-        admission = readmit(turn, self._tree.path(index).truncated(turn.prompt_length), now)
+        admission = readmit(turn, self._tree.path(index).cut(turn.prompt_length), now)
         self._in_flight[index] = admission
         return admission
 
@@ -223,7 +223,7 @@ class Session:
         self._abandoned.discard(turn.index)
         sampled = turn.sampled_tokens - (0 if admission.prior is None else admission.prior.sampled_tokens)
         self._generated += sampled
-        self._tree.add(turn, admission.path.extended(turn.output_ids))
+        self._tree.add(turn, admission.path.extend(turn.output_ids))
         self._waiting.note(turn)
         return sampled
 
@@ -277,7 +277,7 @@ class Session:
         self._latest_with_body[turn.request_digest] = turn.index
         self._generated += turn.sampled_tokens
         self._waiting.note(turn)
-        self._tree.add(turn, self._tree.path(turn.parent).extended(turn.context_ids).extended(turn.output_ids))
+        self._tree.add(turn, self._tree.path(turn.parent).extend(turn.context_ids).extend(turn.output_ids))
 
     def doubt_deliveries(self) -> None:
         """After a restart: nobody knows whether the last answers were read before the server died.

@@ -63,11 +63,11 @@ class TokenPath:
         """All ids of the path, read-only."""
         return self._log.view(self.length)
 
-    def truncated(self, length: int) -> "TokenPath":
+    def cut(self, length: int) -> "TokenPath":
         """The first `length` ids of this path; shares memory."""
         return TokenPath(self._log, length)
 
-    def extended(self, ids: TokenIds) -> "TokenPath":
+    def extend(self, ids: TokenIds) -> "TokenPath":
         """This path with `ids` after it; shares memory unless another turn has grown from here already."""
         log = self._log if self._log.length == self.length else self._log.fork(self.length)
         log.append(ids)

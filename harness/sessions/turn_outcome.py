@@ -98,6 +98,14 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
     It has the proximal values that its own requests, and those before it broke off, have brought (I7).
     """
     request, prior = admission.request, admission.prior
+    # An earlier attempt's, its error excepted, stand beside those of this one.
+    notes: Json = {"cached_tokens": output.cached_tokens} if output.segments else {}
+    if prior is not None:
+        notes |= {name: value for name, value in prior.notes.items() if name != "error"}
+    if request.divergence is not None:
+        notes["diverged"] = request.divergence.to_json()
+    if admission.attempt > 1:
+        notes["attempts"] = admission.attempt
     turn = Turn(
         index=admission.index,
         parent=admission.parent,
@@ -118,7 +126,7 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         request_digest=request.digest,
         created_at=admission.admitted_at if prior is None else prior.created_at,
         seconds=now - admission.admitted_at + (0.0 if prior is None else prior.seconds),
-        notes={**_notes(admission, output), **reply.notes, **_error_note(error)},
+        notes={**notes, **reply.notes, **_error_note(error)},
         forced_tokens=output.forced_tokens,
         discarded=output.discarded,
     )
@@ -147,16 +155,6 @@ def lose_turn(turn: Turn, error: HarnessError) -> Turn:
 def digest_ids(ids: TokenIds) -> str:
     """blake2b-128 of the little-endian int32 bytes of `ids`, as 32 hex digits."""
     return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()
-
-
-def _notes(admission: Admission, output: Output) -> Json:
-    """What an earlier attempt noted, its error excepted, and what this one has to say."""
-    kept = {} if admission.prior is None else {k: v for k, v in admission.prior.notes.items() if k != "error"}
-    diverged = admission.request.divergence
-    branched = {} if diverged is None else {"diverged": diverged.to_json()}
-    cached = {"cached_tokens": output.cached_tokens} if output.segments else {}
-    again = {"attempts": admission.attempt} if admission.attempt > 1 else {}
-    return {**cached, **kept, **branched, **again}
 
 
 def _error_note(error: HarnessError | None) -> Json:

@@ -263,7 +263,7 @@ def test_paths_never_change_whatever_grows_beside_them(growths):
     paths = [(TokenPath.empty(), ())]
     for origin, ids in growths:
         path, expected = paths[origin % len(paths)]
-        paths.append((path.extended(as_ids(ids)), expected + tuple(ids)))
+        paths.append((path.extend(as_ids(ids)), expected + tuple(ids)))
 
     assert [tuple(path.ids.tolist()) for path, _ in paths] == [expected for _, expected in paths]
 
@@ -273,7 +273,7 @@ def test_a_long_branch_is_not_copied_for_each_turn():
     path = TokenPath.empty()
     views = []
     for _ in range(1_000):
-        path = path.extended(as_ids(range(10)))
+        path = path.extend(as_ids(range(10)))
         views.append(path.ids)
 
     assert len({id(view.base) for view in views}) < 12

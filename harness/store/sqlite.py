@@ -87,7 +87,13 @@ class SQLiteStore:
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
         """Delete the rows of at most `most` sessions that were closed so long ago; returns of how many."""
-        closed = await asyncio.to_thread(_closed_before, self._path, self._clock() - older_than_s, most)
+        until = self._clock() - older_than_s
+
+        def find() -> list[str]:
+            with reading(self._path) as connection:
+                return [row["session_id"] for row in connection.execute(rows.SELECT_CLOSED_BEFORE, (until, most))]
+
+        closed = await asyncio.to_thread(find)
         if closed:
             statements = [(sql, (each,)) for each in closed for sql in (rows.DELETE_TURNS, rows.DELETE_SESSION)]
             await self._writer.write(*statements)
@@ -115,11 +121,26 @@ class SQLiteStore:
 
     async def load_labels(self) -> dict[str, int]:
         """The labels that were kept."""
-        return await asyncio.to_thread(_read_labels, self._path)
+
+        def read() -> dict[str, int]:
+            with reading(self._path) as connection:
+                return {row["label"]: row["number"] for row in connection.execute(rows.SELECT_LABELS)}
+
+        return await asyncio.to_thread(read)
 
     async def load_holds(self) -> list[Hold]:
         """The holds that were kept; one that cannot be read is none."""
-        return await asyncio.to_thread(_read_holds, self._path)
+
+        def read() -> list[sqlite3.Row]:
+            with reading(self._path) as connection:
+                return connection.execute(rows.SELECT_HOLDS).fetchall()
+
+        holds: list[Hold] = []
+        for row in await asyncio.to_thread(read):
+            # A damaged row must not keep the server from starting; its hold would have run out.
+            with suppress(ValueError, TypeError):
+                holds.append(rows.hold_from_row(row))
+        return holds
 
 
 def read_session(path: Path, session_id: str) -> Session:
@@ -165,11 +186,6 @@ class _Damaged(Exception):
     """The rows of a session are not what they should be; the cause says what is wrong."""
 
 
-def _closed_before(path: Path, time_s: float, most: int) -> list[str]:
-    with reading(path) as connection:
-        return [row["session_id"] for row in connection.execute(rows.SELECT_CLOSED_BEFORE, (time_s, most))]
-
-
 def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
     try:
         return _read_session(connection, row)
@@ -202,22 +218,6 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
             raise
         raise _Damaged(row["session_id"]) from error
     return session
-
-
-def _read_labels(path: Path) -> dict[str, int]:
-    with reading(path) as connection:
-        return {row["label"]: row["number"] for row in connection.execute(rows.SELECT_LABELS)}
-
-
-def _read_holds(path: Path) -> list[Hold]:
-    with reading(path) as connection:
-        found = connection.execute(rows.SELECT_HOLDS).fetchall()
-    holds = []
-    for row in found:
-        # A damaged row must not keep the server from starting; its hold would have run out.
-        with suppress(ValueError, TypeError):
-            holds.append(rows.hold_from_row(row))
-    return holds
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -144,11 +144,11 @@ class GroupWriter:
         waiting = [write.done for write in group if write.done is not None]
         if waiting:
             answer = None if error is None else store_error(self._path, error)
-            self._loop.call_soon_threadsafe(_settle, waiting, answer)
+            self._loop.call_soon_threadsafe(_wake, waiting, answer)
 
     def _end(self, problem: str) -> None:
         self._ended = problem
-        _settle(list(self._waiting), StoreError(problem))
+        _wake(list(self._waiting), StoreError(problem))
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
@@ -160,7 +160,7 @@ def store_error(path: Path, error: BaseException) -> StoreError:
     return StoreError(f"{path}: {error}")
 
 
-def _settle(waiting: Sequence[asyncio.Future[None]], error: StoreError | None) -> None:
+def _wake(waiting: Sequence[asyncio.Future[None]], error: StoreError | None) -> None:
     """Wake up whoever waited for a group; those that were cancelled meanwhile are left alone."""
     for done in waiting:
         if done.done():

@@ -4,7 +4,7 @@ Encoders, templates and databases further in recurse into such values and hold i
 one of them is refused here, where the field can still be named.
 """
 
-from collections.abc import Iterable
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,7 +41,8 @@ def check_json(value: Any, param: str, deepest: int) -> None:
     for _ in range(deepest):
         if any(type(each) is int and each not in _INTEGERS for each in level):
             raise MalformedRequest(f"{param}: an integer in it does not fit into 64 bits", param=param)
-        level = [child for each in level for child in _children(each)]
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = list(chain.from_iterable(inner))
         if not level:
             return
     raise OverLimit(
@@ -49,9 +50,3 @@ def check_json(value: Any, param: str, deepest: int) -> None:
         limit="json_depth",
         param=param,
     )
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from harness.dialects.model_request import ModelAnswer, ModelRequest
 from harness.dialects.openai_chat_request import NAME, parse_request
 from harness.dialects.request_limits import RequestLimits
-from harness.dialects.sse import encoded_event, event
+from harness.dialects.sse import event, raw_event
 from harness.errors import HarnessError, RequestError
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
 from server_patch.repeat_terminate.envelope import signal
 
-DONE = encoded_event(b"[DONE]")
+DONE = raw_event(b"[DONE]")
 """What OpenAI clients read up to."""
 
 _SHORTEST_PIECE = 128  # characters of a delta

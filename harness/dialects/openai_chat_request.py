@@ -120,16 +120,33 @@ def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ModelR
     """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit."""
     wire = decode_json(_decoder, body)
     messages = _read_messages(wire, limits)
-    tools = _read_tools(wire, limits)
+    raws = wire.tools or []
+    limits.require("tools", len(raws), "tools")
+    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
+    tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
+    for tool in tools:
+        check_json(tool.function.parameters, "tools", limits.json_depth)
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
+    stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
         tools=tuple(msgspec.to_builtins(tool) for tool in tools),
         tool_mode=ToolMode.REQUIRED if isinstance(choice, _NamedTool) else ToolMode(choice or "auto"),
-        tool_name=_required_tool(wire, tools),
-        sampling=_read_wishes(wire, limits),
+        tool_name=_read_tool_name(wire, tools),
+        sampling=SamplingWishes(
+            max_new_tokens=wire.max_completion_tokens or wire.max_tokens,
+            temperature=wire.temperature,
+            top_p=wire.top_p,
+            top_k=None if wire.top_k is None else max(0, wire.top_k),
+            min_p=wire.min_p,
+            seed=wire.seed,
+            stop=tuple(text for text in stop if text),
+            top_logprobs=wire.top_logprobs if wire.logprobs else None,
+            min_new_tokens=wire.min_tokens,
+            json_schema=_read_schema(wire, limits),
+        ),
         wants_logprobs=bool(wire.logprobs),
         model=wire.model,
         streaming=Streaming(bool(options is not None and options.include_usage)) if wire.stream else None,
@@ -175,16 +192,6 @@ def _read_messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, 
     return tuple(_normalize(message, i) for i, message in enumerate(decoded))
 
 
-def _read_tools(wire: _WireRequest, limits: RequestLimits) -> list[_Tool]:
-    raws = wire.tools or []
-    limits.require("tools", len(raws), "tools")
-    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
-    tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
-    for tool in tools:
-        check_json(tool.function.parameters, "tools", limits.json_depth)
-    return tools
-
-
 def _size_bytes(raw: msgspec.Raw) -> int:
     return memoryview(raw).nbytes
 
@@ -207,7 +214,7 @@ def _normalize(wire: _WireMessage, position: int) -> Message:
     return message
 
 
-def _required_tool(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:
+def _read_tool_name(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:
     """The function `tool_choice` names. Raises `MalformedRequest` when it demands a tool that is not offered."""
     if wire.tool_choice == "required" and not tools:
         raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
@@ -224,22 +231,6 @@ def _required_tool(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:
 
 def _quote(name: str) -> str:
     return repr(name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…")
-
-
-def _read_wishes(wire: _WireRequest, limits: RequestLimits) -> SamplingWishes:
-    stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
-    return SamplingWishes(
-        max_new_tokens=wire.max_completion_tokens or wire.max_tokens,
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=None if wire.top_k is None else max(0, wire.top_k),
-        min_p=wire.min_p,
-        seed=wire.seed,
-        stop=tuple(text for text in stop if text),
-        top_logprobs=wire.top_logprobs if wire.logprobs else None,
-        min_new_tokens=wire.min_tokens,
-        json_schema=_read_schema(wire, limits),
-    )
 
 
 def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:

@@ -16,10 +16,10 @@ _ESCAPES = {character.encode(): f"\\u{ord(character):04x}".encode() for characte
 
 def event(value: Json) -> bytes:
     """An event with `value` as its data."""
-    return encoded_event(_encoder.encode(value))
+    return raw_event(_encoder.encode(value))
 
 
-def encoded_event(data: bytes) -> bytes:
+def raw_event(data: bytes) -> bytes:
     """An event with `data`: JSON, or a word, in one line."""
     assert b"\n" not in data, data
     for text, escape in _ESCAPES.items():

@@ -42,9 +42,10 @@ class JinjaTemplate:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _template_date
+        # A fixed day: a prompt that changes with the calendar cannot be reproduced (I10).
+        environment.globals["strftime_now"] = dt.date(2025, 1, 1).strftime
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -96,14 +97,5 @@ class JinjaTemplate:
             return None
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
 def _refuse(reason: str) -> NoReturn:
     raise jinja2.TemplateError(reason)
-
-
-def _template_date(pattern: str) -> str:
-    """A fixed day: a prompt that changes with the calendar cannot be reproduced (I10)."""
-    return dt.date(2025, 1, 1).strftime(pattern)

@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
@@ -74,6 +73,7 @@ def next_key(key: ChainKey, message: Message, form: NormalForm = STRICT) -> Chai
 
 
 def _step(name: str) -> NormalForm:
+    """The step called `name`; of a function whatever it does wrong is an error of the session's matching."""
     if name in _STEPS:
         return _STEPS[Matching(name)]
     module, separator, function = name.partition(":")
@@ -86,15 +86,10 @@ def _step(name: str) -> NormalForm:
         raise MalformedRequest(
             f"matching: expected one of {known}, or package.module:function; got {name!r}", param="matching"
         )
-    return _check(name, found)
-
-
-def _check(name: str, function: Callable[[Message], Any]) -> NormalForm:
-    """`function`, with whatever it does wrong told as an error of the session's matching."""
 
     def apply(message: Message) -> Json:
         try:
-            form = function(message)
+            form = found(message)
             _encoder.encode(form)
         except Exception as error:
             raise MalformedRequest(f"matching: {name} failed on a message: {error!r}", param="matching") from error

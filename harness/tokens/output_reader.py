@@ -58,7 +58,12 @@ class OutputReader:
         if output.stop is not None:
             pieces = cut_before(pieces, output.stop)
         pieces = cut_ids(self._tokenizer, output.forced_ids, self._markers) + pieces
-        split = _split_reasoning(pieces, self._is_reasoning_open(output.context_ids), self.syntax.markers)
+        is_open = False  # unless the generation prompt began the reasoning
+        if self._reasons:
+            turning_points = {*self._think_ids, *self._tokenizer.eos_ids}
+            last = next((token_id for token_id in reversed(output.context_ids) if token_id in turning_points), None)
+            is_open = last == self._think_ids[0]
+        split = _split_reasoning(pieces, is_open, self.syntax.markers)
         parsed = self.syntax.parse(split.rest, tools) if tools else ParsedOutput(_text(split.rest))
         return replace(parsed, reasoning=split.reasoning) if split.reasoning else parsed
 
@@ -66,14 +71,6 @@ class OutputReader:
         """How an answer that must be a call (of `name`) begins; the name is the agent's text and forges no marker."""
         ours, named = self.syntax.beginning(name)
         return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])
-
-    def _is_reasoning_open(self, context_ids: Sequence[int]) -> bool:
-        """Whether the generation prompt began the reasoning."""
-        if not self._reasons:
-            return False
-        relevant = {*self._think_ids, *self._tokenizer.eos_ids}
-        last = next((token_id for token_id in reversed(context_ids) if token_id in relevant), None)
-        return last == self._think_ids[0]
 
 
 class _Split(NamedTuple):

@@ -9,7 +9,7 @@ stands, and `malformed` says so. Nothing is repaired. Ids are never changed here
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,13 +22,6 @@ class Piece(NamedTuple):
 
     text: str
     is_marker: bool = False
-
-
-class Blocks(NamedTuple):
-    """Text between pairs of markers, and around them."""
-
-    inside: list[str]
-    outside: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +96,35 @@ def cut_before(pieces: Sequence[Piece], stop: str) -> list[Piece]:
     return before
 
 
-def blocks_between(pieces: Sequence[Piece], begin: str, end: str) -> Blocks | None:
-    """The text between each `begin` and the next `end`; None when they do not pair up."""
+def read_calls(
+    pieces: Sequence[Piece], begin: str, end: str, read: Callable[[str], ToolCall | None], around: Sequence[str] = ()
+) -> ParsedOutput:
+    """The calls that `read` finds between each `begin` and the next `end`, and the content around them.
+
+    The markers `around` the calls are no content. Without a call everything is content as it stands, and so it is when
+    the markers do not pair up.
+    """
     inside: list[str] = []
     outside: list[str] = []
     block: list[str] | None = None
     for piece in pieces:
         if piece == Piece(end, is_marker=True):
             if block is None:
-                return None
+                return as_malformed(pieces)
             inside.append("".join(block))
             block = None
         elif block is None and piece == Piece(begin, is_marker=True):
             block = []
         else:
             (outside if block is None else block).append(piece.text)
-    return Blocks(inside, "".join(outside)) if block is None else None
+    if block is not None:
+        return as_malformed(pieces)
+    content = "".join(outside)
+    if not inside:
+        return ParsedOutput(content)
+    for marker in around:
+        content = content.replace(marker, "")
+    return whole_calls(pieces, content.strip(), [read(each) for each in inside])
 
 
 def tool_call(name: object, arguments: object) -> ToolCall | None:

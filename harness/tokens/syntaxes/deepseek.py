@@ -14,11 +14,9 @@ from harness.tokens.parsing import (
     ParsedOutput,
     Piece,
     ToolCall,
-    as_malformed,
-    blocks_between,
     decode_json,
+    read_calls,
     tool_call,
-    whole_calls,
 )
 from harness.types import Json
 
@@ -47,15 +45,9 @@ class DeepSeek(CallSyntax):
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """Calls, and what stands around them; without a call everything is content as it stands."""
         del tools
-        blocks = blocks_between(pieces, _BEGIN, _END)
-        if blocks is None:
-            return as_malformed(pieces)
-        if not blocks.inside:
-            return ParsedOutput(blocks.outside)
-        content = blocks.outside.replace(_CALLS_BEGIN, "").replace(_CALLS_END, "").strip()
-        return whole_calls(pieces, content, [_call(block) for block in blocks.inside])
+        return read_calls(pieces, _BEGIN, _END, _read_call, around=(_CALLS_BEGIN, _CALLS_END))
 
 
-def _call(block: str) -> ToolCall | None:
+def _read_call(block: str) -> ToolCall | None:
     call = _CALL.fullmatch(block)
     return None if call is None else tool_call(call.group(1), decode_json(call.group(2)))

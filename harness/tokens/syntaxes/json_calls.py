@@ -16,8 +16,8 @@ from harness.tokens.parsing import (
     Piece,
     ToolCall,
     as_malformed,
-    blocks_between,
     decode_json,
+    read_calls,
     tool_call,
     whole_calls,
 )
@@ -36,18 +36,12 @@ class Hermes(CallSyntax):
 
     def beginning(self, name: str | None) -> tuple[str, str]:
         """Up to the tool's name, or up to its arguments."""
-        begin = f'{_BEGIN}\n{{"name": "'
-        return (begin, "") if name is None else (begin, json.dumps(name, ensure_ascii=False)[1:] + ', "arguments": ')
+        return _beginning(f"{_BEGIN}\n", name, "arguments")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """Calls, and what stands around them; without a call everything is content as it stands."""
         del tools
-        blocks = blocks_between(pieces, _BEGIN, _END)
-        if blocks is None:
-            return as_malformed(pieces)
-        if not blocks.inside:
-            return ParsedOutput(blocks.outside)
-        return whole_calls(pieces, blocks.outside.strip(), [_call(decode_json(block)) for block in blocks.inside])
+        return read_calls(pieces, _BEGIN, _END, lambda block: _call(decode_json(block)))
 
 
 class Mistral(CallSyntax):
@@ -58,8 +52,7 @@ class Mistral(CallSyntax):
 
     def beginning(self, name: str | None) -> tuple[str, str]:
         """Up to the tool's name, or up to its arguments."""
-        begin = _CALLS.text + '[{"name": "'
-        return (begin, "") if name is None else (begin, json.dumps(name, ensure_ascii=False)[1:] + ', "arguments": ')
+        return _beginning(f"{_CALLS.text}[", name, "arguments")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """Calls, and what stands before them; without a call everything is content as it stands."""
@@ -83,8 +76,7 @@ class LlamaJson(CallSyntax):
 
     def beginning(self, name: str | None) -> tuple[str, str]:
         """Up to the tool's name, or up to its arguments."""
-        begin = '{"name": "'
-        return (begin, "") if name is None else (begin, json.dumps(name, ensure_ascii=False)[1:] + ', "parameters": ')
+        return _beginning("", name, "parameters")
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """The call that the answer is, or the answer as content."""
@@ -96,6 +88,12 @@ class LlamaJson(CallSyntax):
             return ParsedOutput(text)
         call = tool_call(said["name"], said["parameters"])
         return ParsedOutput(text, malformed=True) if call is None else ParsedOutput("", (call,))
+
+
+def _beginning(opening: str, name: str | None, arguments: str) -> tuple[str, str]:
+    """An object behind `opening`, up to the tool's name, or up to the value of its field `arguments`."""
+    begin = opening + '{"name": "'
+    return (begin, "") if name is None else (begin, f'{json.dumps(name, ensure_ascii=False)[1:]}, "{arguments}": ')
 
 
 def _call(call: object) -> ToolCall | None:

@@ -19,11 +19,9 @@ from harness.tokens.parsing import (
     ParsedOutput,
     Piece,
     ToolCall,
-    as_malformed,
-    blocks_between,
     decode_json,
+    read_calls,
     tool_call,
-    whole_calls,
 )
 from harness.types import Json
 
@@ -46,39 +44,30 @@ class QwenXml(CallSyntax):
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """Calls, and what stands around them; without a call everything is content as it stands."""
-        blocks = blocks_between(pieces, _BEGIN, _END)
-        if blocks is None:
-            return as_malformed(pieces)
-        if not blocks.inside:
-            return ParsedOutput(blocks.outside)
         schemas: dict[str, Json] = {}
         for tool in tools:
             properties = (tool["function"].get("parameters") or {}).get("properties")
             schemas[tool["function"]["name"]] = properties if isinstance(properties, dict) else {}
-        return whole_calls(pieces, blocks.outside.strip(), [_call(block, schemas) for block in blocks.inside])
+        return read_calls(pieces, _BEGIN, _END, lambda block: _read_call(block, schemas))
 
 
-def _call(block: str, schemas: Mapping[str, Json]) -> ToolCall | None:
+def _read_call(block: str, schemas: Mapping[str, Json]) -> ToolCall | None:
+    """The call in `block`; None when it is not a function with a row of parameters, each name once."""
     function = _FUNCTION.fullmatch(block)
     if function is None:
         return None
-    name = function.group(1)
-    arguments = _arguments(function.group(2), schemas.get(name, {}))
-    return None if arguments is None else tool_call(name, arguments)
-
-
-def _arguments(text: str, properties: Json) -> Json | None:
-    """The parameters in `text`; None when it is not a row of them, each name once."""
+    name, text = function.groups()
+    properties = schemas.get(name, {})
     arguments: Json = {}
     position = 0
     while (begin := _PARAMETER_BEGIN.match(text, position)) is not None:
         end = text.find(_PARAMETER_END, begin.end())
-        name, value = begin.group(1), text[begin.end() : end]
-        if end < 0 or name in arguments or "<parameter=" in value:
+        parameter, value = begin.group(1), text[begin.end() : end]
+        if end < 0 or parameter in arguments or "<parameter=" in value:
             return None
-        arguments[name] = _convert(value.removeprefix("\n").removesuffix("\n"), properties.get(name))
+        arguments[parameter] = _convert(value.removeprefix("\n").removesuffix("\n"), properties.get(parameter))
         position = end + len(_PARAMETER_END)
-    return None if text[position:].strip() else arguments
+    return None if text[position:].strip() else tool_call(name, arguments)
 
 
 def _convert(value: str, schema: object) -> object:

@@ -21,7 +21,7 @@ from harness.engines.kinds import server_kinds
 from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.http_client import EngineClient, Exchange
-from harness.engines.remote.served_model import ServedModel, served_model
+from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.sglang_wire import ServerInfo
 from harness.engines.remote.vllm import VLLMTokenProvider
@@ -185,7 +185,7 @@ async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer
         protocol="sglang",
         version=server.version,
         provider=SGLangTokenProvider,
-        model=await served_model(client),
+        model=await find_model(client),
         weights=Path(info.model_path),
         generate_route="/generate",
         pause_route="/pause_generation",
@@ -196,7 +196,7 @@ async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer
 async def examine_vllm(client: EngineClient, content: bytes) -> ExaminedServer:
     """See `kinds.Examined`."""
     version = client.decode(Exchange("GET", "/version", _ANSWER_S), content, _Version)
-    model = await served_model(client)
+    model = await find_model(client)
     spans = await client.ask(Exchange("POST", _SPAN_ROUTE, _ANSWER_S, {}))
     return ExaminedServer(
         engine="vllm",

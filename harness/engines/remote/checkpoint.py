@@ -5,9 +5,7 @@ headers of safetensors files tell names and shapes without reading a weight. Bot
 shared file system or on one machine; where they are not, nothing is known and nothing is refused.
 """
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,15 +21,6 @@ class _Tensor(msgspec.Struct):
     shape: tuple[int, ...]
 
 
-class _Misfit(NamedTuple):
-    name: str
-    expected: tuple[int, ...] | None
-    found: tuple[int, ...] | None
-
-    def __str__(self) -> str:
-        return f"{self.name} has shape {self.found}, expected {self.expected}"
-
-
 def require_fitting(current: Path, new: Path) -> None:
     """Raises `EngineRejected` when the tensors in `new` are not those in `current`, as far as both can be seen."""
     if not current.is_dir():
@@ -39,19 +28,19 @@ def require_fitting(current: Path, new: Path) -> None:
     if not new.is_dir():
         raise EngineRejected(f"expected a folder with a checkpoint, there is none at {new}; weights not changed")
     expected = _shapes(current)
-    misfits = list(_misfits(expected, _shapes(new))) if expected else []
+    if not expected:
+        return
+    found = _shapes(new)
+    misfits = [
+        f"{name} has shape {found.get(name)}, expected {expected.get(name)}"
+        for name in sorted((expected.keys() | found.keys()) - _MAY_BE_TIED)
+        if expected.get(name) != found.get(name)
+    ]
     if misfits:
-        shown = "; ".join(str(misfit) for misfit in misfits[:_SHOWN])
         raise EngineRejected(
-            f"the checkpoint in {new} does not fit the weights being served: {shown}"
+            f"the checkpoint in {new} does not fit the weights being served: {'; '.join(misfits[:_SHOWN])}"
             f" ({len(misfits)} of {len(expected)} tensors); weights not changed"
         )
-
-
-def _misfits(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> Iterator[_Misfit]:
-    for name in sorted((expected.keys() | found.keys()) - _MAY_BE_TIED):
-        if expected.get(name) != found.get(name):
-            yield _Misfit(name, expected.get(name), found.get(name))
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,9 @@ class EventBuffer:
         self._pending += data
         payloads = []
         while not self.is_done and (line := self._next_line()) is not None:
-            payload = _payload(line)
+            if not line.startswith(b"data:"):  # comments, event names, separators
+                continue
+            payload = line[5:].strip()
             self.is_done = payload == _DONE
             if payload and not self.is_done:
                 payloads.append(payload)
@@ -43,8 +45,3 @@ class EventBuffer:
         del self._pending[: end + 1]
         self._searched = 0
         return line
-
-
-def _payload(line: bytes) -> bytes:
-    """What follows `data:`, empty for every other line (comments, event names, separators)."""
-    return line[5:].strip() if line.startswith(b"data:") else b""

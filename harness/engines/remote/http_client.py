@@ -25,7 +25,7 @@ import msgspec
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.remote.event_stream import EventBuffer, LineTooLong
 from harness.engines.remote.http_errors import error_for_status, excerpt, server_message
-from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
+from harness.errors import EngineConnectionLost, EngineReplyInvalid, EngineUnavailable
 from harness.types import Json
 
 _T = TypeVar("_T")
@@ -102,24 +102,24 @@ class EngineClient:
     async def post(self, path: str, body: Json, *, deadline_s: float) -> Answer:
         """The successful answer to a POST whose content nobody needs to decode."""
         exchange = Exchange("POST", path, deadline_s, body)
-        return self._successful(exchange, await self.ask(exchange))
+        return self._require_success(exchange, await self.ask(exchange))
 
     async def get_text(self, path: str, *, deadline_s: float) -> str:
         """The text of a successful answer to a GET."""
         exchange = Exchange("GET", path, deadline_s)
-        return self._successful(exchange, await self.ask(exchange)).content.decode("utf-8", errors="replace")
+        return self._require_success(exchange, await self.ask(exchange)).content.decode("utf-8", errors="replace")
 
     async def call(self, exchange: Exchange, kind: type[_T]) -> _T:
         """The content of a successful answer as a `kind`; raises the `EngineError` of the table above."""
         return await self.call_for(exchange, kind, lambda value: value)
 
     async def call_for(self, exchange: Exchange, kind: type[_T], read: Callable[[_T], _R]) -> _R:
-        """What `read` makes of the content of a successful answer; a large one is read off the event loop."""
-        content = self._successful(exchange, await self.ask(exchange)).content
+        """The content of a successful answer, through `read`; a large one is read off the event loop."""
+        content = self._require_success(exchange, await self.ask(exchange)).content
         return await self.apart(len(content), lambda: read(self.decode(exchange, content, kind)))
 
     async def apart(self, size_bytes: int, work: Callable[[], _R]) -> _R:
-        """What `work` on a reply of that size returns or raises; off the event loop when it is large."""
+        """Do `work` on a reply of that size and return its result; off the event loop when it is large."""
         if size_bytes <= _LARGE_BYTES or self._reader is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
@@ -137,7 +137,10 @@ class EngineClient:
         deadline = asyncio.get_running_loop().time() + exchange.deadline_s
         buffer = EventBuffer()
         async with self._request(exchange) as response:
-            await self._require_success(exchange, response)
+            if not response.ok:
+                async with self._transport(exchange):
+                    content = await response.read()
+                self._require_success(exchange, Answer(response.status, content))
             while not buffer.is_done:
                 for payload in await self._next_payloads(exchange, response, buffer, deadline):
                     yield payload
@@ -153,12 +156,6 @@ class EngineClient:
                 f"{self.name}: expected another answer to {_what(exchange)}, got {excerpt(content)}"
                 f" ({error}); check the version of the server"
             ) from error
-
-    async def _require_success(self, exchange: Exchange, response: aiohttp.ClientResponse) -> None:
-        if not response.ok:
-            async with self._transport(exchange):
-                content = await response.read()
-            self._successful(exchange, Answer(response.status, content))
 
     async def _next_payloads(
         self, exchange: Exchange, response: aiohttp.ClientResponse, buffer: EventBuffer, deadline: float
@@ -198,19 +195,16 @@ class EngineClient:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise EngineUnavailable(f"{self.name} cannot be reached ({error}); is the server running?") from error
         except TimeoutError as error:
-            raise self._too_late(exchange) from error
+            # A generation that got no answer may have been sampled; every other call just was not served.
+            kind = EngineConnectionLost if exchange.request_id else EngineUnavailable
+            raise kind(f"{self.name} did not answer {_what(exchange)} within {exchange.deadline_s:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"{type(error).__name__} {error}".rstrip()
             raise EngineConnectionLost(
                 f"{self.name}: the connection broke during {_what(exchange)}: {reason}"
             ) from error
 
-    def _too_late(self, exchange: Exchange) -> EngineError:
-        """A generation that got no answer may have been sampled; every other call just was not served."""
-        kind = EngineConnectionLost if exchange.request_id else EngineUnavailable
-        return kind(f"{self.name} did not answer {_what(exchange)} within {exchange.deadline_s:.0f} s")
-
-    def _successful(self, exchange: Exchange, answer: Answer) -> Answer:
+    def _require_success(self, exchange: Exchange, answer: Answer) -> Answer:
         if 200 <= answer.status < 300:
             return answer
         words = server_message(answer.content)

@@ -1,4 +1,4 @@
-"""What an engine server's refusal means: statuses and error bodies as typed errors. Pure.
+"""An engine server's refusals: statuses and error bodies as typed errors. Pure.
 
 Engines put their words into `error`, `message` or `detail`, as text or as an object with a `message`; within a stream
 they send the same object as an event, because the status has gone out already.
@@ -30,25 +30,25 @@ def error_in_event(name: str, error: Any) -> EngineError:
     """The error that an event of a stream carries; `name` says whose it is."""
     detail = error if isinstance(error, dict) else {"message": error}
     code = detail.get("code")
-    return error_for_status(code if isinstance(code, int) else 500, f"{name}: {shortened(str(detail.get('message')))}")
+    return error_for_status(code if isinstance(code, int) else 500, f"{name}: {shorten(str(detail.get('message')))}")
 
 
 def server_message(content: bytes) -> str:
-    """What an error body says, shortened."""
+    """The words of an error body, shortened."""
     try:
         body = msgspec.json.decode(content, type=_ErrorBody)
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return excerpt(content)
     found = body.error or body.message or body.detail
     text = found.get("message", found) if isinstance(found, dict) else found
-    return shortened(str(text)) if text else excerpt(content)
+    return shorten(str(text)) if text else excerpt(content)
 
 
 def excerpt(content: bytes) -> str:
     """The beginning of a body, for messages."""
-    return repr(shortened(content.decode("utf-8", errors="replace"))) if content else "an empty body"
+    return repr(shorten(content.decode("utf-8", errors="replace"))) if content else "an empty body"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """At most a few lines of `text`."""
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."

@@ -104,7 +104,7 @@ class InFlight:
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
         for live in told:
             live.aborted.set()
-        await self._dispatched(told)
+        await self._await_dispatch(told)
         return told
 
     async def _give_up(self, live: LiveRequest) -> None:
@@ -113,10 +113,10 @@ class InFlight:
             return
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_TAKE_BACK_S):
-                await self._dispatched([live])
+                await self._await_dispatch([live])
                 await self._take_back(live.request_id)
 
-    async def _dispatched(self, requests: list[LiveRequest]) -> None:
+    async def _await_dispatch(self, requests: list[LiveRequest]) -> None:
         now = asyncio.get_running_loop().time()
         latest = max((live.sent_at for live in requests if live.sent_at is not None), default=now - _DISPATCH_S)
         await asyncio.sleep(max(0.0, latest + _DISPATCH_S - now))

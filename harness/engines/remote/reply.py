@@ -1,4 +1,4 @@
-"""What an engine claims to have sampled, verified, as a `GenerationResult`.
+"""The claims of an engine about an output, verified, as a `GenerationResult`.
 
 A provider writes the engine's answer down as an `EngineReply` without judging it. `verify_reply` believes nothing in it
 that can be checked: the ids stand in the output and again beside every logprob, the count in the usage, the coverage
@@ -62,14 +62,14 @@ class Asked:
 
     @property
     def guard_arguments(self) -> Json:
-        """What the request tells the repeat guard of its server, which needs to be told nothing as a rule."""
+        """The request's words to the repeat guard of its server, which as a rule needs none."""
         continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}
         return continued | ({PROBE: 1} if self.probes_guard else {})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """What the engine claims; None and empty where it does not say."""
+    """The engine's claims; None and empty where it does not say."""
 
     output_ids: Sequence[int]
     scored: Sequence[ScoredToken]
@@ -91,7 +91,7 @@ class EngineReply:
     seconds: float = 0.0
 
 
-def fitting(capabilities: Capabilities, asked: Asked) -> Asked:
+def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
     """`asked` as the engine can serve it: its budget ends where the context does. Raises `EngineRejected`."""
     request = asked.request
     check_request(capabilities, request)
@@ -102,7 +102,10 @@ def fitting(capabilities: Capabilities, asked: Asked) -> Asked:
 def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
     """The result that `reply` amounts to. Raises `EngineReplyInvalid` or `UnknownWeightVersion`."""
     _require_equal(asked, "the request id", asked.request.request_id, reply.request_id)
-    reason = _finish_reason(asked, reply.finish_reason)
+    try:
+        reason = FinishReason(reply.finish_reason)
+    except ValueError:
+        refuse(asked, f"finish reason {reply.finish_reason!r}, expected one of {', '.join(FinishReason)}")
     tokens = verify_tokens(asked, reply.output_ids, reply.scored)
     _check_counts(asked, reply, tokens.output_ids.size)
     return GenerationResult(
@@ -124,8 +127,13 @@ def verify_tokens(asked: Asked, ids: Sequence[int], scored: Sequence[ScoredToken
     """Sampled ids with one logprob each; a whole output or the next piece of one."""
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
-    array = _verify_ids(asked, ids)
-    return GenerationDelta(array, _verify_logprobs(asked, "output", array, scored))
+    wide = np.asarray(ids, dtype=np.int64)
+    outside = (wide < 0) | (wide >= asked.vocab_size)
+    if outside.any():
+        position = int(outside.argmax())
+        refuse(asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})")
+    output_ids = as_ids(wide)
+    return GenerationDelta(output_ids, _verify_logprobs(asked, "output", output_ids, scored))
 
 
 def verify_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -> PromptLogprobs:
@@ -139,7 +147,7 @@ def verify_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -> 
     return PromptLogprobs(start, _verify_logprobs(asked, "input", ids, scored, offset=start), version)
 
 
-def aborted_before_start(asked: Asked) -> GenerationResult:
+def abort_unsent(asked: Asked) -> GenerationResult:
     """The result of a request that was aborted before an engine had seen it."""
     return GenerationResult(
         request_id=asked.request.request_id,
@@ -158,13 +166,6 @@ def refuse(asked: Asked, claim: str) -> NoReturn:
     )
 
 
-def _finish_reason(asked: Asked, name: str) -> FinishReason:
-    try:
-        return FinishReason(name)
-    except ValueError:
-        return refuse(asked, f"finish reason {name!r}, expected one of {', '.join(FinishReason)}")
-
-
 def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
     if reply.completion_tokens is not None:
         _require_equal(asked, "the number of output tokens", reply.completion_tokens, size)
@@ -174,15 +175,6 @@ def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
         refuse(asked, f"{size} output tokens, at most {asked.request.params.max_new_tokens} were asked for")
     if not size and reply.finish_reason != FinishReason.ABORT:
         refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
-
-
-def _verify_ids(asked: Asked, ids: Sequence[int]) -> TokenIds:
-    wide = np.asarray(ids, dtype=np.int64)
-    outside = (wide < 0) | (wide >= asked.vocab_size)
-    if outside.any():
-        position = int(outside.argmax())
-        refuse(asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})")
-    return as_ids(wide)
 
 
 def _verify_logprobs(
@@ -221,18 +213,14 @@ def _verify_top(asked: Asked, top: Sequence[Sequence[ScoredToken]], size: int) -
         return None
     if len(top) != size:
         refuse(asked, f"alternatives for {len(top)} output tokens, expected {size}")
-    rows = [_best(row, count) for row in top]
+    with_logprob = ([token for token in row if token.logprob is not None] for row in top)
+    rows = [sorted(row, key=lambda token: -(token.logprob or 0.0))[:count] for row in with_logprob]
     short = next((i for i, row in enumerate(rows) if len(row) < count), None)
     if short is not None:
         refuse(asked, f"{len(rows[short])} alternatives with a logprob at {short}, expected {count}")
     ids: npt.NDArray[np.int32] = np.asarray([[token.token_id for token in row] for row in rows], dtype=np.int32)
     values = np.asarray([[token.logprob for token in row] for row in rows], dtype=np.float32)
     return TopLogprobs(ids.reshape(size, count), values.reshape(size, count))
-
-
-def _best(row: Sequence[ScoredToken], count: int) -> list[ScoredToken]:
-    usable = [token for token in row if token.logprob is not None]
-    return sorted(usable, key=lambda token: -(token.logprob or 0.0))[:count]
 
 
 def _verify_prompt(asked: Asked, reply: EngineReply, reason: FinishReason) -> PromptLogprobs | None:

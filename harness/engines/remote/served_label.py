@@ -10,7 +10,7 @@ from harness.samples.versions import is_unsettled, known_version
 
 
 class ServedLabel:
-    """What one worker serves, as far as it is known.
+    """The label of one worker's weights, as far as it is known.
 
     Args:
         label: What to assume before the worker has said anything.
@@ -35,7 +35,9 @@ class ServedLabel:
 
     def learn(self, label: str, asked: int) -> None:
         """The worker named `label` in answer to a question of the moment `asked`."""
-        if asked > self._known_since or self._is_later(label):
+        mine, found = known_version(self.label), known_version(label)
+        is_later = label not in self._heard if mine is None or found is None else found > mine
+        if asked > self._known_since or is_later:
             self.set(label)
 
     def set(self, label: str) -> None:
@@ -43,9 +45,3 @@ class ServedLabel:
         self._moment += 1
         self.label, self._known_since = label, self._moment
         self._heard.add(label)
-
-    def _is_later(self, label: str) -> bool:
-        mine, found = known_version(self.label), known_version(label)
-        if mine is not None and found is not None:
-            return found > mine
-        return label not in self._heard

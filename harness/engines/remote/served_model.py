@@ -1,4 +1,4 @@
-"""What an engine server serves, from `/v1/models`, which SGLang and vLLM answer alike and while paused."""
+"""The model of an engine server, from `/v1/models`, which SGLang and vLLM answer alike and while paused."""
 
 import msgspec
 
@@ -27,7 +27,7 @@ class _Models(msgspec.Struct):
     data: list[ServedModel]
 
 
-async def served_model(client: EngineClient) -> ServedModel:
+async def find_model(client: EngineClient) -> ServedModel:
     """The model of the server, the first one when it also serves adapters. Raises `EngineError`."""
     models = await client.get("/v1/models", _Models, deadline_s=_DEADLINE_S)
     if not models.data:

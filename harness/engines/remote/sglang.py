@@ -33,9 +33,9 @@ from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tes
 from harness.engines.remote.checkpoint import require_fitting
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.in_flight import InFlight
-from harness.engines.remote.reply import Asked, aborted_before_start, fitting, verify_reply, verify_scores
+from harness.engines.remote.reply import Asked, abort_unsent, fit_budget, verify_reply, verify_scores
 from harness.engines.remote.served_label import ServedLabel
-from harness.engines.remote.served_model import ServedModel, served_model
+from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang_wire import (
     Loads,
     ModelInfo,
@@ -171,7 +171,7 @@ class SGLangTokenProvider:
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):
-                return aborted_before_start(asked)
+                return abort_unsent(asked)
             moment = self._served.asking()
             reply = await self._client.call(self._exchange(asked, stream=False), Reply)
         return self._learn_from(verify_reply(asked, read_reply(asked, reply)), moment)
@@ -181,7 +181,7 @@ class SGLangTokenProvider:
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):
-                yield aborted_before_start(asked)
+                yield abort_unsent(asked)
                 return
             async with aclosing(self._stream(asked)) as pieces:
                 async for piece in pieces:
@@ -295,7 +295,7 @@ class SGLangTokenProvider:
             require_guard(self.capabilities, self._wanted_guard)
 
     async def _find_model(self) -> ServedModel:
-        model = await served_model(self._client)
+        model = await find_model(self._client)
         self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
         usable = min(model.max_model_len, self._server.max_req_input_len + 1)
         return msgspec.structs.replace(model, max_model_len=usable)
@@ -306,7 +306,7 @@ class SGLangTokenProvider:
                 f"{self._client.name} ignores stop_token_ids together with ignore_eos; ask for one of them"
             )
         asked = Asked(self._client.name, request, self._vocab_size, is_guarded=self._guard is not None)
-        return fitting(self.capabilities, asked)
+        return fit_budget(self.capabilities, asked)
 
     def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
         body = generate_body(asked, stream=stream)

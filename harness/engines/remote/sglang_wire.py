@@ -34,7 +34,7 @@ class Finish(msgspec.Struct):
 
 
 class MetaInfo(msgspec.Struct):
-    """What SGLang says about a request beside its ids."""
+    """The facts about a request that come beside its ids."""
 
     id: str
     completion_tokens: int
@@ -70,7 +70,7 @@ class ServerInfo(msgspec.Struct):
     max_req_input_len: int
     """Longest input that is accepted; a few tokens less than the context."""
     engine: str = "sglang"
-    """What samples behind the protocol; SGLang itself does not say."""
+    """The engine that samples behind the protocol; SGLang itself does not say."""
     grammar_backend: str | None = None
     version: str = "of unknown version"
 
@@ -103,10 +103,11 @@ class UpdateAnswer(msgspec.Struct):
 def generate_body(asked: Asked, *, stream: bool) -> Json:
     """The body of `POST /generate`."""
     start = asked.request.prompt_logprobs_from
+    custom = {"custom_params": asked.guard_arguments} if asked.guard_arguments else {}
     return {
         "rid": asked.request.request_id,
         "input_ids": asked.request.input_ids.tolist(),
-        "sampling_params": _sampling(asked.request.params) | _custom_params(asked),
+        "sampling_params": _sampling(asked.request.params) | custom,
         "return_logprob": True,
         "logprob_start_len": -1 if start is None else start - 1,
         "top_logprobs_num": asked.request.params.top_logprobs,
@@ -131,19 +132,22 @@ def read_reply(asked: Asked, reply: Reply) -> EngineReply:
     finish = meta.finish_reason or refuse(asked, "no finish reason")
     if finish.status_code is not None:
         raise error_for_status(finish.status_code, f"{asked.name}: {finish.message}")
+    # An abort may come before a scheduler has seen the request, so it alone may lack the guard's mark.
+    if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
+        refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
     spans = meta.weight_versions or ()
     return EngineReply(
         output_ids=reply.output_ids,
-        scored=_scored(meta.output_token_logprobs or ()),
-        finish_reason=_finish_reason(asked, finish),
+        scored=_read_entries(meta.output_token_logprobs or ()),
+        finish_reason=FinishReason.REPEAT if finish.repeat_terminate == 1 else finish.type,
         request_id=meta.id,
         version_spans=spans,
         version=spans[0].version if spans else meta.weight_version,
         completion_tokens=meta.completion_tokens,
         prompt_tokens=meta.prompt_tokens,
         matched_stop=finish.matched if isinstance(finish.matched, int | str) else None,
-        top=[_scored(row or ()) for row in meta.output_top_logprobs or ()],
-        prompt_scored=_prompt_scored(meta),
+        top=[_read_entries(row or ()) for row in meta.output_top_logprobs or ()],
+        prompt_scored=_read_prompt(meta),
         cached_tokens=meta.cached_tokens,
         seconds=meta.e2e_latency,
     )
@@ -174,7 +178,7 @@ class StreamedReply:
         self._ids += chunk.output_ids[-new:]
         self._scored += scored[-new:]
         self._top += (meta.output_top_logprobs or [])[-new:]
-        return verify_tokens(self._asked, self._ids[-new:], _scored(self._scored[-new:]))
+        return verify_tokens(self._asked, self._ids[-new:], _read_entries(self._scored[-new:]))
 
     @property
     def is_finished(self) -> bool:
@@ -208,7 +212,7 @@ def read_prompt_scores(asked: Asked, reply: Reply) -> tuple[Sequence[ScoredToken
     meta = _meta(asked, reply)
     if meta.id != asked.request.request_id:
         refuse(asked, f"the request id as {meta.id}")
-    scored = _prompt_scored(meta)
+    scored = _read_prompt(meta)
     return (refuse(asked, "no logprobs of the input") if scored is None else scored), meta.weight_version
 
 
@@ -216,19 +220,6 @@ def read_guard(asked: Asked, reply: Reply) -> str | None:
     """The digest of the repeat guard that ended a probe; None when nothing did."""
     finish = _meta(asked, reply).finish_reason
     return finish.repeat_probe if finish else None
-
-
-def _finish_reason(asked: Asked, finish: Finish) -> str:
-    """An abort may come before a scheduler has seen the request, so it alone may lack the guard's mark."""
-    if finish.repeat_terminate == 1:
-        return FinishReason.REPEAT
-    if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
-        refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
-    return finish.type
-
-
-def _custom_params(asked: Asked) -> Json:
-    return {"custom_params": asked.guard_arguments} if asked.guard_arguments else {}
 
 
 def _meta(asked: Asked, reply: Reply) -> MetaInfo:
@@ -258,10 +249,10 @@ def _sampling(params: SamplingParams) -> Json:
     }
 
 
-def _scored(entries: Sequence[Entry]) -> list[ScoredToken]:
+def _read_entries(entries: Sequence[Entry]) -> list[ScoredToken]:
     return [ScoredToken(token_id, logprob) for logprob, token_id, _ in entries]
 
 
-def _prompt_scored(meta: MetaInfo) -> list[ScoredToken] | None:
+def _read_prompt(meta: MetaInfo) -> list[ScoredToken] | None:
     """The entries after the first, which stands for the token before the first scored one and is always null."""
-    return _scored(meta.input_token_logprobs[1:]) if meta.input_token_logprobs else None
+    return _read_entries(meta.input_token_logprobs[1:]) if meta.input_token_logprobs else None

@@ -26,9 +26,9 @@ from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWo
 from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tested_in_time
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.in_flight import InFlight
-from harness.engines.remote.reply import Asked, fitting, verify_reply, verify_scores, verify_tokens
+from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores, verify_tokens
 from harness.engines.remote.served_label import ServedLabel
-from harness.engines.remote.served_model import ServedModel, served_model
+from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
 from harness.engines.remote.vllm_wire import (
     CompletionsApi,
@@ -171,8 +171,12 @@ class VLLMTokenProvider:
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             await self._flight.admit(live)
-            streamed = self._stream if request.prompt_logprobs_from is None else self._in_one_delta
-            async with aclosing(streamed(asked)) as pieces:
+            if request.prompt_logprobs_from is not None:  # they do not come with a stream
+                result = await self._whole_result(asked)
+                yield GenerationDelta(result.output_ids, result.logprobs)
+                yield result
+                return
+            async with aclosing(self._stream(asked)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -280,12 +284,12 @@ class VLLMTokenProvider:
 
     async def _find_offer(self) -> _Offer:
         """An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere."""
-        model = await served_model(self._client)
+        model = await find_model(self._client)
         answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
         return _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
 
     def _prepare(self, request: GenerationRequest) -> Asked:
-        return fitting(self.capabilities, Asked(self._client.name, request, self._vocab_size))
+        return fit_budget(self.capabilities, Asked(self._client.name, request, self._vocab_size))
 
     def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
         session_id = asked.request.session_id
@@ -332,11 +336,6 @@ class VLLMTokenProvider:
             )
         label = await self._same_label(asked, before)
         yield self._learn_from(verify_reply(asked, read_piece(asked, api, whole, label)), moment)
-
-    async def _in_one_delta(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        result = await self._whole_result(asked)
-        yield GenerationDelta(result.output_ids, result.logprobs)
-        yield result
 
     async def _label_around(self) -> str:
         return self._served.label if self._offer.api.reports_spans else await self._control.label()

@@ -1,4 +1,4 @@
-"""What vLLM offers beside generating: pause, resume, weights, aborts by its own names for requests.
+"""The control verbs of vLLM: pause, resume, weights, aborts by its own names for requests.
 
 Most of it exists only in dev mode (`VLLM_SERVER_DEV_MODE=1`); whether a server runs in it is found by `connect`.
 Without it a server cannot change its weights over HTTP, so its label stays vLLM's first one.
@@ -57,7 +57,7 @@ class VLLMControl:
         return (await self._client.get("/weight_info", _WeightInfo, deadline_s=_QUICK_S)).weight_version
 
     async def is_paused(self) -> bool:
-        """Whoever paused it."""
+        """Whether it is paused, by whomever."""
         if not self.has_dev_mode:
             return False
         return (await self._client.get("/is_paused", _PausedAnswer, deadline_s=_QUICK_S)).is_paused

@@ -34,7 +34,7 @@ _NAME_PREFIX = "token_id:"
 
 @dataclass(slots=True)
 class Piece:
-    """What one reply or chunk says; the sum of a stream's pieces says what a whole reply would."""
+    """One reply or chunk; the sum of a stream's pieces says what a whole reply would."""
 
     ids: list[int] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
@@ -69,7 +69,7 @@ class TokenApi(Protocol):
 
     @property
     def kind(self) -> type[GenerateChunk] | type[CompletionChunk]:
-        """What its replies and chunks decode to."""
+        """The type that its replies and chunks decode to."""
 
     @property
     def reports_spans(self) -> bool:
@@ -85,7 +85,7 @@ class TokenApi(Protocol):
         """The body of a request."""
 
     def piece(self, asked: Asked, chunk: Any) -> Piece:
-        """What a decoded reply or chunk says. Raises the error that it stands for."""
+        """A decoded reply or chunk as a `Piece`. Raises the error that it stands for."""
 
 
 class GenerateApi:
@@ -124,12 +124,14 @@ class GenerateApi:
         if chunk.error is not None:
             raise error_in_event(asked.name, chunk.error)
         piece = Piece(usage=chunk.usage, engine_id=chunk.request_id, spans=None)
-        piece.prompt_scored = _prompt_scored(asked, chunk.prompt_logprobs)
+        piece.prompt_scored = _read_prompt(asked, chunk.prompt_logprobs)
         for choice in chunk.choices[:1]:
             sampled = (choice.logprobs and choice.logprobs.content) or []
             piece.ids = choice.token_ids or []
-            piece.scored = [_scored(token.token_id, token.logprob) for token in sampled]
-            piece.top = [[_scored(other.token_id, other.logprob) for other in token.top_logprobs] for token in sampled]
+            piece.scored = [_read_token(token.token_id, token.logprob) for token in sampled]
+            piece.top = [
+                [_read_token(other.token_id, other.logprob) for other in token.top_logprobs] for token in sampled
+            ]
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
             piece.spans = choice.weight_versions
         return piece
@@ -176,10 +178,14 @@ class CompletionsApi:
             if len(named.tokens) != len(named.token_logprobs):
                 refuse(asked, f"{len(named.tokens)} token names but {len(named.token_logprobs)} logprobs")
             piece.ids = choice.token_ids or []
-            piece.scored = [_named(asked, *pair) for pair in zip(named.tokens, named.token_logprobs, strict=True)]
-            piece.top = [[_named(asked, *pair) for pair in (row or {}).items()] for row in named.top_logprobs or ()]
+            piece.scored = [
+                _read_named_token(asked, *pair) for pair in zip(named.tokens, named.token_logprobs, strict=True)
+            ]
+            piece.top = [
+                [_read_named_token(asked, *pair) for pair in (row or {}).items()] for row in named.top_logprobs or ()
+            ]
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
-            piece.prompt_scored = _prompt_scored(asked, choice.prompt_logprobs)
+            piece.prompt_scored = _read_prompt(asked, choice.prompt_logprobs)
         return piece
 
 
@@ -189,19 +195,26 @@ def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineR
     prefix = api.engine_id("")
     if not piece.engine_id.startswith(prefix):
         refuse(asked, f"the request id as {piece.engine_id!r}, expected {api.engine_id(asked.request.request_id)!r}")
+    # The repetition detection of vLLM itself, which nobody here asks for, keeps its own name.
+    is_guard = (piece.finish_reason, piece.stop_reason) == (VLLM_FINISH, MARK)
+    matched = piece.stop_reason
+    if matched is None and piece.finish_reason == "stop" and piece.ids:
+        matched = piece.ids[-1]  # vLLM names no stop for an end at the model's own end-of-turn id
+    usage = piece.usage
+    cached = ((usage and usage.prompt_tokens_details) or {}).get("cached_tokens")
     return EngineReply(
         output_ids=piece.ids,
         scored=piece.scored,
-        finish_reason=_finish_reason(piece),
+        finish_reason=FinishReason.REPEAT if is_guard else piece.finish_reason or "none",
         request_id=piece.engine_id.removeprefix(prefix),
         version_spans=spans,
         version=spans[0].version if spans else label,
-        completion_tokens=piece.usage.completion_tokens if piece.usage else None,
-        prompt_tokens=piece.usage.prompt_tokens if piece.usage else None,
-        matched_stop=_matched(piece),
+        completion_tokens=usage.completion_tokens if usage else None,
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        matched_stop=matched,
         top=piece.top,
         prompt_scored=piece.prompt_scored,
-        cached_tokens=_cached_tokens(piece.usage),
+        cached_tokens=cached if isinstance(cached, int) else 0,
     )
 
 
@@ -241,18 +254,18 @@ def _streaming(*, stream: bool) -> Mapping[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if stream else {"stream": False}
 
 
-def _scored(token_id: int, logprob: float | None) -> ScoredToken:
+def _read_token(token_id: int, logprob: float | None) -> ScoredToken:
     return ScoredToken(token_id, None if logprob == _NO_NUMBER else logprob)
 
 
-def _named(asked: Asked, name: str, logprob: float | None) -> ScoredToken:
+def _read_named_token(asked: Asked, name: str, logprob: float | None) -> ScoredToken:
     number = name.removeprefix(_NAME_PREFIX)
     if number == name or not number.isdecimal():
         refuse(asked, f"a token named {name!r}, expected {_NAME_PREFIX}<number>")
-    return _scored(int(number), logprob)
+    return _read_token(int(number), logprob)
 
 
-def _prompt_scored(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
+def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
     """The wanted end of the prompt's logprobs; what comes before is not decoded."""
     start = asked.request.prompt_logprobs_from
     try:
@@ -269,25 +282,6 @@ def _prompt_scored(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | No
 
 
 def _prompt_token(token_id: int, entry: Mapping[int, PromptEntry]) -> ScoredToken:
-    """What the entry says about `token_id`, or about another id when it says nothing about that one."""
+    """The entry's word about `token_id`, or about another id when it says nothing about that one."""
     named = token_id if token_id in entry else next(iter(entry), token_id)
-    return _scored(named, entry[named].logprob if named in entry else None)
-
-
-def _finish_reason(piece: Piece) -> str:
-    """The repetition detection of vLLM itself, which nobody here asks for, keeps its own name."""
-    is_guard = (piece.finish_reason, piece.stop_reason) == (VLLM_FINISH, MARK)
-    return FinishReason.REPEAT if is_guard else piece.finish_reason or "none"
-
-
-def _matched(piece: Piece) -> int | str | None:
-    """The stop; vLLM gives none for an end at the model's own end-of-turn id, which is then the last one."""
-    if piece.stop_reason is None and piece.finish_reason == "stop" and piece.ids:
-        return piece.ids[-1]
-    return piece.stop_reason
-
-
-def _cached_tokens(usage: Usage | None) -> int:
-    details = (usage and usage.prompt_tokens_details) or {}
-    cached = details.get("cached_tokens")
-    return cached if isinstance(cached, int) else 0
+    return _read_token(named, entry[named].logprob if named in entry else None)

@@ -104,9 +104,15 @@ class WeightChange:
             await to_the_end(self._settle(version))
         except BaseException as error:
             await to_the_end(self._look(unsettled))
-            if isinstance(error, EngineError):
-                self._judge(error, path, version)
-            else:
+            if not isinstance(error, EngineError):
+                raise
+            if self._served.is_unsettled:
+                raise WeightsUnsettled(
+                    f"{self._name} did not take the weights in {path}: {error.message}; nobody knows what it has now,"
+                    f" so it serves nobody, under the label {self._served.label!r}, until an update succeeds or it is"
+                    " restarted"
+                ) from error
+            if self._served.label != version:  # the call that failed had changed nothing
                 raise
 
     async def _look(self, otherwise: str) -> None:
@@ -119,13 +125,3 @@ class WeightChange:
     async def _settle(self, version: str) -> None:
         await self._server.settle(version)
         self._served.set(version)
-
-    def _judge(self, error: EngineError, path: Path, version: str) -> None:
-        """What became of a change that `error` broke off, by the label that the server carries now."""
-        if self._served.is_unsettled:
-            raise WeightsUnsettled(
-                f"{self._name} did not take the weights in {path}: {error.message}; nobody knows what it has now, so it"
-                f" serves nobody, under the label {self._served.label!r}, until an update succeeds or it is restarted"
-            ) from error
-        if self._served.label != version:  # the call that failed had changed nothing
-            raise error

@@ -9,7 +9,7 @@ import pytest
 from harness.engines.base import LogprobScale, PauseMode
 from harness.engines.logprob_scale import measure_scale, require_raw_logprobs
 from harness.engines.remote.http_client import EngineClient
-from harness.engines.remote.served_model import served_model
+from harness.engines.remote.served_model import find_model
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
@@ -162,6 +162,6 @@ async def test_a_server_without_a_model_is_refused():
         client.open()
         try:
             with pytest.raises(EngineReplyInvalid, match="serves no model"):
-                await served_model(client)
+                await find_model(client)
         finally:
             await client.close()

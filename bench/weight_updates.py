@@ -28,7 +28,7 @@ from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.huggingface.scheduler import Piece
 from harness.models import resolve_model
-from harness.models.perturb import perturbed_checkpoint
+from harness.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
@@ -203,7 +203,7 @@ async def main() -> None:
     model = resolve_model(args.model)
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = [
-            perturbed_checkpoint(model, Path(folder) / str(number), number=number, noise=0.02)
+            perturb_checkpoint(model, Path(folder) / str(number), number=number, noise=0.02)
             for number in range(1, UPDATES + 1)
         ]
         rows = [await measure(mode, model, checkpoints, args.sessions, args.turns) for mode in MODES]

@@ -24,7 +24,7 @@ _BLOCK = 256  # positions; of a vocabulary of 49,152 their logits are 50 MB
 
 
 @dataclass
-class Verdict:
+class TruthReport:
     """What a comparison has found."""
 
     sampled: int = 0
@@ -56,10 +56,10 @@ class Verdict:
         return difference
 
 
-def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> Verdict:
+def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> TruthReport:
     """The verdict on `samples`; `checkpoints` has a folder for every version that sampled or scored a token."""
     truth = {version: true_logprobs(version, folder, samples) for version, folder in checkpoints.items()}
-    verdict = Verdict()
+    verdict = TruthReport()
     moves: list[float] = []
     for number, sample in enumerate(samples):
         start = len(sample["tokens"]) - sample["response_length"]

@@ -14,7 +14,7 @@ WEIGHTS = "model.safetensors"
 _EMBEDDINGS = ("embed_tokens.", "lm_head.")
 
 
-def perturbed_checkpoint(
+def perturb_checkpoint(
     source: Path, target: Path, *, number: int, noise: float, moves_embeddings: bool = False
 ) -> Path:
     """A copy of the model in `source`, its weights moved by `noise` standard deviations; returns `target`.
@@ -30,11 +30,7 @@ def perturbed_checkpoint(
         link = target / file.name
         if file.is_file() and file not in files and not link.exists():
             link.symlink_to(file.resolve())
-    _write(files, target / WEIGHTS, number, noise, stays=() if moves_embeddings else _EMBEDDINGS)
-    return target
 
-
-def _write(files: list[Path], target: Path, number: int, noise: float, stays: tuple[str, ...]) -> None:
     import torch  # seconds to import
     from safetensors.torch import load_file, save_file
 
@@ -42,12 +38,13 @@ def _write(files: list[Path], target: Path, number: int, noise: float, stays: tu
     tensors = {}
     for file in files:
         for name, tensor in sorted(load_file(file).items()):
-            if any(part in name for part in stays):
+            if not moves_embeddings and any(part in name for part in _EMBEDDINGS):
                 tensors[name] = tensor
                 continue
             wide = tensor.float()
             moved = wide + noise * wide.std() * torch.randn(wide.shape, generator=generator)
             tensors[name] = moved.to(tensor.dtype).contiguous()
-    scratch = target.with_suffix(".partial")
+    scratch = (target / WEIGHTS).with_suffix(".partial")
     save_file(tensors, scratch, metadata={"format": "pt"})
-    scratch.replace(target)
+    scratch.replace(target / WEIGHTS)
+    return target

@@ -9,7 +9,7 @@ from harness.control.weights_report import UpdateReport
 from harness.engines.base import PauseMode, TokenProvider
 from harness.types import Json
 from tests.builders import user
-from tests.ground_truth import Verdict, compare
+from tests.ground_truth import TruthReport, compare
 from tests.session_servers.served import Client, Served
 
 
@@ -64,7 +64,7 @@ class Agents:
         [sample] = await self.client.samples(session)
         return sample
 
-    async def verdict(self, *sessions: Served) -> Verdict:
+    async def verdict(self, *sessions: Served) -> TruthReport:
         """The samples of `sessions` against the truth."""
         samples = [await self.sample(session) for session in sessions]
         return await asyncio.to_thread(compare, samples, self.checkpoints)

@@ -15,9 +15,9 @@ import msgspec
 
 from harness.client.session_server import SessionServerClient, SessionSummary
 from harness.control.weights import WeightUpdater
-from harness.control.weights_report import UpdateBudget, UpdateReport
+from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
-from harness.models.perturb import perturbed_checkpoint
+from harness.models.perturb import perturb_checkpoint
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import Services
 from harness.suite.scenarios.scenario import Weights, WeightUpdate
@@ -42,7 +42,7 @@ async def change_weights(
     def make_checkpoints() -> None:
         for number in range(1, len(weights.updates) + 1):
             target = directory.checkpoints / str(number)
-            perturbed_checkpoint(services.model_dir, target.resolve(), number=number, noise=weights.noise)
+            perturb_checkpoint(services.model_dir, target.resolve(), number=number, noise=weights.noise)
 
     await asyncio.to_thread(make_checkpoints)
     schedule = asyncio.create_task(_Schedule(weights, services, directory, say).run(), name="weight schedule")
@@ -128,17 +128,17 @@ class _Schedule:
             f"weights {report.version} ({update.when}): agents waited {report.pause_s:.2f} s,"
             f" the sweep settled {settled} tokens{problems}"
         )
-        self._reports.append({"version": version, "when": update.when, "at_s": at_s, **_report(report)})
+        self._reports.append(
+            {
+                "version": version,
+                "when": update.when,
+                "at_s": at_s,
+                "mode": str(report.mode),
+                "pause_s": report.pause_s,
+                "seconds": {str(step): seconds for step, seconds in report.seconds.items()},
+                "workers": [asdict(worker) for worker in report.workers],
+                "sweeps": [msgspec.structs.asdict(server.sweep) for server in report.servers if server.sweep],
+                "problems": list(report.problems),
+            }
+        )
         self._directory.write_json(self._directory.weights, {"updates": self._reports})
-
-
-def _report(report: UpdateReport) -> Json:
-    sweeps = [msgspec.structs.asdict(server.sweep) for server in report.servers if server.sweep]
-    return {
-        "mode": str(report.mode),
-        "pause_s": report.pause_s,
-        "seconds": {str(step): seconds for step, seconds in report.seconds.items()},
-        "workers": [asdict(worker) for worker in report.workers],
-        "sweeps": sweeps,
-        "problems": list(report.problems),
-    }

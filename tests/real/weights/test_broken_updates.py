@@ -17,7 +17,7 @@ from harness.control.weights_report import UpdateBudget, UpdateReport
 from harness.engines.connect import open_engine
 from harness.errors import EngineError
 from harness.lanes import INSTALLED
-from harness.models.perturb import perturbed_checkpoint
+from harness.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
@@ -109,7 +109,7 @@ async def _cluster(
 ) -> AsyncIterator[Cluster]:
     url = request.getfixturevalue(f"{request.param}_url")
     folder = tmp_path_factory.mktemp("checkpoints")
-    moved = [perturbed_checkpoint(model_dir, folder / str(n), number=n, noise=NOISE) for n in (1, 2)]
+    moved = [perturb_checkpoint(model_dir, folder / str(n), number=n, noise=NOISE) for n in (1, 2)]
     async with _running(str(request.param), url, model_dir, [model_dir, *moved]) as cluster:
         yield cluster
 

@@ -15,7 +15,7 @@ import pytest
 
 from harness.engines.connect import open_engine
 from harness.lanes import INSTALLED, LaneEngine
-from harness.models.perturb import perturbed_checkpoint
+from harness.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
@@ -45,7 +45,7 @@ DECODING_S = 0.5
 def _checkpoints(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Versions 0 to 2 of the real model."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    moved = {n: perturbed_checkpoint(model_dir, folder / str(n), number=n, noise=NOISE) for n in (1, 2)}
+    moved = {n: perturb_checkpoint(model_dir, folder / str(n), number=n, noise=NOISE) for n in (1, 2)}
     return {0: model_dir, **moved}
 
 
@@ -121,7 +121,7 @@ async def test_vllm_on_a_cpu_keeps_the_output_projection_of_a_tied_model(
     What it reports then is of no checkpoint at all. On a GPU nothing is packed. The checkpoints of this project's own
     scenarios leave embeddings alone for this reason; when this test fails, vLLM has learned to renew the copy.
     """
-    moved = perturbed_checkpoint(model_dir, tmp_path / "moved", number=1, noise=NOISE, moves_embeddings=True)
+    moved = perturb_checkpoint(model_dir, tmp_path / "moved", number=1, noise=NOISE, moves_embeddings=True)
     tokenizer = Tokenizer.load(model_dir)
     ids = as_ids(tokenizer.encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\nThe Nile"))
     async with open_engine(f"{engine}={request.getfixturevalue('vllm_url')}", tokenizer=tokenizer) as provider:

@@ -9,12 +9,12 @@ import pytest
 
 from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.models.perturb import perturbed_checkpoint
+from harness.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
 from harness.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from tests.controllers.weight_agents import Agents, unmet_versions, versions_of
-from tests.ground_truth import Verdict, compare
+from tests.ground_truth import TruthReport, compare
 from tests.session_servers.served import Client, eventually
 
 pytestmark = pytest.mark.model
@@ -57,7 +57,7 @@ def _checkpoints(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """Versions 0 to 3, each another model."""
     folder = tmp_path_factory.mktemp("checkpoints")
     moved = {
-        number: perturbed_checkpoint(model, folder / str(number), number=number, noise=NOISE, moves_embeddings=True)
+        number: perturb_checkpoint(model, folder / str(number), number=number, noise=NOISE, moves_embeddings=True)
         for number in (1, 2, 3)
     }
     return {0: model, **moved}
@@ -88,7 +88,7 @@ async def _agents(model: Path, checkpoints: dict[int, Path], tmp_path: Path) -> 
         yield LocalAgents(client, engine, checkpoints, turn=TURN, long_turn={**TURN, "max_tokens": 500, "stop": []})
 
 
-def assert_true(verdict: Verdict) -> None:
+def assert_true(verdict: TruthReport) -> None:
     """Every value is that of its checkpoint; checkpoints differ enough for a mistake to show."""
     assert verdict.third_states == []
     assert verdict.behavior_difference < 1e-3

@@ -57,10 +57,20 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
     has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # apart from the embedding
     _write_json(folder / "config.json", _config(fields, ties_embeddings=not has_output))
     # A turn ends at the end-of-turn id, and at the end-of-text id that the base model was trained on.
-    ids, end_of_text = _special_ids(fields), fields["tokenizer.ggml.tokens"].index(_END_OF_TEXT)
-    ends = sorted({ids["eos_token_id"], end_of_text})
+    ids, tokens = _special_ids(fields), fields["tokenizer.ggml.tokens"]
+    ends = sorted({ids["eos_token_id"], tokens.index(_END_OF_TEXT)})
     _write_json(folder / "generation_config.json", {**ids, "eos_token_id": ends})
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
+    tokenizer_config = {
+        # The generic class: a specific one would build its own pre-tokenizer instead of reading tokenizer.json.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[ids["bos_token_id"]],
+        "eos_token": tokens[ids["eos_token_id"]],
+        "pad_token": tokens[ids["pad_token_id"]],
+        "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
+        "model_max_length": fields["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+    }
+    _write_json(folder / "tokenizer_config.json", tokenizer_config)
     (folder / "chat_template.jinja").write_bytes(_template())
 
 
@@ -123,20 +133,6 @@ def _special_ids(fields: dict[str, Any]) -> dict[str, int]:
         "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
         "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
         "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
-    }
-
-
-def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
-    """Names the generic class: a specific one would build its own pre-tokenizer instead of reading tokenizer.json."""
-    tokens = fields["tokenizer.ggml.tokens"]
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
-        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
-        "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
-        "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
-        "model_max_length": fields["llama.context_length"],
-        "clean_up_tokenization_spaces": False,
     }
 
 

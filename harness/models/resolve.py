@@ -39,9 +39,19 @@ def resolve_model(model: str, *, cache: Path | None = None, progress: Progress =
     folder = Path(model).expanduser()
     if folder.is_dir():
         return _require_complete(folder.resolve())
-    if _HUB_ID.fullmatch(model):
-        return _require_complete(_download_from_hub(model))
-    raise UnknownModel(f"{model!r} is neither a folder, nor a hub id (`owner/name`), nor one of {', '.join(CATALOGUE)}")
+    if not _HUB_ID.fullmatch(model):
+        known = ", ".join(CATALOGUE)
+        raise UnknownModel(f"{model!r} is neither a folder, nor a hub id (`owner/name`), nor one of {known}")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise ModelError("models of the hub need `pip install 'session-harness[local]'`") from None
+    try:
+        folder = Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(f"the hub does not give {model}: {error}") from error
+    return _require_complete(folder)
 
 
 def get_model(name: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
@@ -88,15 +98,3 @@ def _require_complete(folder: Path) -> Path:
     if missing:
         raise UnknownModel(f"{folder} is not a HuggingFace model folder: {', '.join(missing)} missing")
     return folder
-
-
-def _download_from_hub(hub_id: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    except ImportError:
-        raise ModelError("models of the hub need `pip install 'session-harness[local]'`") from None
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(f"the hub does not give {hub_id}: {error}") from error

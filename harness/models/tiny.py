@@ -8,12 +8,10 @@ machine has the same.
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.errors import ModelError
 from harness.machine.progress import Phase, Progress
@@ -76,19 +74,17 @@ def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress:
     embeddings, norm = ("model.embed_tokens.weight", (_VOCAB, _HIDDEN)), ("model.norm.weight", (_HIDDEN,))
     layers = (TensorShape(f"model.layers.{n}.{name}", shape) for n in range(_LAYERS) for name, shape in _LAYER)
     shapes = [TensorShape(*embeddings), *layers, TensorShape(*norm)]
-    write_bfloat16(folder / "model.safetensors", shapes, _weights(shapes), progress)
+    random = np.random.default_rng(_SEED)
+    weights = (
+        np.ones(shape, np.float32)
+        if name.endswith("norm.weight")
+        else random.standard_normal(shape, np.float32) * np.float32(_SPREAD)
+        for name, shape in shapes
+    )
+    write_bfloat16(folder / "model.safetensors", shapes, weights, progress)
     _write_json(folder / "config.json", _config())
     special_ids = {"eos_token_id": [_END_OF_TURN, _END_OF_TEXT], "pad_token_id": _END_OF_TEXT}
     _write_json(folder / "generation_config.json", special_ids)
-
-
-def _weights(shapes: list[TensorShape]) -> Iterator[npt.NDArray[np.float32]]:
-    random = np.random.default_rng(_SEED)
-    for name, shape in shapes:
-        if name.endswith("norm.weight"):
-            yield np.ones(shape, np.float32)
-        else:
-            yield random.standard_normal(shape, np.float32) * np.float32(_SPREAD)
 
 
 _LAYER = (

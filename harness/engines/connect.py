@@ -47,6 +47,11 @@ class EngineName(NamedTuple):
         """Whether a server has to be started before a provider can be opened."""
         return ENGINE_KINDS[self.kind].server is not None and not self.urls
 
+    @property
+    def plays_script(self) -> bool:
+        """Whether the engine's answers are those of a script; of a model it needs the tokenizer only."""
+        return ENGINE_KINDS[self.kind].plays_script
+
 
 def open_engine(
     name: str,

@@ -108,6 +108,8 @@ class EngineKind:
     """What stands in `--engine`, alone or before `=URL[,URL]`."""
     open: Callable[[Opening], TokenProvider] | None = None
     server: ServerKind | None = None
+    plays_script: bool = False
+    """Its answers are those of a script; of a model it needs the tokenizer only."""
 
     @property
     def usage(self) -> str:
@@ -183,7 +185,7 @@ ENGINE_KINDS: dict[str, EngineKind] = {
     kind.name: kind
     for kind in (
         EngineKind("local", open=_open_local),
-        EngineKind("scripted", open=_open_scripted),
+        EngineKind("scripted", open=_open_scripted, plays_script=True),
         EngineKind(
             "sglang",
             server=ServerKind(

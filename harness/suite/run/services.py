@@ -46,7 +46,7 @@ class EngineChoice(NamedTuple):
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
         """The engine of `folder`."""
         spec = folder.scenario.engine
-        script = folder.file(spec.script) if spec.script and spec.name == "scripted" else None
+        script = folder.file(spec.script) if spec.script and EngineName.parse(spec.name).plays_script else None
         guard = spec.repeat_guard.config if spec.repeat_guard else None
         weights_of = folder.name if folder.scenario.weights else None
         faults_of = folder.name if folder.scenario.faults else None
@@ -110,7 +110,17 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
     admin_token = new_admin_token()
     settings = ServerSettings(admin_token=admin_token, repeat_guard=choice.repeat_guard)
-    async with _reachable(choice, model_dir, say) as (name, engine_servers):
+    named = EngineName.parse(choice.name)
+    async with AsyncExitStack() as stack:
+        name, lane, engine_servers, seams = choice.name, None, None, None
+        if named.needs_server:
+            guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
+            spec = LaneSpec(LaneEngine(named.kind), model_dir, env=guard)
+            lane = await stack.enter_async_context(KillableLane(spec, say))
+            name = lane.provider
+        if choice.faults_of is not None and (named.urls or named.needs_server):
+            name, network = await stack.enter_async_context(open_network(name))  # which can be broken
+            engine_servers = EngineServers(network, lane)
         engine = open_engine(
             name,
             model_dir=model_dir,
@@ -118,46 +128,21 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
             script=choice.script,
             repeat_guard=choice.repeat_guard,
         )
-        async with AsyncExitStack() as stack:
-            seams = None
-            if choice.faults_of is None:
-                serving = serve(engine, chat_tokenizer, open_store(database), settings)
-                url = (await stack.enter_async_context(serving)).url
-            else:
-                opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers)
-                seams = await stack.enter_async_context(opening)
-                url = seams.server.url
-            identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
-            address = SessionServerAddress(url, admin_token)
-            yield Services(address, engine.capabilities.model, identity, engine, model_dir, seams)
-
-
-@asynccontextmanager
-async def _reachable(
-    choice: EngineChoice, model_dir: Path, say: Callable[[str], None]
-) -> AsyncIterator[tuple[str, EngineServers | None]]:
-    """The name by which the engine can be opened; a server that has to be started runs for the time of the block.
-
-    Between servers and a scenario with faults stands a network that can be broken.
-    """
-    engine = EngineName.parse(choice.name)
-    async with AsyncExitStack() as stack:
-        name, lane = choice.name, None
-        if engine.needs_server:
-            guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
-            spec = LaneSpec(LaneEngine(engine.kind), model_dir, env=guard)
-            lane = await stack.enter_async_context(KillableLane(spec, say))
-            name = lane.provider
-        if choice.faults_of is None or not (engine.urls or engine.needs_server):
-            yield name, None
-            return
-        name, network = await stack.enter_async_context(open_network(name))
-        yield name, EngineServers(network, lane)
+        if choice.faults_of is None:
+            serving = serve(engine, chat_tokenizer, open_store(database), settings)
+            url = (await stack.enter_async_context(serving)).url
+        else:
+            opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers)
+            seams = await stack.enter_async_context(opening)
+            url = seams.server.url
+        identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
+        address = SessionServerAddress(url, admin_token)
+        yield Services(address, engine.capabilities.model, identity, engine, model_dir, seams)
 
 
 def model_folder(choice: EngineChoice) -> Path:
-    """The folder of the model; the scripted engine needs no weights in it."""
+    """The folder of the model; an engine that plays a script needs no weights in it."""
     folder = Path(choice.model).expanduser()
-    if choice.name == "scripted" and folder.is_dir():
+    if EngineName.parse(choice.name).plays_script and folder.is_dir():
         return folder
     return resolve_model(choice.model)

@@ -112,11 +112,15 @@ class AgentSeam:
         if not (path.startswith("/sessions/") and path.endswith(_CALL_PATHS)):
             await app(scope, receive, send)
             return
+        body, is_whole = bytearray(), False
+        while not is_whole:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            is_whole = not message.get("more_body")
         session_id = path.split("/")[2]
-        body = await _read_body(receive)
-        if body is None:
-            return
-        first = _Connection(scope, body, self._keep_errors(session_id, send))
+        first = _Connection(scope, bytes(body), self._keep_errors(session_id, send))
         repetition = asyncio.Event()
         self._repetitions[session_id].append(repetition)
         try:
@@ -170,15 +174,3 @@ async def _answer(app: ASGIApp, first: _Connection, repetition: asyncio.Event, r
         finally:
             watching.cancel()
             repeated.cancel()
-
-
-async def _read_body(receive: Receive) -> bytes | None:
-    """The body of a request; None when its client left before its end."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            return bytes(body)

@@ -189,16 +189,22 @@ class FaultyProvider:
         prompt = blake2b(request.input_ids[: request.input_ids.size - request.continues].tobytes()).digest()
         turns = self._turns.setdefault(request.session_id, TurnCount())
         call = EngineCall(request.request_id, request.session_id, *turns.begin(prompt), tokens=request.continues)
-        async with self._under_way(call):
-            await self.watcher.on_request(call)
-            self._require_alive()
-            # Without a network, a connection breaks, and an answer is malformed, once the tokens have been sampled.
-            later = [each for each in call.faults if self._network is None and each.action in _IN_THE_ANSWER]
-            call.faults = [each for each in call.faults if each not in later]
-            await self._apply_faults(call)
-            call.faults += later
-            result = await self._sample(call, self.watcher, request)
-            await self._apply_faults(call)
+        self.live[call.request_id] = call
+        try:
+            async with call.breakable():
+                await self.watcher.on_request(call)
+                self._require_alive()
+                # Without a network, a connection breaks, and an answer is malformed, once the tokens have been sampled.
+                later = [each for each in call.faults if self._network is None and each.action in _IN_THE_ANSWER]
+                call.faults = [each for each in call.faults if each not in later]
+                await self._apply_faults(call)
+                call.faults += later
+                result = await self._sample(call, self.watcher, request)
+                await self._apply_faults(call)
+        finally:
+            del self.live[call.request_id]
+            if self._network is not None:
+                self._network.disarm(call.request_id)
         if result.finish_reason is not FinishReason.ABORT:
             turns.end(prompt)
         return result
@@ -243,17 +249,6 @@ class FaultyProvider:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=_KILLED)
         return await self._inner.health()
 
-    @asynccontextmanager
-    async def _under_way(self, call: EngineCall) -> AsyncIterator[None]:
-        self.live[call.request_id] = call
-        try:
-            async with call.breakable():
-                yield
-        finally:
-            del self.live[call.request_id]
-            if self._network is not None:
-                self._network.disarm(call.request_id)
-
     async def _sample(self, call: EngineCall, watcher: Watcher, request: GenerationRequest) -> GenerationResult:
         """The engine's answer; token by token where a fault waits for one."""
         if not (watcher.counts_tokens(call) or call.ends_early):
@@ -271,32 +266,30 @@ class FaultyProvider:
         raise EngineConnectionLost("the engine ended a stream without a result")
 
     async def _apply_faults(self, call: EngineCall) -> None:
+        """Have the network break the request; without one, wait for and raise what a provider makes of each fault."""
         while call.faults:
             fault = call.faults.pop(0)
             if self._network is not None:
                 self._network.arm(call.request_id, fault)
-            else:
-                await _raise_as_provider(fault)
+                continue
+            match fault.action:
+                case "engine_500":
+                    raise EngineError("the engine answered with 500, a fault of the scenario")
+                case "cut_connection":
+                    raise EngineConnectionLost("the connection to the engine broke, a fault of the scenario")
+                case "malformed_reply":
+                    raise EngineReplyInvalid("the engine answered no JSON, a fault of the scenario")
+                case "engine_hang":
+                    seconds = fault.seconds or DEADLINE_S
+                    await asyncio.sleep(seconds)
+                    raise EngineConnectionLost(
+                        f"the engine did not answer within {seconds:g} s, a fault of the scenario"
+                    )
+                case "slow_network":
+                    await asyncio.sleep(fault.seconds or 0)
+                case _:
+                    raise AssertionError(f"{fault.action} is no fault of the network")
 
     def _require_alive(self) -> None:
         if self._is_dead:
             raise EngineUnavailable(_KILLED)
-
-
-async def _raise_as_provider(fault: NetworkFault) -> None:
-    """Wait for and raise what a provider makes of `fault`."""
-    match fault.action:
-        case "engine_500":
-            raise EngineError("the engine answered with 500, a fault of the scenario")
-        case "cut_connection":
-            raise EngineConnectionLost("the connection to the engine broke, a fault of the scenario")
-        case "malformed_reply":
-            raise EngineReplyInvalid("the engine answered no JSON, a fault of the scenario")
-        case "engine_hang":
-            seconds = fault.seconds or DEADLINE_S
-            await asyncio.sleep(seconds)
-            raise EngineConnectionLost(f"the engine did not answer within {seconds:g} s, a fault of the scenario")
-        case "slow_network":
-            await asyncio.sleep(fault.seconds or 0)
-        case _:
-            raise AssertionError(f"{fault.action} is no fault of the network")

@@ -61,17 +61,28 @@ class FaultInjector:
         self._began = time.monotonic()
         before = self._log.read()
         self._seams.engine.watcher = self
-        clock = asyncio.create_task(self._watch_clock(), name="fault timeline")
+
+        async def watch_clock() -> None:
+            while (moment := self._timeline.next_second()) is not None:
+                await asyncio.sleep(self._began + moment - time.monotonic())
+                await self._fire(TimePassed(max(moment, time.monotonic() - self._began)), None)
+
+        clock = asyncio.create_task(watch_clock(), name="fault timeline")
         try:
             yield
         finally:
             self._seams.engine.watcher = None
             clock.cancel()
             await asyncio.gather(clock, return_exceptions=True)
+            for task in self._applying:
+                task.cancel()  # the rest of a fault; its undoing runs
             try:
-                await self._cut_short()
+                ended = await asyncio.gather(*self._applying, return_exceptions=True)
             finally:
                 self._log.replace([*before, *map(self._complete, self._firings)])
+            bugs = [each for each in ended if isinstance(each, Exception)]
+            if bugs:  # `_apply` keeps every exception that a fault may raise
+                raise bugs[0]
 
     # Rollouts
 
@@ -116,11 +127,6 @@ class FaultInjector:
         """See `Watcher`."""
         session = self._roster.position(call.session_id)
         return session is not None and self._timeline.counts_tokens(session, call.turn)
-
-    async def _watch_clock(self) -> None:
-        while (moment := self._timeline.next_second()) is not None:
-            await asyncio.sleep(self._began + moment - time.monotonic())
-            await self._fire(TimePassed(max(moment, time.monotonic() - self._began)), None)
 
     # Faults that are due
 
@@ -170,15 +176,6 @@ class FaultInjector:
             await effect.finish()
         except (HarnessError, TimeoutError) as error:
             self._firings[position] = msgspec.structs.replace(firing, problem=str(error) or repr(error))
-
-    async def _cut_short(self) -> None:
-        """Cancel the rest of every fault, which undoes it. Raises an exception that no fault should raise."""
-        for task in self._applying:
-            task.cancel()
-        ended = await asyncio.gather(*self._applying, return_exceptions=True)
-        bugs = [each for each in ended if isinstance(each, Exception)]
-        if bugs:
-            raise bugs[0]
 
     # Reports
 

@@ -30,32 +30,30 @@ def ledger_of(database: Path, settled: Sequence[RolloutRecord]) -> Ledger:
     `settled` must be read before: while a run goes on, the sessions of rollouts that end later count as `interrupted`.
     Raises `LedgerImbalance`.
     """
-    generated = generated_tokens(database)
-    late = [_check_session(record, generated) for record in settled]
+    generated = count_tokens(database)
+    undelivered = []
+    for record in settled:
+        record.ledger.check(f"session {record.number}")
+        stored = generated.get(record.session_id or "", 0)
+        late = stored - record.ledger.generated
+        if late < 0 or (late and not record.session.turns_in_flight):
+            raise LedgerImbalance(
+                f"session {record.number}: the store holds {stored} sampled tokens,"
+                f" its ledger {record.ledger.generated}"
+            )
+        # They came to the store after the session was read with turns in flight: nobody got them.
+        undelivered.append(Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {}))
     counted = {record.session_id for record in settled}
     lost = sum(tokens for session_id, tokens in generated.items() if session_id not in counted)
     abandoned = Ledger(lost, dropped={INTERRUPTED: lost} if lost else {})
-    ledger = total([*(record.ledger for record in settled), *late, abandoned])
+    ledger = total([*(record.ledger for record in settled), *undelivered, abandoned])
     ledger.check("run")
     return ledger
 
 
-def generated_tokens(database: Path) -> dict[str, int]:
+def count_tokens(database: Path) -> dict[str, int]:
     """Sampled tokens of every session that the store holds; none when the run ended before there was a store."""
     with only_reading(database) as connection:
         if not has_table(connection, "sessions"):
             return {}
     return count_generated(database)
-
-
-def _check_session(record: RolloutRecord, generated: dict[str, int]) -> Ledger:
-    """The tokens that came to the store after a session was read with turns in flight: nobody got them."""
-    ledger = record.ledger
-    ledger.check(f"session {record.number}")
-    stored = generated.get(record.session_id or "", 0)
-    late = stored - ledger.generated
-    if late < 0 or (late and not record.session.turns_in_flight):
-        raise LedgerImbalance(
-            f"session {record.number}: the store holds {stored} sampled tokens, its ledger {ledger.generated}"
-        )
-    return Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {})

@@ -44,7 +44,7 @@ def mean_reward(records: Sequence[RolloutRecord]) -> float | None:
     return fmean(rewards) if rewards else None
 
 
-def dropped_trailing_turns(records: Sequence[RolloutRecord]) -> int:
+def count_dropped_turns(records: Sequence[RolloutRecord]) -> int:
     """Turns that samples lost because an earlier turn of their branch is incomplete (I3)."""
     samples = (sample for record in records for sample in record.samples)
     return sum(sample["metadata"].get("dropped_trailing_turns", 0) for sample in samples)
@@ -56,31 +56,16 @@ def _min_reward_mean(check: str, expected: float, records: Sequence[RolloutRecor
     return Verdict(check, f"at least {expected:g}", seen, mean is not None and mean >= expected)
 
 
-def _min_turns(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
-    fewest = min((record.session.turns for record in records), default=0)
-    return Verdict(check, f"at least {expected}", str(fewest), fewest >= expected)
-
-
 def _expect_dropped(check: str, expected: bool, records: Sequence[RolloutRecord]) -> Verdict:
-    dropped = dropped_trailing_turns(records)
+    dropped = count_dropped_turns(records)
     return Verdict(check, "some" if expected else "none", str(dropped), (dropped > 0) is expected)
 
 
-def _min_policy_versions(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
-    seen = {v for record in records for sample in record.samples for v in sample["behavior_versions"] if v >= 0}
-    return Verdict(check, f"at least {expected}", str(len(seen)), len(seen) >= expected)
-
-
-def _proximal_tokens(sample: Json) -> int:
-    columns = zip(sample["behavior_versions"], sample["proximal_versions"], strict=True)
-    return sum(behavior >= 0 and proximal == behavior + 1 for behavior, proximal in columns)
-
-
-def _at_least(count: Callable[[RolloutRecord], int]) -> "_Rule":
-    """A rule that wants the sum of `count` over all sessions to reach a number."""
+def _at_least(count: Callable[[Sequence[RolloutRecord]], int]) -> "_Rule":
+    """A rule that wants `count` of all sessions to reach a number."""
 
     def rule(check: str, expected: int, records: Sequence[RolloutRecord]) -> Verdict:
-        seen = sum(map(count, records))
+        seen = count(records)
         return Verdict(check, f"at least {expected}", str(seen), seen >= expected)
 
     return rule
@@ -89,12 +74,23 @@ def _at_least(count: Callable[[RolloutRecord], int]) -> "_Rule":
 _Rule = Callable[..., Verdict]
 
 _RULES: dict[str, _Rule] = {
-    "min_finished": _at_least(lambda record: record.outcome in _ENDED_BY_ITSELF),
+    "min_finished": _at_least(lambda records: sum(record.outcome in _ENDED_BY_ITSELF for record in records)),
     "min_reward_mean": _min_reward_mean,
-    "min_turns": _min_turns,
-    "min_tool_calls": _at_least(lambda record: record.session.tool_calls),
-    "min_truncated_turns": _at_least(lambda record: record.session.truncated_turns),
-    "min_policy_versions": _min_policy_versions,
-    "min_proximal_tokens": _at_least(lambda record: sum(map(_proximal_tokens, record.samples))),
+    "min_turns": _at_least(lambda records: min((record.session.turns for record in records), default=0)),
+    "min_tool_calls": _at_least(lambda records: sum(record.session.tool_calls for record in records)),
+    "min_truncated_turns": _at_least(lambda records: sum(record.session.truncated_turns for record in records)),
+    "min_policy_versions": _at_least(
+        lambda records: len(
+            {v for record in records for sample in record.samples for v in sample["behavior_versions"] if v >= 0}
+        )
+    ),
+    "min_proximal_tokens": _at_least(
+        lambda records: sum(
+            behavior >= 0 and proximal == behavior + 1
+            for record in records
+            for sample in record.samples
+            for behavior, proximal in zip(sample["behavior_versions"], sample["proximal_versions"], strict=True)
+        )
+    ),
     "expect_dropped_trailing_turns": _expect_dropped,
 }

@@ -36,8 +36,8 @@ class Overrides(_Strict):
 
     def apply(self, scenario: Scenario) -> Scenario:
         """`scenario`, overridden."""
-        engine = scenario.engine.model_copy(update=_given(name=self.engine, model=self.model))
-        return scenario.model_copy(update={"engine": engine, **_given(seed=self.seed)})
+        engine = scenario.engine.model_copy(update=_leave_out_none(name=self.engine, model=self.model))
+        return scenario.model_copy(update={"engine": engine, **_leave_out_none(seed=self.seed)})
 
 
 class ScenarioEntry(_Strict):
@@ -120,5 +120,5 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
         yield f"{key}: {before!r} -> {now!r}"
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _leave_out_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

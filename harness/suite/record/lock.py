@@ -23,7 +23,12 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 def versions() -> Json:
     """Versions of everything that could change a result."""
-    packages = {name: _version(name) for name in _PACKAGES}
+    packages: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
     return {"harness": harness.__version__, "python": platform.python_version(), **packages}
 
 
@@ -56,10 +61,3 @@ def check_same_engine(before: Json, now: Json) -> None:
     if lines:
         changes = "\n".join(f"  {line}" for line in lines)
         raise RunError(f"the engine is not the one the run began with; start a new run:\n{changes}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

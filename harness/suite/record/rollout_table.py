@@ -107,7 +107,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
         ledger = self.session.ledger
         return ledger if self.is_settled else Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated})
 
-    def exported_samples(self) -> list[Sample]:
+    def export_samples(self) -> list[Sample]:
         """Its samples, with what only the run knows: reward, index and group."""
         return [
             replace(sample_from_json(sample), reward=self.reward, index=self.number, group_index=self.group)
@@ -123,7 +123,7 @@ class ExportedSamples(Iterable[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         for record in self.records:
-            yield from record.exported_samples()
+            yield from record.export_samples()
 
     def __len__(self) -> int:
         return sum(len(record.samples) for record in self.records)

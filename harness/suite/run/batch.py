@@ -94,7 +94,17 @@ class RolloutBatch:
 
     async def _run(self, planned: PlannedRollout) -> None:
         self.progress.begin_rollout(planned)
-        task = self._task(planned)
+        spec = planned.folder.scenario.agent
+        task = AgentTask(
+            agent=self.agent,
+            prompt=planned.folder.text_of(planned.prompt),
+            workdir=self.directory.workdir(planned.number),
+            model=self.services.model,
+            deadline_s=spec.deadline_s,
+            session=planned.session,
+            request_kwargs=spec.request_kwargs,
+            metadata=planned.prompt.metadata,
+        )
         rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
         if rollout is None:  # a fault ended all rollouts and had to cancel this one
             return
@@ -110,19 +120,6 @@ class RolloutBatch:
         if rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
             raise disk_full(self.directory.database)
         self.progress.end_rollout(record)
-
-    def _task(self, planned: PlannedRollout) -> AgentTask:
-        spec = planned.folder.scenario.agent
-        return AgentTask(
-            agent=self.agent,
-            prompt=planned.folder.text_of(planned.prompt),
-            workdir=self.directory.workdir(planned.number),
-            model=self.services.model,
-            deadline_s=spec.deadline_s,
-            session=planned.session,
-            request_kwargs=spec.request_kwargs,
-            metadata=planned.prompt.metadata,
-        )
 
 
 def with_environment(agent: ProgramAgent, folder: ScenarioFolder) -> ProgramAgent:

@@ -55,7 +55,14 @@ def read_run(path: Path | str) -> RecordedRun:
     directory = RunDirectory(Path(path))
     if not directory.config.is_file():
         raise RunError(f"{path} is not a run directory: it has no {directory.config.name}")
-    status = _read_status(directory)
+    status = None
+    if directory.is_complete:
+        written = directory.read_result()["status"]
+        try:
+            status = RunStatus(written)
+        except ValueError:
+            known = ", ".join(RunStatus)
+            raise RunError(f"{directory.result}: status: expected one of {known}, got {written!r}") from None
     if not directory.database.is_file():  # killed before its first session
         if status is not None:
             raise RunError(f"{path} is a complete run without its {directory.database.name}: the rollouts are gone")
@@ -64,13 +71,3 @@ def read_run(path: Path | str) -> RecordedRun:
     rollouts = tuple(read_rollouts(directory.database).values())
     ledger = ledger_of(directory.database, [rollout for rollout in rollouts if rollout.is_settled])
     return RecordedRun(directory.path, status, rollouts, ledger)
-
-
-def _read_status(directory: RunDirectory) -> RunStatus | None:
-    if not directory.is_complete:
-        return None
-    status = directory.read_result()["status"]
-    try:
-        return RunStatus(status)
-    except ValueError:
-        raise RunError(f"{directory.result}: status: expected one of {', '.join(RunStatus)}, got {status!r}") from None

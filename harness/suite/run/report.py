@@ -11,7 +11,7 @@ from harness.samples.versions import NOT_SAMPLED, Versions
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.suite.faults.firing import FaultReport, judge_faults
-from harness.suite.judge.verdicts import Verdict, dropped_trailing_turns, judge, mean_reward
+from harness.suite.judge.verdicts import Verdict, count_dropped_turns, judge, mean_reward
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.types import Json, as_ids
@@ -96,7 +96,7 @@ class ScenarioReport:
     @property
     def dropped_trailing_turns(self) -> int:
         """Turns that are in no sample because an earlier one of their branch is incomplete."""
-        return dropped_trailing_turns(self.records)
+        return count_dropped_turns(self.records)
 
     @property
     def reward(self) -> float | None:
@@ -124,7 +124,23 @@ class ScenarioReport:
             "ledger": ledger_json(self.ledger),
             "faults": [fault.to_json() for fault in self.faults],
             "checks": [verdict.to_json() for verdict in self.verdicts],
-            "rollouts": [_rollout_json(record) for record in self.records],
+            "rollouts": [
+                {
+                    "number": record.number,
+                    "group": record.group,
+                    "session_id": record.session_id,
+                    "outcome": record.outcome.value,
+                    "cause": record.cause.value if record.cause else None,
+                    "detail": record.detail,
+                    "turns": record.session.turns,
+                    "tokens": record.ledger.generated,
+                    "reward": record.reward,
+                    "score": record.score,
+                    "score_error": record.score_error,
+                    "seconds": round(record.seconds, 3),
+                }
+                for record in self.records
+            ],
         }
 
 
@@ -157,13 +173,20 @@ class RunReport:
     @property
     def telemetry(self) -> Json:
         """The telemetry that a trainer logs of the run; the keys are fixed."""
+
+        def versions_of(sample: Json) -> tuple[Versions, Versions, int | None]:
+            behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
+            # Without a sampled token, `staleness` means what the author of the prompt means by it.
+            stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
+            return behavior, proximal, stale.get("newest_version")
+
         return {
             "rollout/repeat_terminate_active": int(self.is_guarded),
             "rollout/repeat_terminate_triggered_sequences": sum(
                 each.repeat_terminated_turns for each in self.scenarios
             ),
             **staleness_telemetry(
-                _versions(sample)
+                versions_of(sample)
                 for scenario in self.scenarios
                 for record in scenario.records
                 for sample in record.samples
@@ -196,28 +219,3 @@ def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> 
 def ledger_json(ledger: Ledger) -> Json:
     """A ledger with its difference, which is 0."""
     return {**ledger.to_json(), "difference": ledger.difference}
-
-
-def _versions(sample: Json) -> tuple[Versions, Versions, int | None]:
-    """Behavior and proximal versions of `sample`, and the version that was live when it was read."""
-    behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
-    # Without a sampled token, `staleness` means what the author of the prompt means by it.
-    stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
-    return behavior, proximal, stale.get("newest_version")
-
-
-def _rollout_json(record: RolloutRecord) -> Json:
-    return {
-        "number": record.number,
-        "group": record.group,
-        "session_id": record.session_id,
-        "outcome": record.outcome.value,
-        "cause": record.cause.value if record.cause else None,
-        "detail": record.detail,
-        "turns": record.session.turns,
-        "tokens": record.ledger.generated,
-        "reward": record.reward,
-        "score": record.score,
-        "score_error": record.score_error,
-        "seconds": round(record.seconds, 3),
-    }

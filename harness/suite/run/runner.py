@@ -87,7 +87,14 @@ class SuiteRun:
         self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
         agent = with_environment(await prepare_agent(folder.agent_script), folder)
         async with SessionManager(services.address.url, admin_token=services.address.admin_token) as manager:
-            faults = self._faults_of(folder, services, manager)
+            faults = None
+            if services.seams is not None:
+                planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
+                first = planned[0].number
+                seeds = {each.number - first: each.seed for each in planned}
+                roster = Roster(folder.name, services.seams.server, first, seeds)
+                fault_log = FaultLog(self.directory.faults)
+                faults = FaultInjector(folder.scenario.faults, roster, services.seams, manager, fault_log)
             batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, faults)
             width = self.concurrency or folder.scenario.concurrency
             async with (
@@ -95,16 +102,6 @@ class SuiteRun:
                 nullcontext() if faults is None else faults.active(),
             ):
                 await self.interrupts.guard(batch.run(rollouts, width=width), drain=drain)
-
-    def _faults_of(self, folder: ScenarioFolder, services: Services, manager: SessionManager) -> FaultInjector | None:
-        if services.seams is None:
-            return None
-        planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
-        first = planned[0].number
-        seeds = {each.number - first: each.seed for each in planned}
-        roster = Roster(folder.name, services.seams.server, first, seeds)
-        log = FaultLog(self.directory.faults)
-        return FaultInjector(folder.scenario.faults, roster, services.seams, manager, log)
 
     def _report(self, records: Mapping[int, RolloutRecord], began: float) -> RunReport:
         """Export, check the ledger, and write `result.json` when the run is complete."""

@@ -91,7 +91,16 @@ def find_scenarios(where: str) -> list[ScenarioFolder]:
 
     Raises `NothingSelected` when there are none, `ScenarioError` when one is wrong.
     """
-    directory = _find_directory(where)
+    directory = Path(where).expanduser()
+    if directory.name == SCENARIO_FILE and directory.is_file():
+        directory = directory.parent
+    elif not directory.is_dir():  # a path wins over a bundled name only when it is there
+        bundled = {folder.name: folder for folder in bundled_directory("scenarios").iterdir() if folder.is_dir()}
+        if where not in bundled:
+            raise ScenarioError(
+                f"{where}: expected a folder or a bundled scenario, found neither{suggestion(where, [*bundled])}"
+            )
+        directory = bundled[where]
     if (directory / SCENARIO_FILE).is_file():
         return [load_scenario(directory)]
     found = sorted(path.parent for path in directory.glob(f"*/{SCENARIO_FILE}"))
@@ -108,21 +117,6 @@ def find_scenarios(where: str) -> list[ScenarioFolder]:
 def bundled_scenarios() -> list[ScenarioFolder]:
     """The scenarios that ship with the harness."""
     return find_scenarios(str(bundled_directory("scenarios")))
-
-
-def _find_directory(where: str) -> Path:
-    """A path wins over a bundled name only when it is there."""
-    path = Path(where).expanduser()
-    if path.is_dir():
-        return path
-    if path.name == SCENARIO_FILE and path.is_file():
-        return path.parent
-    bundled = {folder.name: folder for folder in bundled_directory("scenarios").iterdir() if folder.is_dir()}
-    if where in bundled:
-        return bundled[where]
-    raise ScenarioError(
-        f"{where}: expected a folder or a bundled scenario, found neither{suggestion(where, [*bundled])}"
-    )
 
 
 def _check_files(folder: ScenarioFolder, source: Path) -> None:

@@ -19,7 +19,7 @@ from server_patch.repeat_terminate import RepeatTerminateConfig
 SCHEMA_VERSION = 1
 
 
-def _known_engine(name: str) -> str:
+def _require_known_engine(name: str) -> str:
     try:
         EngineName.parse(name)
     except ScenarioError as error:
@@ -27,7 +27,7 @@ def _known_engine(name: str) -> str:
     return name
 
 
-EngineAddress = Annotated[str, AfterValidator(_known_engine)]
+EngineAddress = Annotated[str, AfterValidator(_require_known_engine)]
 """`local`, `scripted`; `sglang`, `vllm`, which the run starts; or `sglang=URL[,URL]`, `vllm=URL[,URL]`, which run."""
 
 

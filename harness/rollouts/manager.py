@@ -176,13 +176,16 @@ class SessionManager:
 
         From its first step on `run` begins nothing: a rollout that has no session yet ends as DRAINED.
         """
-        return AgentHooks(
-            f"agents on {self._address.url}",
-            self._announce,
-            self._require_runner().ask_to_end,
-            self.stop_agents,
-            self._clear,
-        )
+
+        def announce(keep: Keep) -> None:
+            assert self._signal is not None
+            self._signal.announce(keep_sessions=keep is Keep.SESSIONS)
+
+        def clear() -> None:
+            self._signal = AbortSignal()  # rollouts that begin from now on have nothing to do with the abort before
+
+        ask_to_end = self._require_runner().ask_to_end
+        return AgentHooks(f"agents on {self._address.url}", announce, ask_to_end, self.stop_agents, clear)
 
     async def stop_agents(self, seconds: float) -> list[str]:
         """End every agent that runs: SIGTERM, and SIGKILL after half of `seconds`.
@@ -209,42 +212,36 @@ class SessionManager:
             _log.warning(SESSION_NOT_DELETED, session_id=session_id, error=error.message)
 
     async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
-        """A session for `task`; raises `SessionServerError` when there is none, or an abort came first."""
-        if not signal.announced.done():
-            session = await self._ask_for_session(task, signal)
-            if not signal.announced.done():
-                return session
-            await self.delete(session.session_id)
-        raise SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
+        """A session for `task`; when the rollout is cancelled meanwhile, the session is given back first.
 
-    async def _ask_for_session(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
-        """A session of the server; when the rollout is cancelled meanwhile, the session is given back first."""
+        Raises `SessionServerError` when there is none, or an abort came first.
+        """
+        aborted = SessionServerError("the rollout was aborted before it began", code=GateClosed.code, was_refused=True)
+        if signal.announced.done():
+            raise aborted
         cancelled = asyncio.get_running_loop().create_future()
         give_up = (signal.announced, cancelled)
         resumes = {} if task.resumes is None else {"resumes": task.resumes}
         body = {**task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
         creating = asyncio.create_task(self._client.create(body, give_up=give_up))
+
+        async def give_back() -> None:
+            # The session may be on its way: the wait for it is that of a deletion.
+            await asyncio.wait({creating}, timeout=self._deadlines.delete_s)
+            creating.cancel()
+            if creating.done() and not creating.cancelled() and creating.exception() is None:
+                await self.delete(creating.result().session_id)
+
         try:
-            return await asyncio.shield(creating)
+            session = await asyncio.shield(creating)
         except asyncio.CancelledError:
             cancelled.set_result(None)
-            await to_the_end(self._give_back(creating))
+            await to_the_end(give_back())
             raise
-
-    async def _give_back(self, creating: asyncio.Task[SessionHandle]) -> None:
-        """Delete the session that may be on its way; the wait for it is that of a deletion."""
-        await asyncio.wait({creating}, timeout=self._deadlines.delete_s)
-        creating.cancel()
-        if creating.done() and not creating.cancelled() and creating.exception() is None:
-            await self.delete(creating.result().session_id)
-
-    def _announce(self, keep: Keep) -> None:
-        assert self._signal is not None
-        self._signal.announce(keep_sessions=keep is Keep.SESSIONS)
-
-    def _clear(self) -> None:
-        """Rollouts that begin from now on have nothing to do with the abort before."""
-        self._signal = AbortSignal()
+        if signal.announced.done():
+            await self.delete(session.session_id)
+            raise aborted
+        return session
 
     def _require_runner(self) -> AgentRunner:
         assert self._runner is not None, "use `async with SessionManager(...)`"

@@ -77,6 +77,15 @@ class RolloutFacts:
     session_lost: str | None = None
     """Why the session could not be read back; None when it could."""
 
+    @property
+    def has_ended_well(self) -> bool:
+        """The agent says that all went well."""
+        return self.end.ending is Ending.RETURNED or (self.end.ending is Ending.EXITED and self.end.code == 0)
+
+    def was_refused(self, codes: Collection[str]) -> bool:
+        """Whether the session answered a request with one of `codes`."""
+        return any(self.refusals.get(code) for code in codes)
+
 
 def error_codes(*roots: type[HarnessError]) -> frozenset[str]:
     """The codes of `roots` and of every class below them."""
@@ -93,47 +102,6 @@ HARNESS_CODES = error_codes(StoreError, SessionDamaged, GateClosed, LedgerImbala
 _SHELL_CANNOT_RUN = (126, 127)  # POSIX: the command is not executable, or was not found
 
 
-def _is_unreadable(facts: RolloutFacts) -> bool:
-    return facts.session_lost is not None
-
-
-def _cannot_be_run(facts: RolloutFacts) -> bool:
-    return _ended(Ending.EXITED)(facts) and facts.end.code in _SHELL_CANNOT_RUN and not facts.answered
-
-
-def _ended(ending: Ending) -> Callable[[RolloutFacts], bool]:
-    return lambda facts: facts.end.ending is ending
-
-
-def _refused(codes: Collection[str]) -> Callable[[RolloutFacts], bool]:
-    return lambda facts: any(facts.refusals.get(code) for code in codes)
-
-
-def _was_drained(facts: RolloutFacts) -> bool:
-    """The agent was told so, or its turn was cut short and the session had been drained."""
-    return _refused(DRAIN_CODES)(facts) or (facts.is_drained and _refused(ABORT_CODES)(facts))
-
-
-def _ended_well(facts: RolloutFacts) -> bool:
-    return facts.end.ending is Ending.RETURNED or (facts.end.ending is Ending.EXITED and facts.end.code == 0)
-
-
-def _left_garbage(facts: RolloutFacts) -> bool:
-    return _ended_well(facts) and facts.result.state is ResultState.GARBAGE
-
-
-def _finished(facts: RolloutFacts) -> bool:
-    return _ended_well(facts) and facts.answered > 0
-
-
-def _engine_failed(facts: RolloutFacts) -> bool:
-    return facts.failed > 0 or _refused(ENGINE_CODES)(facts)
-
-
-def _always(_facts: RolloutFacts) -> bool:
-    return True
-
-
 class Rule(NamedTuple):
     """When `holds`, the rollout is a `kind` and `cause` has to change something."""
 
@@ -143,22 +111,34 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(_is_unreadable, OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
-    Rule(_ended(Ending.NOT_PREPARED), OutcomeKind.NOT_STARTED, Cause.HARNESS),
-    Rule(_ended(Ending.NOT_STARTED), OutcomeKind.NOT_STARTED, Cause.AGENT),
-    Rule(_cannot_be_run, OutcomeKind.NOT_STARTED, Cause.AGENT),
-    Rule(_ended(Ending.TIMED_OUT), OutcomeKind.TIMED_OUT, Cause.LIMIT),
-    Rule(_ended(Ending.STOPPED), OutcomeKind.DRAINED, Cause.LIMIT),
-    Rule(_ended(Ending.KILLED), OutcomeKind.CRASHED, Cause.AGENT),
-    Rule(_left_garbage, OutcomeKind.GARBAGE, Cause.AGENT),
-    Rule(_was_drained, OutcomeKind.DRAINED, Cause.LIMIT),
-    Rule(_refused(ABORT_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
-    Rule(_refused(LIMIT_CODES), OutcomeKind.LIMITED, Cause.LIMIT),
-    Rule(_finished, OutcomeKind.FINISHED, None),
-    Rule(_refused(HARNESS_CODES), OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
-    Rule(_engine_failed, OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
-    Rule(_ended_well, OutcomeKind.NO_MODEL_CALL, Cause.AGENT),
-    Rule(_always, OutcomeKind.CRASHED, Cause.AGENT),
+    Rule(lambda facts: facts.session_lost is not None, OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
+    Rule(lambda facts: facts.end.ending is Ending.NOT_PREPARED, OutcomeKind.NOT_STARTED, Cause.HARNESS),
+    Rule(lambda facts: facts.end.ending is Ending.NOT_STARTED, OutcomeKind.NOT_STARTED, Cause.AGENT),
+    Rule(
+        lambda facts: facts.end.ending is Ending.EXITED and facts.end.code in _SHELL_CANNOT_RUN and not facts.answered,
+        OutcomeKind.NOT_STARTED,
+        Cause.AGENT,
+    ),
+    Rule(lambda facts: facts.end.ending is Ending.TIMED_OUT, OutcomeKind.TIMED_OUT, Cause.LIMIT),
+    Rule(lambda facts: facts.end.ending is Ending.STOPPED, OutcomeKind.DRAINED, Cause.LIMIT),
+    Rule(lambda facts: facts.end.ending is Ending.KILLED, OutcomeKind.CRASHED, Cause.AGENT),
+    Rule(
+        lambda facts: facts.has_ended_well and facts.result.state is ResultState.GARBAGE,
+        OutcomeKind.GARBAGE,
+        Cause.AGENT,
+    ),
+    Rule(  # the agent was told so, or its turn was cut short and the session had been drained
+        lambda facts: facts.was_refused(DRAIN_CODES) or (facts.is_drained and facts.was_refused(ABORT_CODES)),
+        OutcomeKind.DRAINED,
+        Cause.LIMIT,
+    ),
+    Rule(lambda facts: facts.was_refused(ABORT_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
+    Rule(lambda facts: facts.was_refused(LIMIT_CODES), OutcomeKind.LIMITED, Cause.LIMIT),
+    Rule(lambda facts: facts.has_ended_well and facts.answered > 0, OutcomeKind.FINISHED, None),
+    Rule(lambda facts: facts.was_refused(HARNESS_CODES), OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
+    Rule(lambda facts: facts.failed > 0 or facts.was_refused(ENGINE_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
+    Rule(lambda facts: facts.has_ended_well, OutcomeKind.NO_MODEL_CALL, Cause.AGENT),
+    Rule(lambda _facts: True, OutcomeKind.CRASHED, Cause.AGENT),
 )
 
 

@@ -37,12 +37,17 @@ def agent_environment(
     dialects: Sequence[Dialect] = DIALECTS,
 ) -> dict[str, str]:
     """The whole environment of `agent`, whose client speaks one of `dialects`; `parent` is that of the harness."""
+    exempt = (parent.get("no_proxy") or parent.get("NO_PROXY"), urlsplit(session.base_url).hostname)
+    no_proxy = ",".join(filter(None, exempt))
+    workdir = task.workdir.absolute()
+    fits = len(task.prompt.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in task.prompt
     package_indexes = {
         name: value for name, value in parent.items() if name.startswith(_PREFIXES) and not _SECRET.search(name)
     }
     return {
         **without_credentials({**for_programs(parent), **package_indexes}),
-        **_proxy_exemption(session.base_url, parent),
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
         **{
             name: value
             for dialect in dialects
@@ -50,22 +55,6 @@ def agent_environment(
         },
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",
-        **_task_variables(task, session),
-        **agent.env,
-    }
-
-
-def _proxy_exemption(base_url: str, parent: Mapping[str, str]) -> dict[str, str]:
-    host = urlsplit(base_url).hostname or ""
-    exempt = parent.get("no_proxy") or parent.get("NO_PROXY") or ""
-    hosts = ",".join(filter(None, (exempt, host)))
-    return {"NO_PROXY": hosts, "no_proxy": hosts}
-
-
-def _task_variables(task: AgentTask, session: SessionHandle) -> dict[str, str]:
-    workdir = task.workdir.absolute()
-    fits = len(task.prompt.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in task.prompt
-    return {
         "HARNESS_MODEL": task.model,
         "HARNESS_SESSION_ID": session.session_id,
         **({"HARNESS_INSTRUCTION": task.prompt} if fits else {}),
@@ -73,6 +62,7 @@ def _task_variables(task: AgentTask, session: SessionHandle) -> dict[str, str]:
         "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
         "HARNESS_REQUEST_KWARGS": json.dumps(task.request_kwargs),
         "HARNESS_METADATA": json.dumps(task.metadata),
+        **agent.env,
     }
 
 

@@ -48,7 +48,13 @@ class FunctionAgents:
         try:
             has_ended = await ends_before(call, signal.enforced, timeout_s=deadline_s)
         finally:
-            await self._end(call, grace_s=min(self._grace_s, signal.grace_s))
+            if not call.done():
+                self._cancelled.add(call)
+                call.add_done_callback(self._cancelled.discard)
+                call.cancel()
+                await asyncio.wait({call}, timeout=min(self._grace_s, signal.grace_s))
+                if not call.done():
+                    _log.warning(AGENT_LEFT_BEHIND, agent=call.get_name())
         if has_ended:
             is_own = call.cancelled()
             return FunctionEnd(AgentEnd(Ending.RAISED, detail="cancelled itself")) if is_own else call.result()
@@ -61,16 +67,6 @@ class FunctionAgents:
             call.cancel()
         if self._cancelled:
             await asyncio.wait(self._cancelled, timeout=self._grace_s)
-
-    async def _end(self, call: asyncio.Task[FunctionEnd], *, grace_s: float) -> None:
-        if call.done():
-            return
-        self._cancelled.add(call)
-        call.add_done_callback(self._cancelled.discard)
-        call.cancel()
-        await asyncio.wait({call}, timeout=grace_s)
-        if not call.done():
-            _log.warning(AGENT_LEFT_BEHIND, agent=call.get_name())
 
 
 async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionEnd:

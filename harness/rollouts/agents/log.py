@@ -43,7 +43,10 @@ class AgentLog:
         head = data[: self._head_room]
         self._head_room -= len(head)
         self._append(head)
-        self._keep_tail(data[len(head) :])
+        tail = data[len(head) :]
+        self._overflow += len(tail)
+        self._tail += tail
+        del self._tail[: -self._tail_bytes]
 
     def close(self) -> None:
         """Append what was kept of the end, then close the file. Idempotent."""
@@ -54,11 +57,6 @@ class AgentLog:
             self._append(f"\n[... {missing} bytes left out ...]\n".encode())
         self._append(self._tail)
         self._file.close()
-
-    def _keep_tail(self, data: bytes) -> None:
-        self._overflow += len(data)
-        self._tail += data
-        del self._tail[: -self._tail_bytes]
 
     def _append(self, data: bytes | bytearray) -> None:
         view = memoryview(data)

@@ -19,6 +19,7 @@ from typing import Self
 
 import structlog
 
+from harness.machine.deadlines import within
 from harness.machine.process_group import is_gone, signal_group
 from harness.machine.process_name import WAIT_FOR_START
 from harness.machine.watchdog import Watchdog
@@ -87,23 +88,14 @@ class AgentProcess:
 
         Afterwards the agent is reaped and its log complete. Interrupted, it still sends SIGKILL.
         """
-        is_gone = False
+        has_ended = False
         try:
-            is_gone = await self._terminate(grace_s)
+            self.signal(signal.SIGTERM)
+            has_ended = await within(grace_s, self._end_of_group())
         finally:
-            if not is_gone:
+            if not has_ended:
                 self.signal(signal.SIGKILL)
             await self._finish()
-
-    async def _terminate(self, grace_s: float) -> bool:
-        """Whether the group ended within `grace_s` of a SIGTERM."""
-        self.signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._end_of_group()
-        except TimeoutError:
-            return False
-        return True
 
     async def _finish(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """The result that an agent hands back: a JSON object, nothing, or garbage.
 
 Programs write it to the file named by `HARNESS_RESULT_FILE`, functions return it; both are held to the same rules
-(UTF-8, strict JSON, an object, bounded size). Whatever an agent leaves behind is judged here and never raises.
+(UTF-8, strict JSON, an object, bounded size). Anything that an agent leaves behind is judged here and never raises.
 """
 
 import json
@@ -40,7 +40,11 @@ class AgentResult:
 def read_result(path: Path) -> AgentResult:
     """The result in `path`, read without following links and without waiting for a writer."""
     try:
-        data = _read_regular_file(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return _garbage("not readable: not a regular file")
+            data = file.read(MAX_RESULT_BYTES + 1)
     except FileNotFoundError:
         return AgentResult()
     except OSError as error:
@@ -73,14 +77,6 @@ def result_of_value(value: object) -> AgentResult:
     except (TypeError, ValueError, RecursionError) as error:
         return _garbage(f"not JSON: {error}")
     return parse_result(data)
-
-
-def _read_regular_file(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "not a regular file")
-        return file.read(MAX_RESULT_BYTES + 1)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -81,9 +81,13 @@ class AgentRunner:
 
         Raises `AgentError` when some of them failed, after all have been called.
         """
-        answers = await asyncio.gather(
-            *(_ask(session_id, running.task) for session_id, running in self._running.items()), return_exceptions=True
-        )
+
+        async def ask(session_id: str, task: AgentTask) -> None:
+            if isinstance(task.agent, FunctionAgent) and task.agent.abort is not None:
+                await task.agent.abort(session_id=session_id, metadata=dict(task.metadata), **task.agent.kwargs)
+
+        asking = [ask(session_id, running.task) for session_id, running in self._running.items()]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, Exception)]
         if failures:
             raise AgentError(f"{len(failures)} of {len(answers)} agents could not be asked to end: {failures[0]!r}")
@@ -106,7 +110,17 @@ class AgentRunner:
                 case ProgramAgent():
                     return await self._run_program(task.agent, task, session, log, signal)
                 case FunctionAgent():
-                    return await self._run_function(task.agent, task, session, log, signal)
+                    arguments = {
+                        "base_url": base_url(session.base_url),
+                        "prompt": task.prompt,
+                        "request_kwargs": {"model": task.model, **task.request_kwargs},
+                        "metadata": dict(task.metadata),
+                        "session_id": session.session_id,
+                        "api_key": session.api_key,
+                    }
+                    call = await self._functions.run(task.agent, arguments, deadline_s=task.deadline_s, signal=signal)
+                    log.write(call.trace.encode(errors="replace"))
+                    return AgentRun(call.end, result_of_value(call.value))
                 case _:
                     assert_never(task.agent)
 
@@ -139,26 +153,6 @@ class AgentRunner:
         finally:
             await process.stop(grace_s=min(self._grace_s, signal.grace_s))
             exit_code.cancel()
-
-    async def _run_function(
-        self, agent: FunctionAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
-    ) -> AgentRun:
-        arguments = {
-            "base_url": base_url(session.base_url),
-            "prompt": task.prompt,
-            "request_kwargs": {"model": task.model, **task.request_kwargs},
-            "metadata": dict(task.metadata),
-            "session_id": session.session_id,
-            "api_key": session.api_key,
-        }
-        call = await self._functions.run(agent, arguments, deadline_s=task.deadline_s, signal=signal)
-        log.write(call.trace.encode(errors="replace"))
-        return AgentRun(call.end, result_of_value(call.value))
-
-
-async def _ask(session_id: str, task: AgentTask) -> None:
-    if isinstance(task.agent, FunctionAgent) and task.agent.abort is not None:
-        await task.agent.abort(session_id=session_id, metadata=dict(task.metadata), **task.agent.kwargs)
 
 
 def resolve_command(command: Sequence[str], search_path: str | None) -> tuple[str, ...]:

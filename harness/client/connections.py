@@ -12,9 +12,7 @@ took it 23 s.
 """
 
 import asyncio
-import ssl
-from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 import aiohttp
@@ -30,6 +28,8 @@ _KEEP_ALIVE_S = 4.0
 _READ_BUFFER_BYTES = 1 << 20
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_tls_context = cache(partial(httpx.create_ssl_context, trust_env=False))
+"""One for all clients: loading the certificates takes longer than a call."""
 NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """How decoding an answer fails."""
 
@@ -95,7 +95,7 @@ class Connections:
             room: The kind of request.
             method: Of HTTP.
             path: Below the address.
-            body: What is sent as JSON; nothing when it is None.
+            body: Sent as JSON; nothing is when it is None.
             timeout_s: For all of it, the wait for a connection included; None when the caller bounds it.
         """
         timeout = aiohttp.ClientTimeout(
@@ -157,23 +157,12 @@ def _error_of(method: str, path: str, response: aiohttp.ClientResponse, content:
         detail = msgspec.json.decode(content, type=_ErrorAnswer).error
     except NOT_DECODABLE:
         detail = _ErrorDetail(message=response.reason or "")
+    after = response.headers.get("retry-after", "")
     return SessionServerError(
         f"{method} {path}: {response.status} {detail.message}".rstrip(),
         status=response.status,
         code=detail.code or "unknown",
         was_refused=response.status == 503,
         retryable=response.status in _GATEWAY_STATUSES,
-        retry_after_s=_retry_after_s(response.headers),
+        retry_after_s=float(after) if after.isdecimal() else 0.0,  # it may be a date
     )
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Seconds of `Retry-After`; 0 when it is missing or a date."""
-    value = headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else 0.0
-
-
-@cache
-def _tls_context() -> ssl.SSLContext:
-    """One for all clients: loading the certificates takes longer than a call."""
-    return httpx.create_ssl_context(trust_env=False)

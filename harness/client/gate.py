@@ -3,8 +3,8 @@
 All verbs are idempotent, so each may be repeated after any failure of transport or gateway; a few times only, because
 whoever turns a gate has a deadline of its own and a server that is gone must not use it up.
 
-A client with a holder puts a hold of that name on the gate, which runs out unless `renewed` goes on beside the work it
-is for: a controller that is killed keeps no gate shut. Without one its verbs are bare: the anonymous hold.
+A client with a holder puts a hold of that name on the gate, which runs out unless `renew_holds` goes on beside the work
+it is for: a controller that is killed keeps no gate shut. Without one its verbs are bare: the anonymous hold.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ def new_holder(work: str) -> str:
 
 
 @asynccontextmanager
-async def renewed(gates: Sequence[GateClient]) -> AsyncIterator[None]:
+async def renew_holds(gates: Sequence[GateClient]) -> AsyncIterator[None]:
     """The holds on `gates` that are placed, now or in the block, last as long as the block.
 
     A block that keeps the loop from running for longer than a hold lasts loses it all the same, and is told at

@@ -1,4 +1,4 @@
-"""What the server knows of a session once its agent has ended.
+"""The server's record of a session whose agent has ended.
 
 An agent may leave model calls in flight: its own, when it was killed, or those of a process that outlives it. Tokens
 that are sampled for them belong to the record too (I4). So collecting begins by ending the session: it accepts no

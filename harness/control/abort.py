@@ -9,9 +9,9 @@ its session closed: it is stored ABORTED and answered 404, and no agent goes on 
 before they are ended, ended before their results are collected, and the abort's holds leave the gates only when
 nothing of the rollout is left to come through them; a gate that somebody else holds as well stays shut.
 
-Whatever a server, an engine, a hook, an agent or a pending task does, it costs the time of its step and nothing else;
-what went wrong is in the report. What counts as wrong, and who has how much time, is decided in `abort_report.py`. Does
-not know what the pending tasks are: it returns what they return.
+A server, an engine, a hook, an agent or a pending task that misbehaves costs the time of its step and nothing else;
+the report says what went wrong. `abort_report.py` decides what counts as wrong, and who has how much time. This module
+does not know what the pending tasks are: it returns what they return.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from functools import partial
 import structlog
 
 from harness.client.connections import SessionServerAddress
-from harness.client.gate import GateClient, new_holder, renewed
+from harness.client.gate import GateClient, new_holder, renew_holds
 from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import (
     AbortBudget,
     AbortReport,
+    AbortStep,
     AgentHooks,
     Answer,
     Keep,
     ServerAnswer,
-    Step,
     TaskFailure,
     failure_of,
     partial_samples,
@@ -72,7 +72,7 @@ async def abort_rollout(
             an `EngineWorker`.
         agent_hooks: Of whoever runs the agents; `SessionManager.abort_hooks()` makes one.
         budget: How long each step may take.
-        keep: What becomes of rollouts that are cut short.
+        keep: The fate of rollouts that are cut short.
         rollout_id: Of this rollout; partial samples carry it as `start_rollout_id` unless they have one.
         continue_engines: Continue workers that are found paused although no hold on a gate covers them: somebody left
             them so. Otherwise they are reported.
@@ -86,7 +86,7 @@ async def abort_rollout(
         gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
         abort = _Abort(tasks, gates, as_workers(engine_workers), agent_hooks, budget)
         try:
-            async with renewed(gates):
+            async with renew_holds(gates):
                 abort.mark(keep)
                 await abort.drain()
                 await abort.abort_engines(continues=continue_engines)
@@ -115,7 +115,7 @@ class _Abort:
         self._hooks = hooks
         self._budget = budget
         self._began = time.monotonic()
-        self._seconds: dict[Step, float] = {}
+        self._seconds: dict[AbortStep, float] = {}
         self._drained: list[ServerAnswer] = []
         self._quiet = Quiet()
         self._left_paused: list[Answer] = []
@@ -128,13 +128,13 @@ class _Abort:
 
     def mark(self, keep: Keep) -> None:
         """Step 1: nothing begins any more."""
-        with self._step(Step.MARK, 0.0):
+        with self._step(AbortStep.MARK, 0.0):
             for hooks in self._hooks:
                 self._note(hooks.name, partial(hooks.mark, keep))
 
     async def drain(self) -> None:
         """Step 2: every open session ends, for good."""
-        with self._step(Step.DRAIN, self._budget.drain_s) as seconds:
+        with self._step(AbortStep.DRAIN, self._budget.drain_s) as seconds:
             self._drained = await at_every_gate(self._gates, GateClient.drain, seconds)
 
     async def abort_engines(self, *, continues: bool) -> None:
@@ -142,7 +142,7 @@ class _Abort:
 
         A request that was on its way to the engine when the abort arrived is not seen by it.
         """
-        with self._step(Step.ENGINES, self._budget.engines_s) as seconds:
+        with self._step(AbortStep.ENGINES, self._budget.engines_s) as seconds:
             reached = [gate for gate, answer in zip(self._gates, self._drained, strict=True) if answer.error is None]
             self._quiet = await quieten(self._workers, reached, seconds)
             answered = [
@@ -155,13 +155,13 @@ class _Abort:
 
     async def call_hooks(self) -> None:
         """Step 4: the agents are asked to stop."""
-        with self._step(Step.HOOKS, self._budget.hooks_s) as seconds:
+        with self._step(AbortStep.HOOKS, self._budget.hooks_s) as seconds:
             calls = (_call(hooks.name, hooks.abort, seconds) for hooks in self._hooks if hooks.abort)
             self._called += await asyncio.gather(*calls)
 
     async def stop_agents(self) -> None:
         """Step 5: agents have time to end by themselves, and the pending tasks with them; then they are ended."""
-        with self._step(Step.STOP, self._budget.agents_s + self._budget.kill_s) as seconds:
+        with self._step(AbortStep.STOP, self._budget.agents_s + self._budget.kill_s) as seconds:
             kill_s = min(self._budget.kill_s, seconds)
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=seconds - kill_s)
@@ -173,7 +173,7 @@ class _Abort:
         `asyncio.gather(*pending)` alone would wait for ever on a task that ignores its cancellation. So the wait comes
         first and is bounded; gathered is what has ended by then, and what has not is left alone and reported.
         """
-        with self._step(Step.COLLECT, self._budget.collect_s) as seconds:
+        with self._step(AbortStep.COLLECT, self._budget.collect_s) as seconds:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=seconds)
             await self._cancel_late()
@@ -191,10 +191,10 @@ class _Abort:
     async def leave_open(self) -> None:
         """Step 7, whatever happened: nothing of the rollout is left to come, and no gate is shut because of it."""
         try:
-            async with renewed(self._gates):
+            async with renew_holds(self._gates):
                 await self._cancel_late()
         finally:
-            with self._step(Step.RESUME, self._budget.resume_s, is_last=True) as seconds:
+            with self._step(AbortStep.RESUME, self._budget.resume_s, is_last=True) as seconds:
                 self._resumed = await at_every_gate(self._gates, GateClient.resume, seconds)
                 for hooks in self._hooks:
                     self._note(hooks.name, hooks.clear)
@@ -250,7 +250,7 @@ class _Abort:
             await asyncio.wait(late, timeout=self._budget.cancel_s)
 
     @contextmanager
-    def _step(self, step: Step, wanted_s: float, *, is_last: bool = False) -> Iterator[float]:
+    def _step(self, step: AbortStep, wanted_s: float, *, is_last: bool = False) -> Iterator[float]:
         """Times a step; yields how many seconds it may take."""
         began = time.monotonic()
         try:

@@ -14,7 +14,7 @@ from harness.sessions.gate import GateReport
 from harness.types import Sample, SampleStatus
 
 
-class Step(StrEnum):
+class AbortStep(StrEnum):
     """The steps of an abort, in `ORDER`."""
 
     MARK = "mark"
@@ -33,7 +33,7 @@ class Step(StrEnum):
     """Every session server serves new sessions again."""
 
 
-ORDER = tuple(Step)
+ORDER = tuple(AbortStep)
 
 
 class Keep(StrEnum):
@@ -155,7 +155,7 @@ class AbortReport:
     partial_samples: tuple[Sample, ...] = ()
     """Samples of the rollouts that were cut short."""
     resumed: tuple[ServerAnswer, ...] = ()
-    seconds: Mapping[Step, float] = field(default_factory=dict)
+    seconds: Mapping[AbortStep, float] = field(default_factory=dict)
     """Of each step; a step that was not reached is missing."""
 
     @property

@@ -1,7 +1,7 @@
 """Engines that are paused although nobody who is known works on them: said, and continued when that is asked for.
 
-An engine whose pause is covered by a hold on a session server's gate is somebody's, and is left alone. What a worker
-does not say counts as running.
+An engine whose pause is covered by a hold on a session server's gate is somebody's, and is left alone. A worker
+that does not say counts as running.
 """
 
 import asyncio
@@ -18,9 +18,23 @@ async def look_for_paused(
     workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
 ) -> list[Answer]:
     """The workers that were left paused: with an error, unless they were continued."""
-    paused = [worker for worker in await _find_paused(workers, seconds) if isinstance(worker, Pausable)]
-    if not paused or await _are_covered(gates, seconds):
+    found: list[EngineWorker] = []
+    covered: list[bool] = []
+
+    async def look_at(worker: EngineWorker) -> None:
+        if isinstance(worker, Pausable) and await worker.is_paused(deadline_s=seconds):
+            found.append(worker)
+
+    async def ask(gate: GateClient) -> None:
+        report = await gate.report(deadline_s=seconds)
+        covered.append(any(hold.engines for hold in report.holds))
+
+    await asyncio.gather(*(attempt(partial(look_at, each), seconds, name=f"look at {each.name}") for each in workers))
+    if found:
+        await asyncio.gather(*(attempt(partial(ask, gate), seconds, name=f"look at {gate.url}") for gate in gates))
+    if not found or any(covered):
         return []
+    paused = [worker for worker in found if isinstance(worker, Pausable)]
     if not continues:
         said = "is paused, and no hold on a gate covers it: continue it, or pass continue_engines=True"
         return [Answer(worker.name, said) for worker in paused]
@@ -29,25 +43,3 @@ async def look_for_paused(
         for worker in paused
     )
     return [Answer(worker.name, error) for worker, error in zip(paused, await asyncio.gather(*calls), strict=True)]
-
-
-async def _find_paused(workers: Sequence[EngineWorker], seconds: float) -> list[EngineWorker]:
-    found: list[EngineWorker] = []
-
-    async def ask(worker: EngineWorker) -> None:
-        if isinstance(worker, Pausable) and await worker.is_paused(deadline_s=seconds):
-            found.append(worker)
-
-    await asyncio.gather(*(attempt(partial(ask, worker), seconds, name=f"look at {worker.name}") for worker in workers))
-    return found
-
-
-async def _are_covered(gates: Sequence[GateClient], seconds: float) -> bool:
-    covered: list[bool] = []
-
-    async def ask(gate: GateClient) -> None:
-        report = await gate.report(deadline_s=seconds)
-        covered.append(any(hold.engines for hold in report.holds))
-
-    await asyncio.gather(*(attempt(partial(ask, gate), seconds, name=f"look at {gate.url}") for gate in gates))
-    return any(covered)

@@ -5,7 +5,7 @@
 
 `paused_rollout` is the full form, for several session servers.
 
-What is pending stays pending. Turns in flight end inside the engines and are continued from their partial output when
+Pending tasks stay pending. Turns in flight end inside the engines and are continued from their partial output when
 the gate opens, as the same turns; the agents notice nothing but time. The hold of this pause leaves the gate at the end
 of the block, whatever happens in it (I8); a weight update inside the block has a hold of its own and does not open it.
 The block must let the loop run: a hold that is not renewed runs out, so train in a thread.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import structlog
 
 from harness.client.connections import SessionServerAddress
-from harness.client.gate import GateClient, new_holder, renewed
+from harness.client.gate import GateClient, new_holder, renew_holds
 from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import AbortBudget, Answer, ServerAnswer
 from harness.control.engines import EngineWorker, as_workers
@@ -68,8 +68,15 @@ async def paused_rollout(
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
         gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
+        resume_s = budget.resume_s
+
+        async def resume() -> None:
+            for answer in await at_every_gate(gates, GateClient.resume, resume_s):
+                if answer.error:
+                    _log.warning(GATE_NOT_RESUMED, url=answer.url, error=answer.error)
+
         try:
-            async with renewed(gates):
+            async with renew_holds(gates):
                 paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
                 reached = [gate for gate, answer in zip(gates, paused, strict=True) if answer.error is None]
                 quiet = await quieten(as_workers(engine_workers), reached, budget.engines_s)
@@ -78,10 +85,4 @@ async def paused_rollout(
                 _log.info(ROLLOUT_PAUSED, held=held, problems=report.problems)
                 yield report
         finally:
-            await to_the_end(_resume(gates, budget.resume_s))
-
-
-async def _resume(gates: Sequence[GateClient], seconds: float) -> None:
-    for answer in await at_every_gate(gates, GateClient.resume, seconds):
-        if answer.error:
-            _log.warning(GATE_NOT_RESUMED, url=answer.url, error=answer.error)
+            await to_the_end(resume())

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from harness.client.gate import GateClient, new_holder, renewed
+from harness.client.gate import GateClient, new_holder, renew_holds
 from harness.client.session_server import SessionServerClient
 from harness.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep
 from harness.errors import EnginesHeld, SessionServerError
@@ -27,9 +27,9 @@ class ServersInUpdate:
         self._report = report
         self._budget = budget
 
-    def renewed(self) -> AbstractAsyncContextManager[None]:
+    def renew_holds(self) -> AbstractAsyncContextManager[None]:
         """The holds last as long as the block."""
-        return renewed(self._gates)
+        return renew_holds(self._gates)
 
     async def sweep(self, request: SweepRequest) -> None:
         """Every server scores what waits for the live version."""

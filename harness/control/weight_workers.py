@@ -158,10 +158,13 @@ class EnginesInUpdate:
     async def verify(self, load_errors: Mapping[str, str | None]) -> None:
         """Every worker says what it serves; when some serve the version, the others are fenced."""
         silent = await self._at_every_worker(lambda provider: provider.read_version(), self._budget.verify_s)
-        workers = {worker.name: worker for worker in self._workers()}
-        found = {
-            name: self._judge(worker, silent.get(name) or load_errors.get(name)) for name, worker in workers.items()
-        }
+        workers, found = {worker.name: worker for worker in self._workers()}, {}
+        for name, worker in workers.items():
+            label, error = worker.provider.weight_version, None
+            if not is_version(label, self._report.version):
+                said = f"it reports weight version {label!r}, expected {str(self._report.version)!r}"
+                error = "; ".join(filter(None, (silent.get(name) or load_errors.get(name), said)))
+            found[name] = WorkerUpdate(name, label, error)
         if any(each.error is None for each in found.values()):
             found = {name: _fence(each, workers[name]) for name, each in found.items()}
         self._report.workers = tuple(found.values())
@@ -177,13 +180,6 @@ class EnginesInUpdate:
         for name, error in zip(self._engines, errors, strict=True):
             if error is not None:
                 self._report.note(UpdateStep.CONTINUE, f"engine {name}: {error}")
-
-    def _judge(self, worker: _Worker, error: str | None) -> WorkerUpdate:
-        label = worker.provider.weight_version
-        if is_version(label, self._report.version):
-            return WorkerUpdate(worker.name, label)
-        said = f"it reports weight version {label!r}, expected {str(self._report.version)!r}"
-        return WorkerUpdate(worker.name, label, said if error is None else f"{error}; {said}")
 
     def _workers(self) -> Iterator[_Worker]:
         for name, engine in self._engines.items():

@@ -11,8 +11,8 @@ whatever happened in between, also when the caller is cancelled. A worker that m
 later update has reached it. An update that no worker took is an error, and the old weights go on serving. Versions only
 go up, because a worker with a lower one than another has missed an update.
 
-This is the order of an update, and what it may not forget. What is asked of the workers is in `weight_workers.py`, what
-of the session servers in `weight_servers.py`, what is reported in `weights_report.py`. Does not transfer weights by
+This is the order of an update, and what it may not forget. The questions to the workers are in `weight_workers.py`,
+those to the session servers in `weight_servers.py`, the report is in `weights_report.py`. Does not transfer weights by
 itself: `apply` takes a checkpoint that the engines can read, or a function that knows how.
 """
 
@@ -55,7 +55,7 @@ class WeightUpdater:
             passes no control on), an `EngineServer` of a known kind, or entered providers; the workers of a pool are
             updated one by one.
         session_servers: All servers whose sessions these engines serve.
-        mode: What happens to generations in flight. ABORT: they end, go on after the update with a prefill under the
+        mode: The fate of generations in flight. ABORT: they end, go on after the update with a prefill under the
             new weights, and that prefill scores what waits for them. KEEP: they freeze and go on without being
             scored; tokens of one request then have several versions, and their proximal values come from sweeps only.
         budget: How long each step may take.
@@ -91,7 +91,7 @@ class WeightUpdater:
             update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
             await update.sweep(self._unconsumed)
             try:
-                async with update.renewed():
+                async with update.renew_holds():
                     await update.pause()
                     yield update
             finally:
@@ -132,18 +132,29 @@ class WeightUpdate:
             request = SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
             await asyncio.gather(self._servers.sweep(request), self._engines.sweep_samples(unconsumed, request))
 
-    def renewed(self) -> AbstractAsyncContextManager[None]:
+    def renew_holds(self) -> AbstractAsyncContextManager[None]:
         """The holds of this update last as long as the block."""
-        return self._servers.renewed()
+        return self._servers.renew_holds()
 
     async def pause(self) -> None:
         """Hold new turns first, so that whatever the engines end finds its gate closed and waits there.
 
+        Every gate is shut and the engines are this update's, or nothing is: two updates never hold a part of them each.
         Raises `EngineUnavailable` when another update has the engines for longer than the budget allows to wait, and
         `ScenarioError` when the one that was waited for has brought a later version.
         """
         with self._step(UpdateStep.PAUSE_GATES):
-            await self._take_turn()
+            until, has_waited = time.monotonic() + self._budget.turn_s, False
+            while (taken := await self._servers.pause()) is not None:
+                await self._open_gates()
+                if time.monotonic() >= until:
+                    raise EngineUnavailable(f"waited {self._budget.turn_s:g} s for another update to end: {taken}")
+                has_waited = True
+                await asyncio.sleep(random.uniform(*_ASK_AGAIN_S))  # noqa: S311  # nothing secret
+            self._has_engines = True
+            if has_waited:
+                await self._engines.read_live_version()
+                self._engines.require_upwards()
         with self._step(UpdateStep.PAUSE_ENGINES):
             self._has_paused = True
             await self._engines.pause()
@@ -173,7 +184,7 @@ class WeightUpdate:
 
     async def reopen(self) -> None:
         """Everything works again, without the workers that the update missed or broke off in."""
-        async with self.renewed():
+        async with self.renew_holds():
             if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some
                 with self._step(UpdateStep.VERIFY):
                     await self._engines.verify({})
@@ -187,20 +198,6 @@ class WeightUpdate:
                     await self._servers.expect()
         with self._step(UpdateStep.RESUME_GATES):
             await self._open_gates()
-
-    async def _take_turn(self) -> None:
-        """Every gate is shut, and the engines are this update's. Two updates never hold a part of them each."""
-        until, has_waited = time.monotonic() + self._budget.turn_s, False
-        while (taken := await self._servers.pause()) is not None:
-            await self._open_gates()
-            if time.monotonic() >= until:
-                raise EngineUnavailable(f"waited {self._budget.turn_s:g} s for another update to end: {taken}")
-            has_waited = True
-            await asyncio.sleep(random.uniform(*_ASK_AGAIN_S))  # noqa: S311  # nothing secret
-        self._has_engines = True
-        if has_waited:
-            await self._engines.read_live_version()
-            self._engines.require_upwards()
 
     async def _open_gates(self) -> None:
         """Release the holds; engines that were not continued by this update are the servers' to continue."""

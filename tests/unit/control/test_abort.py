@@ -9,8 +9,7 @@ import pytest
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
-from harness.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate, Keep
-from harness.control.abort_report import Step as AbortStep
+from harness.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks, Fate, Keep
 from harness.control.engines import EngineInProcess, EngineServer
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import FunctionAgent, ProgramAgent

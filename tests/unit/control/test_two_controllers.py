@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.gate import renewed
+from harness.client.gate import renew_holds
 from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget
@@ -157,7 +157,7 @@ async def test_nothing_is_left_of_a_hold_that_was_never_placed():
     """A controller whose first verb did not arrive ends all the same."""
     async with serving(Engine()) as client, SessionServerClient(client.url) as server:
         gate = server.gate("nobody")
-        async with renewed([gate]):
+        async with renew_holds([gate]):
             report = await gate.resume(deadline_s=5)
 
     assert report.state == "open"

@@ -63,7 +63,11 @@ def main() -> None:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
     except _UsageError as error:
-        _fail(_usage_message(error), "usage", ExitCode.USAGE)
+        said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # of the usage error
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "harness"
+        # A command alone prints its help, and says nothing here.
+        _fail(f"{said}; see `{command} --help`" if said else "", "usage", ExitCode.USAGE)
     except HarnessError as error:
         _fail(error.message, error.code, exit_code_of(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -97,12 +101,3 @@ def _leave(code: int) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _usage_message(error: Exception) -> str:
-    """The error of the command line, and where to look; empty for a command alone, which prints its help."""
-    if not error.format_message():  # type: ignore[attr-defined]  # of the usage error
-        return ""
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "harness"
-    return f"{error.format_message().rstrip('.')}; see `{command} --help`"  # type: ignore[attr-defined]  # of the usage error

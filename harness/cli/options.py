@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from harness.cli import output
 
 if TYPE_CHECKING:
+    from harness.server.serving import RunningServer
     from harness.server.settings import ServerSettings
     from harness.tokens.chat_tokenizer import ChatTokenizer
 
@@ -189,13 +191,18 @@ class ServerOptions:
             raise ScenarioError("no tokenizer: expected --model NAME_OR_DIR, or --tokenizer DIR")
         return open_chat_tokenizer(folder, renderer=self.renderer)
 
-    def made_token(self, settings: "ServerSettings") -> str | None:
-        """The admin token that was made at this start; None when the operator chose one, or none."""
-        return None if self.admin_token else settings.admin_token
-
-    def say_access(self, settings: "ServerSettings") -> None:
-        """Tell the operator once: the token that was made, or that there is none."""
-        if token := self.made_token(settings):
+    def announce(
+        self, running: "RunningServer", settings: "ServerSettings", said: str, *, as_json: bool, **more: Any
+    ) -> None:
+        """Tell the operator that the server answers, and how to get in: `said`, or one JSON document with `more`."""
+        token = None if self.admin_token else settings.admin_token  # made at this start
+        if as_json:
+            facts = {"url": running.url, "sessions_restored": running.restored, "admin_token": token}
+            output.print_json(facts | more)
+            sys.stdout.flush()
+            return
+        output.say(said)
+        if token:
             output.say(f"admin token of this start: {token} (--admin-token or HARNESS_ADMIN_TOKEN chooses one)")
         elif settings.admin_token is None:
             output.say(
@@ -217,11 +224,11 @@ def takes_server_options(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(command)
-    def spelled_out(**options: Any) -> None:
+    def run_command(**options: Any) -> None:
         server = ServerOptions(**{each.name: options.pop(each.name) for each in shared})
         command(**options, server=server)
 
     parameters = [each for name, old in own.items() for each in (shared if name == "server" else [old])]
-    spelled_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
-    spelled_out.__annotations__ = {each.name: each.annotation for each in parameters}
-    return spelled_out
+    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
+    run_command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run_command

@@ -42,12 +42,21 @@ class RunProgress:
         self._redraw()
 
     def end_rollout(self, record: RolloutRecord) -> None:
-        """One line for the rollout."""
+        """One line for the rollout; an error is said in full."""
         self._running -= 1
         self._ended += 1
         self._redraw()
+        facts = [f"{record.session.turns} turns", f"{record.session.ledger.generated} tokens"]
+        if record.reward is not None:
+            facts.append(f"reward {record.reward:.2f}")
+        facts.append(f"{record.seconds:.1f} s")
+        why = f" ({record.cause.value}: {printable(record.detail)})" if record.cause not in (None, Cause.LIMIT) else ""
+        color = "red" if why else "green"
         width = len(str(self._total))
-        self._console.print(f"[dim]{self._ended:{width}}/{self._total}[/dim]  {_describe(record)}")
+        self._console.print(
+            f"[dim]{self._ended:{width}}/{self._total}[/dim]  {escape(f'{record.scenario}/{record.number}')}"
+            f"  [{color}]{record.outcome.value}[/{color}]  {', '.join(facts)}{escape(why)}"
+        )
 
     def _redraw(self) -> None:
         if self._bar is not None and self._task is not None:
@@ -64,15 +73,3 @@ def open_progress(*, is_resumed: bool) -> Iterator[RunProgress]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         yield RunProgress(console, bar, is_resumed=is_resumed)
-
-
-def _describe(record: RolloutRecord) -> str:
-    """A rollout in one line; an error is said in full."""
-    facts = [f"{record.session.turns} turns", f"{record.session.ledger.generated} tokens"]
-    if record.reward is not None:
-        facts.append(f"reward {record.reward:.2f}")
-    facts.append(f"{record.seconds:.1f} s")
-    why = f" ({record.cause.value}: {printable(record.detail)})" if record.cause not in (None, Cause.LIMIT) else ""
-    color = "red" if why else "green"
-    name = f"{record.scenario}/{record.number}"
-    return f"{escape(name)}  [{color}]{record.outcome.value}[/{color}]  {', '.join(facts)}{escape(why)}"

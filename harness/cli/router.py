@@ -1,7 +1,6 @@
 """`harness router`: an SGLang router that also serves sessions."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,23 +96,10 @@ def router(
     program = gateway_program(gateway, output.say) if router_url is None else None
 
     def announce(running: "RunningServer", front: "Gateway") -> None:
-        if as_json:
-            kind, restrictions = str(front.kind), list(front.restrictions)
-            output.print_json(
-                {
-                    "url": running.url,
-                    "sessions_restored": running.restored,
-                    "admin_token": server.made_token(settings),
-                    "gateway": {"url": front.url, "kind": kind, "restrictions": restrictions},
-                }
-            )
-            sys.stdout.flush()
-            return
-        for restriction in front.restrictions:
+        for restriction in () if as_json else front.restrictions:
             output.say(f"the gateway is restricted: {front.kind} {restriction}")
-        output.say(
-            f"routing and serving sessions at {running.url} in front of {front.kind} at {front.url}; Ctrl+C stops"
-        )
-        server.say_access(settings)
+        said = f"routing and serving sessions at {running.url} in front of {front.kind} at {front.url}; Ctrl+C stops"
+        facts = {"url": front.url, "kind": str(front.kind), "restrictions": list(front.restrictions)}
+        server.announce(running, settings, said, as_json=as_json, gateway=facts)
 
     uvloop.run(route_forever(routing, program, chat_tokenizer, open_store(server.store), settings, started=announce))

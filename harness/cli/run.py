@@ -96,13 +96,21 @@ def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) 
     """The report of the run; whatever stops it, the user is told how to go on."""
     import uvloop
 
+    from harness.cli.progress import open_progress
     from harness.errors import HarnessError
     from harness.suite.exits import ExitCode, exit_code_of
+    from harness.suite.run.interrupts import Interrupts
+    from harness.suite.run.runner import SuiteRun
     from harness.telemetry.logging import configure_logging
+
+    async def execute() -> "RunReport":
+        interrupts = Interrupts()
+        with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
+            return await SuiteRun(opened.selection, opened.directory, progress, interrupts, concurrency).execute()
 
     configure_logging("error")
     try:
-        report = uvloop.run(_run_suite(opened, concurrency, is_resumed=is_resumed))
+        report = uvloop.run(execute())
     except HarnessError as error:
         if exit_code_of(error) is not ExitCode.USAGE:  # the same command would fail in the same way
             _say_how_to_resume(opened)
@@ -110,17 +118,6 @@ def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) 
     if not report.is_complete:
         _say_how_to_resume(opened)
     return report
-
-
-async def _run_suite(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) -> "RunReport":
-    from harness.cli.progress import open_progress
-    from harness.suite.run.interrupts import Interrupts
-    from harness.suite.run.runner import SuiteRun
-
-    interrupts = Interrupts()
-    with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
-        suite_run = SuiteRun(opened.selection, opened.directory, progress, interrupts, concurrency)
-        return await suite_run.execute()
 
 
 def _say_how_to_resume(opened: "OpenedRun") -> None:

@@ -1,13 +1,12 @@
 """`harness serve`: a session server of its own."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import model as models
-from harness.cli import options, output
+from harness.cli import options
 
 if TYPE_CHECKING:
     from harness.server.serving import RunningServer
@@ -72,12 +71,7 @@ def serve(
         provider.continues_at_entry = continue_engines
 
     def announce(running: "RunningServer") -> None:
-        if as_json:
-            token = server.made_token(settings)
-            output.print_json({"url": running.url, "sessions_restored": running.restored, "admin_token": token})
-            sys.stdout.flush()
-        else:
-            output.say(f"serving sessions at {running.url}; Ctrl+C stops")
-            server.say_access(settings)
+        said = f"serving sessions at {running.url}; Ctrl+C stops"
+        server.announce(running, settings, said, as_json=as_json)
 
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce))

@@ -17,7 +17,7 @@ from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.telemetry.printable import printable
-from harness.types import Message, Turn
+from harness.types import Message
 
 _MAX_LINE = 100
 _MAX_TURNS = 4
@@ -56,7 +56,11 @@ def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | 
     best = max(told, key=lambda record: record.reward or 0.0)
     session = read_session(database, str(best.session_id))
     shown = session.turns[:_MAX_TURNS]
-    lines = [line for turn in shown for line in _lines_of(turn)]
+    lines: list[Line] = []
+    for turn in shown:
+        if turn.messages_delta:  # its last message to the model; examples and earlier messages are left out
+            lines.append(Line(str(turn.messages_delta[-1]["role"]), _text(turn.messages_delta[-1])))
+        lines.append(Line("assistant", _text(turn.reply)))
     return Excerpt(best.number, lines, len(session.turns) - len(shown))
 
 
@@ -159,13 +163,6 @@ def _ledger_words(ledger: Ledger) -> str:
         f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
         f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}"
     )
-
-
-def _lines_of(turn: Turn) -> Iterator[Line]:
-    """The last message to the model, and its answer; examples and earlier messages are left out."""
-    if turn.messages_delta:
-        yield Line(str(turn.messages_delta[-1]["role"]), _text(turn.messages_delta[-1]))
-    yield Line("assistant", _text(turn.reply))
 
 
 def _text(message: Message) -> str:

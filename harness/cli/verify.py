@@ -75,13 +75,23 @@ def engine(
     """
     import uvloop
 
+    from harness.engines.connect import open_engine
+    from harness.engines.examine.comparison import compare_engines
     from harness.models import resolve_model
     from harness.suite.exits import ExitCode
     from harness.telemetry.logging import configure_logging
+    from harness.tokens.model_family import open_chat_tokenizer
 
     configure_logging("error")
     folder = resolve_model(model)
-    comparison = uvloop.run(_compare(a, b, folder, tokens=tokens, atol=atol, top_k=top_k))
+    chat = open_chat_tokenizer(folder)
+    left, right = (open_engine(name, model_dir=folder, tokenizer=chat.tokenizer) for name in (a, b))
+
+    async def compare() -> "Comparison":
+        async with left, right:
+            return await compare_engines(left, right, chat, tokens=tokens, atol=atol, top_k=top_k)
+
+    comparison = uvloop.run(compare())
     if as_json:
         output.print_json(comparison.to_json())
     else:
@@ -112,14 +122,3 @@ def _print_tokens(family: "FamilyDescription", results: "list[PropertyResult]") 
             output.print_text(f"      in       {result.mismatch.conversation}")
             output.print_text(f"      expected {result.mismatch.expected!r}")
             output.print_text(f"      got      {result.mismatch.seen!r}")
-
-
-async def _compare(a: str, b: str, folder: Path, *, tokens: int, atol: float, top_k: int) -> "Comparison":
-    from harness.engines.connect import open_engine
-    from harness.engines.examine.comparison import compare_engines
-    from harness.tokens.model_family import open_chat_tokenizer
-
-    chat = open_chat_tokenizer(folder)
-    left, right = (open_engine(name, model_dir=folder, tokenizer=chat.tokenizer) for name in (a, b))
-    async with left, right:
-        return await compare_engines(left, right, chat, tokens=tokens, atol=atol, top_k=top_k)

@@ -133,7 +133,11 @@ def _load(name: str) -> object:
     if name == "errors":
         return import_module("harness.errors")
     if name not in _HOMES:
-        raise AttributeError(f"module 'harness' has no attribute {name!r}{_suggest(name)}", name=name)
+        from difflib import get_close_matches  # only a mistake pays for it
+
+        near = [] if name.startswith("__") else get_close_matches(name, __all__, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise AttributeError(f"module 'harness' has no attribute {name!r}{hint}", name=name)
     found: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found  # the next use finds it without asking here
     return found
@@ -146,10 +150,3 @@ if not TYPE_CHECKING:  # else a type checker would take every name for one that 
 def __dir__() -> list[str]:
     """What is loaded, and every public name that is not yet."""
     return sorted({*globals(), *__all__})
-
-
-def _suggest(name: str) -> str:
-    from difflib import get_close_matches  # only a mistake pays for it
-
-    near = [] if name.startswith("__") else get_close_matches(name, __all__, n=3)
-    return f"; did you mean {' or '.join(near)}?" if near else ""

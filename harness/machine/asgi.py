@@ -32,7 +32,9 @@ async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_
     """`server` while it answers at `listener`; it ends with the block, what it is answering included."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await _wait_until_started(server, serving)
+        async with asyncio.timeout(_START_S):
+            while not server.started and not serving.done():  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+                await asyncio.sleep(0.005)
         yield server
     finally:
         server.should_exit = True
@@ -51,9 +53,3 @@ def listening(host: str, port: int) -> socket.socket:
         listener.close()
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return listener
-
-
-async def _wait_until_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(_START_S):
-        while not server.started and not serving.done():  # noqa: ASYNC110  # uvicorn offers nothing to wait for
-            await asyncio.sleep(0.005)

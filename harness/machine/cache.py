@@ -68,13 +68,21 @@ def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
 
 def is_intact(folder: Path, recipe: Mapping[str, Any], progress: Progress) -> bool:
     """Whether `folder` was made by `recipe` and every file in it still has its checksum."""
-    manifest = _read_manifest(folder)
-    if manifest.get("recipe") != recipe:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    if (
+        not isinstance(manifest, dict)
+        or manifest.get("recipe") != recipe
+        or not isinstance(manifest.get("files"), dict)
+    ):
         return False
     files = manifest["files"]
     total, done = sum(entry["bytes"] for entry in files.values()), 0
     for name, entry in files.items():
-        if not _matches(folder / name, entry):
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256_of(path) != entry["sha256"]:
             return False
         done += entry["bytes"]
         progress(Phase.VERIFY, done, total)
@@ -102,19 +110,6 @@ def storage_error(directory: Path, error: OSError) -> ModelError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(f"no space left in {directory}; free some or point HARNESS_CACHE elsewhere")
     return ModelError(f"cannot write to {directory} ({error}); point HARNESS_CACHE to a writable directory")
-
-
-def _matches(path: Path, entry: Mapping[str, Any]) -> bool:
-    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest; empty when there is none or it is not one, which makes the folder not intact."""
-    try:
-        content = json.loads((folder / MANIFEST).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return {}
-    return content if isinstance(content, dict) and isinstance(content.get("files"), dict) else {}
 
 
 def _sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 _T = TypeVar("_T")
 
 OBEY_S = 0.2
-"""What a call gets to obey its cancellation; a well-behaved one ends at once."""
+"""Time for a call to obey its cancellation; a well-behaved one ends at once."""
 
 _ATTEMPTS = 4  # of calls that hang
 _SHORTEST_ATTEMPT_S = 1.0
@@ -34,7 +34,11 @@ async def within(seconds: float, work: Awaitable[object]) -> bool:
 
 async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
     """Why `call` did not do its work, None when it did; known at most `seconds` plus `OBEY_S` later."""
-    task = asyncio.create_task(_calling(call), name=name)
+
+    async def await_call() -> None:  # a task takes a coroutine, and `call` may return any awaitable
+        await call()
+
+    task = asyncio.create_task(await_call(), name=name)
     task.add_done_callback(read_end)  # it may end while the caller is cancelled
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -45,7 +49,9 @@ async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name
     if not task.done() or task.cancelled():
         return not_in_time(seconds)
     error = task.exception()
-    return None if error is None else _describe(error)
+    if error is None:
+        return None
+    return error.message if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
 
 
 async def persist(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
@@ -100,7 +106,7 @@ async def to_the_end(work: Awaitable[_T]) -> _T:
 
 
 def not_in_time(seconds: float) -> str:
-    """What is reported of somebody who had `seconds` to answer."""
+    """The report on somebody who had `seconds` to answer."""
     return f"did not answer within {seconds:.3g} s"
 
 
@@ -108,11 +114,3 @@ def read_end(task: asyncio.Future[Any]) -> None:
     """For a task that nobody awaits any more: what it raises at last is no surprise."""
     if not task.cancelled():
         task.exception()
-
-
-async def _calling(call: Callable[[], Awaitable[object]]) -> None:
-    await call()
-
-
-def _describe(error: BaseException) -> str:
-    return error.message if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"

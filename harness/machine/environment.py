@@ -25,12 +25,12 @@ _INSTALLER_PREFIXES = ("UV_", "PIP_", "GIT_", "CARGO_", "RUSTUP_", "CMAKE_", "PY
 
 
 def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """What any program gets of `environ`; values are as they are, credentials in URLs included."""
+    """The part of `environ` that any program gets; values are as they are, credentials in URLs included."""
     return {name: value for name, value in environ.items() if name in _PROGRAM_NAMES or name.startswith("LC_")}
 
 
 def for_installers(environ: Mapping[str, str]) -> dict[str, str]:
-    """What uv and pip get of `environ`. A `VIRTUAL_ENV` is not among it: ours is not the one that they work on."""
+    """The part of `environ` for uv and pip. A `VIRTUAL_ENV` is not in it: ours is not the one that they work on."""
     return for_programs(environ) | {
         name: value
         for name, value in environ.items()

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Phase(StrEnum):
-    """What is being done, in the order in which it happens."""
+    """The work that is being done, in the order in which it happens."""
 
     WAIT = "wait"
     """Another process is fetching the same model."""

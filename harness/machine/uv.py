@@ -31,7 +31,7 @@ class Ended(NamedTuple):
 
 
 async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:
-    """What uv printed, stripped; raises `failure` with the end of its messages, and when it takes too long.
+    """The output of uv, stripped; raises `failure` with the end of its messages, and when it takes too long.
 
     A `deadline_s` of None leaves the bound to the caller.
     """

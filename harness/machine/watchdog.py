@@ -2,7 +2,7 @@
 
 One small process per manager (`group_reaper.py`) is told of every agent's process group through a pipe. The kernel
 closes the pipe when the harness dies, however it dies, and the watchdog then ends the groups that are still
-registered. What has been written to the pipe outlives the writer, so a registration needs no answer.
+registered. Bytes in the pipe outlive their writer, so a registration needs no answer.
 A process that left its group by itself (`setsid`) is out of reach.
 """
 
@@ -59,21 +59,17 @@ class Watchdog:
     def _tell(self, line: str) -> None:
         try:
             self._write(line)
-        except BrokenPipeError:
-            self._replace()
+        except BrokenPipeError:  # somebody killed the watchdog: another one is told everything
+            _log.warning(WATCHDOG_REPLACED, pid=self.pid, groups=len(self._groups))
+            _close_input(self._process)
+            self._process.wait()
+            self._process = _start_program()
+            for group in self._groups:
+                self._write(f"+{group}\n")
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
         os.write(self._process.stdin.fileno(), line.encode())
-
-    def _replace(self) -> None:
-        """Somebody killed the watchdog: start another one and tell it everything."""
-        _log.warning(WATCHDOG_REPLACED, pid=self.pid, groups=len(self._groups))
-        _close_input(self._process)
-        self._process.wait()
-        self._process = _start_program()
-        for group in self._groups:
-            self._write(f"+{group}\n")
 
 
 def _start_program() -> subprocess.Popen[bytes]:

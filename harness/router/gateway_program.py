@@ -36,8 +36,11 @@ def gateway_program(name: str, say: Say) -> GatewayProgram:
 
     Raises `ScenarioError` for a name that is none, `LaneError` or `ModelError` when it cannot be installed.
     """
-    kind = _kind(name)
-    requirements = _requirements(kind)
+    try:
+        kind = GatewayKind(name)
+    except ValueError:
+        raise ScenarioError(f"no gateway {name!r}; expected one of {', '.join(GatewayKind)}") from None
+    requirements = Path(server_patch.__path__[0]) / "environments" / f"{kind}.txt"
     digest = hashlib.sha256(f"{sys.version_info[:2]}".encode() + requirements.read_bytes()).hexdigest()[:16]
     target = cache_directory() / "gateways" / f"{kind}-{digest}"
     try:
@@ -49,17 +52,6 @@ def gateway_program(name: str, say: Say) -> GatewayProgram:
     except OSError as error:
         raise storage_error(target.parent, error) from error
     return GatewayProgram(kind, target / "bin" / str(kind))
-
-
-def _kind(name: str) -> GatewayKind:
-    try:
-        return GatewayKind(name)
-    except ValueError:
-        raise ScenarioError(f"no gateway {name!r}; expected one of {', '.join(GatewayKind)}") from None
-
-
-def _requirements(kind: GatewayKind) -> Path:
-    return Path(server_patch.__path__[0]) / "environments" / f"{kind}.txt"
 
 
 def _build(requirements: Path, target: Path) -> None:

@@ -98,22 +98,21 @@ class RoutedApp:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self._router(scope, receive, send)
-        elif _is_of_sessions(scope):
+            return
+        if _is_of_sessions(scope):
             await self._sessions(scope, receive, send)
-        elif scope["path"] in _OWN:
+            return
+        if scope["path"] in _OWN:
             own = _OWN[scope["path"]]
             await self._sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
-        else:
-            await self._route(scope, receive, send)
-
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the router answer an operator, without the credential that was for us."""
+            return
         headers = Headers(scope=scope)
         try:
             require_admin(headers, self._admin_token)
         except Unauthorized as error:
             await error_response(error, to_agent=True)(scope, receive, send)
             return
+        # The router answers an operator, without the credential that was for us.
         if self._admin_token or credential(headers).startswith(API_KEY_PREFIX):
             kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _CREDENTIALS]
             scope = {**scope, "headers": kept}
@@ -147,17 +146,29 @@ async def open_routed(
     async with AsyncExitStack() as stack:
         workers = [EngineAddress.parse(url) for url in settings.worker_urls]
         keys = _Keys.of(workers, settings.engine_key)
-        http = await stack.enter_async_context(open_http(_gateway_key(settings)))
+        address = EngineAddress.parse(settings.router_url) if settings.router_url else None
+        # A gateway that is started here is asked for no key.
+        gateway_key = address.api_key(os.environ) if address and address.key_variable else ""
+        http = await stack.enter_async_context(open_http(lambda _origin: gateway_key))
         to_workers = await stack.enter_async_context(open_http(keys))
         gateway = await _gateway(settings, program, http, keys, stack)
+
+        def describe() -> dict[str, Any]:
+            sessions = {"workers": [status._asdict() for status in pool.workers]}
+            return {"sessions": {**sessions, "refused": pool.refused, "waiting": pool.waiting}}
+
         front = RouterFront(
             http,
             gateway,
             to_workers=to_workers,
             also=[worker.url for worker in workers],
             heard=lambda order: _heed(pool, order),
-            describe=lambda: _describe(pool),
-            is_guarded=lambda: is_guarded and _are_all_entered(front, pool),
+            describe=describe,
+            # Whoever the gateway may send a request to has been entered: its guard is that of the others.
+            is_guarded=lambda: (
+                is_guarded
+                and {worker.url for worker in front.workers.current} <= {status.name for status in pool.workers}
+            ),
         )
         await stack.enter_async_context(front.following(settings.interval_s))
         pool = DiscoveredPool(
@@ -216,13 +227,6 @@ def _origin(url: str) -> str:
     return str(URL(url).origin())
 
 
-def _gateway_key(settings: RouterSettings) -> Callable[[str], str]:
-    """The key of a gateway whose address names one; one that is started here is asked for none."""
-    address = EngineAddress.parse(settings.router_url) if settings.router_url else None
-    key = address.api_key(os.environ) if address and address.key_variable else ""
-    return lambda _origin: key
-
-
 async def _gateway(
     settings: RouterSettings,
     program: GatewayProgram | None,
@@ -236,6 +240,7 @@ async def _gateway(
         assert program is not None, "without the address of a gateway, one is started"
         log_file = settings.gateway_log or Path(stack.enter_context(TemporaryDirectory())) / "gateway.log"
         urls = [EngineAddress.parse(url).url for url in settings.worker_urls]
+        ours = {name: value for name, value in os.environ.items() if name not in _FOR_US_ALONE}
         launching = launch(
             http,
             program.executable,
@@ -243,17 +248,12 @@ async def _gateway(
             urls,
             log_file=log_file,
             arguments=settings.gateway_arguments,
-            env=_gateway_environment(os.environ),
+            env=without_credentials(ours),
             keys={url: keys(url) for url in urls},
         )
         return await stack.enter_async_context(launching)
     except GatewayError as error:
         raise LaneError(str(error)) from error
-
-
-def _gateway_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours without what is for us alone, and without user and secret in any URL."""
-    return without_credentials({name: value for name, value in ours.items() if name not in _FOR_US_ALONE})
 
 
 def _find_workers(front: RouterFront, vocab_size: int, keys: _Keys) -> list[FoundWorker]:
@@ -266,11 +266,6 @@ def _find_workers(front: RouterFront, vocab_size: int, keys: _Keys) -> list[Foun
     ]
 
 
-def _are_all_entered(front: RouterFront, pool: DiscoveredPool) -> bool:
-    """Whoever the gateway may send a request to has been entered: its guard is that of the others."""
-    return {worker.url for worker in front.workers.current} <= {status.name for status in pool.workers}
-
-
 def _heed(pool: DiscoveredPool, order: Order) -> None:
     """A pause that came by the router's own verb: workers that join meanwhile must not serve."""
     if order.verb == "/continue_generation":
@@ -278,11 +273,6 @@ def _heed(pool: DiscoveredPool, order: Order) -> None:
     elif order.verb == "/pause_generation":
         with suppress(VerbError, KeyError, TypeError):  # workers refuse what is no mode, and nothing changes
             pool.workers.expect_pause(_PAUSES[order.fields.get("mode") or "abort"])
-
-
-def _describe(pool: DiscoveredPool) -> dict[str, Any]:
-    workers = [status._asdict() for status in pool.workers]
-    return {"sessions": {"workers": workers, "refused": pool.refused, "waiting": pool.waiting}}
 
 
 def _is_of_sessions(scope: Scope) -> bool:

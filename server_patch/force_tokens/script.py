@@ -1,4 +1,4 @@
-"""What counts as a script, for every engine alike."""
+"""The form of a script, which is the same for every engine."""
 
 PARAMETER = "force_ids"
 """Name of the request's parameter."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RULE_CODES = dict(enumerate(Rule, start=1))
-"""What the values of `BatchedRepeatDetector.codes` stand for; 0 is no rule."""
+"""The rules behind the values of `BatchedRepeatDetector.codes`; 0 is no rule."""
 
 RETIRED = -1
 """The code of a row that ended by itself; no rule triggers it any more."""

@@ -21,7 +21,7 @@ _MANY = 256
 
 
 class Rule(StrEnum):
-    """What a sequence was ended for, in the order in which the rules are looked at."""
+    """Why a sequence was ended, in the order in which the rules are looked at."""
 
     OBJECT_KEYS = "object_keys"
     """`max_object_keys` occurrences of the object key, anywhere in the output."""

@@ -15,7 +15,7 @@ from server_patch.repeat_terminate.signals import is_probe, prefix_length
 
 @dataclass
 class Guard:
-    """What the watches of one server have in common."""
+    """The part that all watches of one server share."""
 
     config: RepeatTerminateConfig
     digest: str

@@ -26,7 +26,7 @@ _BODY_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a verb at one worker."""
+    """The result of a verb at one worker."""
 
     url: str
     engine: str

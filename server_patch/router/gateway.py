@@ -59,7 +59,7 @@ RESTRICTIONS = {
         "sends a POST up to five times unless it was started with --disable-retries --disable-circuit-breaker",
     ),
 }
-"""What clients of a gateway have to do without; sessions do not, they are served by the workers directly."""
+"""Restrictions for clients of a gateway; sessions have none, they are served by the workers directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Gateway:
 
     @property
     def restrictions(self) -> tuple[str, ...]:
-        """What its clients have to do without."""
+        """The features that its clients have to do without."""
         return RESTRICTIONS[self.kind]
 
 

@@ -27,7 +27,7 @@ _TOKENS = "/generate"
 
 
 def amendment(scope: Scope) -> Callable[[bytes], bytes] | None:
-    """What becomes of the whole answer to a request; None leaves it alone."""
+    """How the whole answer to a request is changed; None leaves it alone."""
     if scope["method"] != "POST" or scope["path"] not in (*_CHOICES, _TOKENS):
         return None
     if Headers(scope=scope).get(WRAPPED_HEADER) == "1":

@@ -5,8 +5,8 @@ of its own; never imported by the router, uses the standard library only. The ke
 dies, however it dies. The group then gets SIGTERM, a short grace period, and SIGKILL. Exits as the command does when
 that ends first.
 
-What the command prints goes to LOG. When that has come to LOG_BYTES it becomes LOG.1, in the place of the one before: a
-gateway that complains for weeks fills no disk. A log that cannot be written is given up; the gateway goes on.
+The output of the command goes to LOG. When that has come to LOG_BYTES it becomes LOG.1, in the place of the one before:
+a gateway that complains for weeks fills no disk. A log that cannot be written is given up; the gateway goes on.
 """
 
 import os

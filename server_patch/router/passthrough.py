@@ -22,7 +22,7 @@ log = structlog.get_logger()
 Header = tuple[bytes, bytes]
 
 Amend = Callable[[Scope], Callable[[bytes], bytes] | None]
-"""What becomes of the content of a whole, successful JSON answer to a request; None leaves it alone."""
+"""How the content of a whole, successful JSON answer to a request is changed; None leaves it alone."""
 
 _OF_ONE_CONNECTION = frozenset(
     {

@@ -1,4 +1,4 @@
-"""What a control verb of SGLang is on a worker: the calls to make there, in order. Pure.
+"""A control verb of SGLang as the calls to make at a worker, in order. Pure.
 
 Clients speak SGLang's verbs. An SGLang worker gets them as they came, byte for byte; for a vLLM worker each verb is
 translated:
@@ -29,7 +29,7 @@ _UNSETTLED = "updating-"
 
 
 class Engine(StrEnum):
-    """What a worker runs."""
+    """The engine that a worker runs."""
 
     SGLANG = "sglang"
     VLLM = "vllm"
@@ -144,7 +144,7 @@ def _update_weights(body: Body) -> Plan:
     if body.get("abort_all_requests"):
         calls.append(_post("/abort_requests"))
     if version is not None:
-        # What breaks off from here on leaves the worker under a label that is no version, never under a wrong one.
+        # An update that breaks off from here on leaves a label that is no version, never a wrong one.
         calls.append(_labeled(f"{_UNSETTLED}{version}"))
     calls.append(_post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}))
     if body.get("flush_cache", True):

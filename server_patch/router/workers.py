@@ -1,10 +1,10 @@
-"""Who the workers are: as the gateway lists them, looked at again and again.
+"""The workers, as the gateway lists them, looked at again and again.
 
-Whoever adds or removes workers does it at the gateway (`POST /workers`, `DELETE /workers/<id>`). Workers that it was
+Workers are added and removed at the gateway (`POST /workers`, `DELETE /workers/<id>`). Workers that it was
 started with count from the beginning, since it may take its time to list one, or never list a vLLM server; from the
 moment it lists one, it decides about that one too.
-What a worker runs is found by asking the worker itself, by a route that only one of the engines has and that a paused
-engine answers. While the gateway does not answer, its last list stands: workers do not vanish with it.
+The engine of a worker is found by asking the worker itself, by a route that only one of the engines has and that a
+paused engine answers. While the gateway does not answer, its last list stands: workers do not vanish with it.
 
 The gateway's own opinion of a worker's health is carried along and decides nothing here.
 """
@@ -102,7 +102,7 @@ class WorkerList:
 
 
 async def engine_of(http: aiohttp.ClientSession, url: str) -> Engine | None:
-    """What runs at `url`; None while it does not answer."""
+    """The engine that runs at `url`; None while it does not answer."""
     if await answer_of(http, url + _ONLY_SGLANG) is not None:
         return Engine.SGLANG
     return Engine.VLLM if await answer_of(http, url + _ONLY_VLLM) is not None else None

@@ -18,7 +18,7 @@ from harness.control.sample_sweep import sweep_samples
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.engines.base import EngineWorkers, LogprobScale, TokenProvider
 from harness.engines.kinds import parse_kind, server_kinds
-from harness.engines.pool.workers import MISSED_UPDATE
+from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, ScenarioError, UnknownWeightVersion
 from harness.machine.deadlines import attempt, persist
 from harness.samples.versions import is_unsettled, is_version, known_version, policy_version
@@ -166,7 +166,13 @@ class EnginesInUpdate:
                 error = "; ".join(filter(None, (silent.get(name) or load_errors.get(name), said)))
             found[name] = WorkerUpdate(name, label, error)
         if any(each.error is None for each in found.values()):
-            found = {name: _fence(each, workers[name]) for name, each in found.items()}
+            # Of this process; other workers are fenced by the servers that place requests on them.
+            for engine in self._engines.values():
+                fence_left_behind(engine.workers, self._report.version)
+            for name, each in found.items():
+                worker = workers[name]
+                is_fenced = any(status.fence for status in worker.among if status.name == worker.place)
+                found[name] = replace(each, is_fenced=each.error is not None and is_fenced)
         self._report.workers = tuple(found.values())
 
     async def resume(self) -> None:
@@ -202,13 +208,3 @@ class EnginesInUpdate:
         calls = (attempt(partial(verb, engine), seconds, name=f"{step} engine") for engine in self._engines.values())
         for error in filter(None, await asyncio.gather(*calls)):
             self._report.note(step, error)
-
-
-def _fence(update: WorkerUpdate, worker: _Worker) -> WorkerUpdate:
-    """A worker of a pool that missed the weights serves nobody until it has them; others are fenced by servers."""
-    if update.error is not None:
-        worker.among.fence(worker.place, MISSED_UPDATE)
-    fence = next((each.fence for each in worker.among if each.name == worker.place), "")
-    if update.error is None and fence == MISSED_UPDATE:
-        worker.among.unfence(worker.place)
-    return replace(update, is_fenced=update.error is not None and bool(fence))

@@ -18,7 +18,7 @@ from harness.errors import EngineUnavailable, ServerStopping, StoreError, Weight
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
 from harness.server.left_engines import LeftEngines
-from harness.server.live_version import settle_weights
+from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls
 from harness.server.registry import SessionRegistry
 from harness.server.responses import ErrorAnswers, json_response
@@ -142,7 +142,7 @@ class SessionServer:
 
     async def _weights(self, request: Request) -> Response:
         expected = parse_expected(await read_body(request, self.settings.limits))
-        return json_response(await settle_weights(self._turns.engine, expected))
+        return json_response(await check_weights(self._turns.engine, expected))
 
     # Operation
 

@@ -75,7 +75,7 @@ class Generation:
             async with self._until_hand_over():
                 while not self.output.is_complete:
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
-                    await self.live.wait_until_settled(
+                    await self.live.wait_for_weights(
                         self.client, lambda: self.may_go_on, must_work=bool(self.output.segments)
                     )
                     self._look_at_age()

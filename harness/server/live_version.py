@@ -13,7 +13,7 @@ same for every worker and after a restart.
 An engine whose weights are half-way through an update serves nobody, and a paused one should be asked for nothing that
 depends on its version. Those who want a token wait here, as long as a closed gate would hold them.
 
-After an update from outside its driver asks here what is served (`settle_weights`): what the providers of this process
+After an update from outside its driver asks here what is served (`check_weights`): what the providers of this process
 believe is refreshed, and a worker that the update left behind serves nobody until a later one has reached it.
 """
 
@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from harness.engines.base import EngineWorkers, TokenProvider
-from harness.engines.pool.workers import MISSED_UPDATE
+from harness.engines.base import TokenProvider
+from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
 from harness.samples.versions import LabelOrder, is_unsettled, is_version, known_version
 from harness.server.connection import ClientConnection
@@ -111,7 +111,7 @@ class LiveVersion:
                 await self._see(self._engine.weight_version)
             self._ended = question
 
-    async def wait_until_settled(
+    async def wait_for_weights(
         self, client: ClientConnection, is_wanted: Callable[[], bool], *, must_work: bool = False
     ) -> None:
         """Return when the engine has been asked and its weights have a version, or nothing is wanted any more.
@@ -156,7 +156,7 @@ class LiveVersion:
             await asyncio.sleep(self._every_s)
 
 
-async def settle_weights(engine: TokenProvider, expected: ExpectedWeights) -> LiveWeights:
+async def check_weights(engine: TokenProvider, expected: ExpectedWeights) -> LiveWeights:
     """Ask every worker for its version; those of a pool that have another one than `expected` are fenced.
 
     A pool in which no worker has it is left as it is: better the old weights than none. An engine on its own cannot be
@@ -165,19 +165,10 @@ async def settle_weights(engine: TokenProvider, expected: ExpectedWeights) -> Li
     with suppress(EngineError):  # what the others say counts, and nothing is heard from an engine of one's own
         await engine.read_version()
     if any(is_version(worker.weight_version, expected.version) for worker in engine.workers):
-        _fence(engine.workers, expected.version)
+        fence_left_behind(engine.workers, expected.version)
     alone = engine.capabilities.engine
     return LiveWeights(
         expected.version,
         {worker.name or alone: worker.weight_version for worker in engine.workers if not worker.fence},
         {worker.name: worker.weight_version for worker in engine.workers if worker.fence},
     )
-
-
-def _fence(workers: EngineWorkers, version: int) -> None:
-    for worker in workers:
-        has_it = is_version(worker.weight_version, version)
-        if has_it and worker.fence == MISSED_UPDATE:
-            workers.unfence(worker.name)
-        elif not has_it and not worker.fence:
-            workers.fence(worker.name, MISSED_UPDATE)

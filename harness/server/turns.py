@@ -183,7 +183,7 @@ class TurnService:
         None when what the call means has changed on the way: the same call was admitted from elsewhere.
         """
         session, asked = call.session, call.request
-        await self.live.wait_until_settled(call.client, lambda: session.is_open)
+        await self.live.wait_for_weights(call.client, lambda: session.is_open)
         point = session.attach(call.read.keys)
         diverged = session.divergence(point, asked.messages)
         point, context_ids = await self.prompts.encode(session, point, call.read)

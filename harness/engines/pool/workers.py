@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from harness.engines.base import Capabilities, PauseMode, PoolObserver, TokenProvider, WorkerStatus
+from harness.engines.base import Capabilities, EngineWorkers, PauseMode, PoolObserver, TokenProvider, WorkerStatus
 from harness.engines.pool.placement import Placement, WorkerLoad
 from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
-from harness.samples.versions import LabelOrder, is_unsettled
+from harness.samples.versions import LabelOrder, is_unsettled, is_version
 
 log = structlog.get_logger()
 
@@ -225,6 +225,19 @@ class Workers:
     def oldest(self, labels: Iterable[str]) -> str:
         """The label of the oldest weights; empty when there is none."""
         return min(labels, key=self.recency, default="")
+
+
+def fence_left_behind(workers: EngineWorkers, version: int) -> None:
+    """Keep from serving whom an update to `version` has not reached; those that it left behind earlier serve again.
+
+    A fence for another reason stays, and an engine on its own is never fenced.
+    """
+    for worker in workers:
+        has_it = is_version(worker.weight_version, version)
+        if has_it and worker.fence == MISSED_UPDATE:
+            workers.unfence(worker.name)
+        elif not has_it and not worker.fence:
+            workers.fence(worker.name, MISSED_UPDATE)
 
 
 def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:

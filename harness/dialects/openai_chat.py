@@ -99,25 +99,21 @@ def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
     head = {"object": "chat.completion.chunk", **{key: completion[key] for key in _HEAD}}
     usage = {"usage": None} if wants_usage else {}
     choice = completion["choices"][0]
-    for delta in _deltas(choice["message"]):
+    message = choice["message"]
+    deltas: list[Json] = [{"role": message["role"], "content": None if message["content"] is None else ""}]
+    for field in ("reasoning_content", "content"):
+        deltas += [{field: piece} for piece in _pieces(message.get(field) or "")]
+    for index, call in enumerate(message.get("tool_calls", ())):
+        deltas.append({"tool_calls": [{"index": index, **call, "function": call["function"] | {"arguments": ""}}]})
+        pieces = _pieces(call["function"]["arguments"])
+        deltas += [{"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in pieces]
+    for delta in deltas:
         yield head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}]} | usage
     finish = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": choice["logprobs"]}
     beyond = {key: value for key, value in completion.items() if key not in ("object", "choices", "usage", *_HEAD)}
     yield beyond | head | {"choices": [finish]} | usage
     if wants_usage:
         yield head | {"choices": [], "usage": completion["usage"]}
-
-
-def _deltas(message: Json) -> Iterator[Json]:
-    """What is added to the message, bit by bit."""
-    yield {"role": message["role"], "content": None if message["content"] is None else ""}
-    for field in ("reasoning_content", "content"):
-        for piece in _pieces(message.get(field) or ""):
-            yield {field: piece}
-    for index, call in enumerate(message.get("tool_calls", ())):
-        yield {"tool_calls": [{"index": index, **call, "function": call["function"] | {"arguments": ""}}]}
-        for piece in _pieces(call["function"]["arguments"]):
-            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -181,6 +181,7 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
 
 
 def _read_messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, ...]:
+    """The messages in normal form."""
     limits.require("messages", len(wire.messages), "messages")
     try:
         decoded = [decode_json(_message_decoder, raw, f"messages[{i}]") for i, raw in enumerate(wire.messages)]
@@ -189,29 +190,27 @@ def _read_messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, 
             raise
         roles = ", ".join(get_args(_Role))
         raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
-    return tuple(_normalize(message, i) for i, message in enumerate(decoded))
+    messages: list[Message] = []
+    for i, said in enumerate(decoded):  # only what is said, in one spelling
+        content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
+        message: Json = {"role": said.role, "content": content}
+        if said.tool_calls:
+            message["tool_calls"] = msgspec.to_builtins(said.tool_calls)
+        if said.reasoning_content:
+            message["reasoning_content"] = said.reasoning_content
+        if said.role == "tool" and not said.tool_call_id:
+            field = f"messages[{i}].tool_call_id"
+            raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
+        if said.tool_call_id:
+            message["tool_call_id"] = said.tool_call_id
+        if said.name:
+            message["name"] = said.name
+        messages.append(message)
+    return tuple(messages)
 
 
 def _size_bytes(raw: msgspec.Raw) -> int:
     return memoryview(raw).nbytes
-
-
-def _normalize(wire: _WireMessage, position: int) -> Message:
-    """The normal form of a message: only what is said, in one spelling."""
-    content = wire.content if isinstance(wire.content, str) else "".join(part.text for part in wire.content or ())
-    message: Json = {"role": wire.role, "content": content}
-    if wire.tool_calls:
-        message["tool_calls"] = msgspec.to_builtins(wire.tool_calls)
-    if wire.reasoning_content:
-        message["reasoning_content"] = wire.reasoning_content
-    if wire.role == "tool" and not wire.tool_call_id:
-        field = f"messages[{position}].tool_call_id"
-        raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
-    if wire.tool_call_id:
-        message["tool_call_id"] = wire.tool_call_id
-    if wire.name:
-        message["name"] = wire.name
-    return message
 
 
 def _read_tool_name(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:

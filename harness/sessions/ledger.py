@@ -78,7 +78,13 @@ def account(turns: Sequence[Turn], generated: int, selection: Selection, left_be
             masked += turn.forced_tokens
             trained += turn.output_ids.size - turn.forced_tokens
         elif turn.output_ids.size:
-            dropped[_reason(turn, trailing)] += turn.output_ids.size
+            if turn.status is TurnStatus.FAILED:
+                reason = DropReason.FAILED_TURN
+            elif turn.is_suspended:
+                reason = DropReason.UNDELIVERED
+            else:
+                reason = DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH
+            dropped[reason] += turn.output_ids.size
         for each in turn.discarded:
             dropped[each.reason] += each.tokens
     return Ledger(generated, trained, masked, dict(dropped))
@@ -94,11 +100,3 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
         masked += ledger.masked
         dropped.update(ledger.dropped)
     return Ledger(generated, trained, masked, dict(dropped))
-
-
-def _reason(turn: Turn, trailing: set[int]) -> DropReason:
-    if turn.status is TurnStatus.FAILED:
-        return DropReason.FAILED_TURN
-    if turn.is_suspended:
-        return DropReason.UNDELIVERED
-    return DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH

@@ -105,7 +105,20 @@ class SQLiteStore:
 
     async def load(self) -> LoadedSessions:
         """The sessions that are not closed, with their turns; each that is damaged by name."""
-        return await asyncio.to_thread(_load, self._path)
+
+        def read() -> LoadedSessions:
+            sessions: list[Session] = []
+            damaged: list[DamagedSession] = []
+            with reading(self._path) as connection:
+                for row in connection.execute(rows.SELECT_UNCLOSED_SESSIONS).fetchall():
+                    try:
+                        sessions.append(_read_session(connection, row))
+                    except _Damaged as error:
+                        reason = f"{type(error.__cause__).__name__} {error.__cause__}"
+                        damaged.append(DamagedSession(str(row["session_id"]), str(row["api_key"]), reason))
+            return LoadedSessions(sessions, damaged)
+
+        return await asyncio.to_thread(read)
 
     async def keep_hold(self, hold: Hold) -> None:
         """Keep a hold on the gate, in the place of an earlier one of its holder."""
@@ -191,19 +204,6 @@ def _read_whole(path: Path, connection: sqlite3.Connection, row: sqlite3.Row) ->
         return _read_session(connection, row)
     except _Damaged as damaged:
         raise StoreError(f"{path}: session {damaged} is damaged: {damaged.__cause__}") from damaged
-
-
-def _load(path: Path) -> LoadedSessions:
-    sessions: list[Session] = []
-    damaged: list[DamagedSession] = []
-    with reading(path) as connection:
-        for row in connection.execute(rows.SELECT_UNCLOSED_SESSIONS).fetchall():
-            try:
-                sessions.append(_read_session(connection, row))
-            except _Damaged as error:
-                reason = f"{type(error.__cause__).__name__} {error.__cause__}"
-                damaged.append(DamagedSession(str(row["session_id"]), str(row["api_key"]), reason))
-    return LoadedSessions(sessions, damaged)
 
 
 def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:

@@ -85,27 +85,27 @@ def exchange(roles: Sequence[str], new: int, texts: Sequence[str], has_tools: bo
 
     A role is one of OpenAI's, `answer`, or `N calls`; answers and calls have words of their own.
     """
-    messages = [_message(roles, position, texts[position]) for position in range(len(roles))]
+    messages: list[Message] = []
+    caller = 0  # the last message with calls
+    for position, (role, text) in enumerate(zip(roles, texts, strict=True)):
+        if role == "answer":
+            messages.append({"role": "assistant", "content": _ANSWERS[position % len(_ANSWERS)]})
+        elif "call" in role:
+            caller = position
+            arguments = [f'{{"country": "France", "population":  {i + 1}}}' for i in range(int(role.split()[0]))]
+            calls = [
+                {"id": f"call_{position}_{i}", "type": "function", "function": {"name": "find_city", "arguments": each}}
+                for i, each in enumerate(arguments)
+            ]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+        elif role == "tool":
+            call_id = f"call_{caller}_{position - caller - 1}"
+            messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
+        else:
+            messages.append({"role": role, "content": text})
     sampled = len(roles) - new - 1
     tools = TOOLS if has_tools else ()
     return Exchange(tuple(messages[:sampled]), messages[sampled], tuple(messages[sampled + 1 :]), tools)
-
-
-def _message(roles: Sequence[str], position: int, text: str) -> Message:
-    role = roles[position]
-    if role == "answer":
-        return {"role": "assistant", "content": _ANSWERS[position % len(_ANSWERS)]}
-    if "call" in role:
-        arguments = [f'{{"country": "France", "population":  {i + 1}}}' for i in range(int(role.split()[0]))]
-        calls = [
-            {"id": f"call_{position}_{i}", "type": "function", "function": {"name": "find_city", "arguments": each}}
-            for i, each in enumerate(arguments)
-        ]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
-    if role == "tool":
-        caller = max(i for i in range(position) if "call" in roles[i])
-        return {"role": "tool", "content": text, "tool_call_id": f"call_{caller}_{position - caller - 1}"}
-    return {"role": role, "content": text}
 
 
 TOOLS: tuple[Json, ...] = (

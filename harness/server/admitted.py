@@ -140,19 +140,13 @@ class AdmittedTurns:
     async def _keep(self, turn: AdmittedTurn, outcome: Turn) -> None:
         """Make `outcome` durable, then record it; one that cannot be made durable is recorded as FAILED."""
         try:
-            await self._commit(turn.session, outcome)
+            if not await within(_COMMIT_S, self.store.commit(turn.session.session_id, outcome)):
+                raise StoreError(f"the store did not keep a turn within {_COMMIT_S:g} s")
         except BaseException as error:
             outcome = lose_turn(outcome, _as_reason(error))
             raise
         finally:
             self._record(turn.session, outcome)
-
-    async def _commit(self, session: Session, outcome: Turn) -> None:
-        try:
-            async with asyncio.timeout(_COMMIT_S):
-                await self.store.commit(session.session_id, outcome)
-        except TimeoutError as error:
-            raise StoreError(f"the store did not keep a turn within {_COMMIT_S:g} s") from error
 
     def _record(self, session: Session, outcome: Turn) -> None:
         sampled = session.record(outcome)

@@ -57,7 +57,14 @@ class ClientConnection:
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
         """Notice inside the block when the client leaves."""
-        watcher = asyncio.create_task(self._watch())
+
+        async def notice() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self.has_left = True
+            self.dismiss(ClientLeft("the client left before its answer; the same request goes on with the turn"))
+
+        watcher = asyncio.create_task(notice())
         try:
             yield
         finally:
@@ -112,12 +119,6 @@ class ClientConnection:
             if not deadline.expired():
                 raise
             self.require_there()
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.has_left = True
-        self.dismiss(ClientLeft("the client left before its answer; the same request goes on with the turn"))
 
 
 class Callers:

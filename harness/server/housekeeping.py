@@ -63,13 +63,13 @@ class LastUses:
                 del self._calls[session_id]
             self.use(session_id)
 
-    def unused_for(self, seconds: float, most: int) -> list[str]:
-        """Some of the sessions that have not been used for so long; one that a call keeps in use begins anew."""
+    def find_unused(self, seconds: float, most: int, is_busy: Callable[[str], bool]) -> list[str]:
+        """Some of the sessions that have not been used for so long; one in use, or busy, begins anew."""
         now, over = self._clock(), []
         for session_id in list(islice(self._times, most)):
             if now - self._times[session_id] < seconds:
                 break
-            if session_id in self._calls:
+            if session_id in self._calls or is_busy(session_id):
                 self.use(session_id)
             else:
                 over.append(session_id)

@@ -52,20 +52,20 @@ class LeftEngines:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _resume(self) -> None:
-        """Workers of a pool whose weights nobody knows stay paused on purpose; the others serve."""
-        try:
-            await self._engine.resume()
-        except WeightsUnsettled:
-            if not self._engine.workers.serving:
-                raise
-
     async def _wake(self) -> bool:
         """Try once; whether the engines obeyed."""
+
+        async def resume() -> None:
+            try:
+                await self._engine.resume()
+            except WeightsUnsettled:  # workers of a pool whose weights nobody knows stay paused on purpose
+                if not self._engine.workers.serving:
+                    raise
+
         gate = self._gatekeeper.gate
         gate.are_engines_waking = True
         try:
-            error = await attempt(self._resume, _ATTEMPT_S, name="continue left engines")
+            error = await attempt(resume, _ATTEMPT_S, name="continue left engines")
         finally:
             gate.are_engines_waking = False
         if error is not None:

@@ -201,8 +201,15 @@ class SessionRegistry:
 
     async def expire(self) -> int:
         """Close the sessions that nobody has used for the idle time to live; returns how many. Raises `StoreError`."""
+        if self._idle_ttl_s is None:
+            return 0
+
+        def is_busy(session_id: str) -> bool:
+            return bool(self._by_id[session_id].turns_in_flight)  # though nobody may wait for them any more
+
         expired = 0
-        while batch := self._find_unused():
+        while unused := self._uses.find_unused(self._idle_ttl_s, _BATCH, is_busy):
+            batch = [self._by_id[session_id] for session_id in unused]
             for session in batch:  # with no wait in between, nobody can begin to use one
                 session.close(CloseReason.IDLE)
             log.info(SESSIONS_EXPIRED, sessions=[session.session_id for session in batch], idle_s=self._idle_ttl_s)
@@ -244,18 +251,6 @@ class SessionRegistry:
             raise
         previous.close(CloseReason.TAKEN_OVER)
         return session
-
-    def _find_unused(self) -> list[Session]:
-        """Some of the sessions whose time is over; one with a turn that nobody waits for any more is none of them."""
-        over: list[Session] = []
-        if self._idle_ttl_s is not None:
-            for session_id in self._uses.unused_for(self._idle_ttl_s, _BATCH):
-                session = self._by_id[session_id]
-                if session.turns_in_flight:
-                    self._uses.use(session_id)
-                else:
-                    over.append(session)
-        return over
 
     def _new(self, config: SessionConfig) -> Session:
         """A session with an id (32 hex digits) and a key of its own."""

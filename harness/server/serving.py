@@ -102,13 +102,16 @@ async def serve(
         engine.workers.excuse_silence(lambda: gatekeeper.gate.state is GateState.PAUSED)
         await stack.enter_async_context(running(turns.live.follow()))
         embedded = await stack.enter_async_context(answering(_HangingUpServer(around(server.app())), listener))
-        stack.push_async_callback(_send_away, turns, embedded)
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
         if not settings.admin_token:
             log.warning("server_is_open", url=f"http://{host}:{port}", means="whoever reaches it may do everything")
-        yield RunningServer(f"http://{host}:{port}", server, restored, embedded.hang_up)
+        try:
+            yield RunningServer(f"http://{host}:{port}", server, restored, embedded.hang_up)
+        finally:
+            if not embedded.force_exit:  # whoever hung up as if killed wants nobody to be answered
+                await turns.callers.send_away(grace_s=settings.stop_grace_s)
 
 
 async def serve_forever(
@@ -139,12 +142,6 @@ async def serve_forever(
             loop.add_signal_handler(signum, end)
         started(server)
         await stop.wait()
-
-
-async def _send_away(turns: TurnService, server: EmbeddedServer) -> None:
-    """Answer everybody; whoever hung up as if killed wants nobody to be."""
-    if not server.force_exit:
-        await turns.callers.send_away(grace_s=turns.settings.stop_grace_s)
 
 
 def _log_family(chat_tokenizer: ChatTokenizer) -> None:

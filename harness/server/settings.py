@@ -60,7 +60,11 @@ class ServerSettings:
 
     def check(self) -> None:
         """Raises `ScenarioError` for a server open to the network without a token, or a matching that is none."""
-        if not _is_loopback(self.host) and not self.admin_token:
+        try:
+            is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a name of whatever
+            is_loopback = False
+        if not is_loopback and not self.admin_token:
             raise ScenarioError(
                 f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
                 " give it one (--admin-token, HARNESS_ADMIN_TOKEN) or bind 127.0.0.1"
@@ -74,12 +78,3 @@ class ServerSettings:
     def needs_keys(self) -> bool:
         """Whether a model call needs the key of its session."""
         return bool(self.admin_token) and not self.open_paths
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

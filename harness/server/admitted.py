@@ -34,8 +34,6 @@ TURN_ENDED = "turn_ended"
 
 log = structlog.get_logger()
 
-_COMMIT_S = 60.0  # longer than a store needs that waits for its disk; a turn must not wait for one that is dead
-
 
 @dataclass(slots=True, eq=False)
 class AdmittedTurn:
@@ -67,6 +65,8 @@ class AdmittedTurns:
     signal_check: SignalCheck | None = None
     """Looks once more at what the repeat guard said; None when no guard is wanted."""
     clock: Clock = time.time
+    commit_s: float = 60.0
+    """Longer than a store needs that waits for its disk; a turn must not wait for one that is dead."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -140,8 +140,8 @@ class AdmittedTurns:
     async def _keep(self, turn: AdmittedTurn, outcome: Turn) -> None:
         """Make `outcome` durable, then record it; one that cannot be made durable is recorded as FAILED."""
         try:
-            if not await within(_COMMIT_S, self.store.commit(turn.session.session_id, outcome)):
-                raise StoreError(f"the store did not keep a turn within {_COMMIT_S:g} s")
+            if not await within(self.commit_s, self.store.commit(turn.session.session_id, outcome)):
+                raise StoreError(f"the store did not keep a turn within {self.commit_s:g} s")
         except BaseException as error:
             outcome = lose_turn(outcome, _as_reason(error))
             raise

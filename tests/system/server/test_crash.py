@@ -151,11 +151,11 @@ class StuckDisk(MemoryStore):
             await asyncio.Event().wait()
 
 
-async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed(monkeypatch):
+async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed():
     """Nobody knows whether the file has it: the same request goes on with the turn and makes it durable."""
-    monkeypatch.setattr("harness.server.admitted._COMMIT_S", 1.0)  # the disk is stuck for good, however long one waits
     engine = ScriptedEngine(toy_tokenizer(), Script(steps=(ScriptStep(text="first"), ScriptStep(text="second"))))
     service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
+    service.admitted.commit_s = 0.05  # the disk is stuck for good, however long one waits
     asking = asyncio.create_task(service.serve(await service.read(session, OpenAIChat(), body(HI), patient_client())))
     while engine.played.total() == 0 or engine.live:
         await asyncio.sleep(0)

@@ -1,8 +1,11 @@
 """Weight updates under real sessions of the local engine, held against each checkpoint's own forward pass."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +16,7 @@ from harness.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
 from harness.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
+from harness.types import GenerationRequest, GenerationResult
 from tests.controllers.weight_agents import Agents, unmet_versions, versions_of
 from tests.ground_truth import TruthReport, compare
 from tests.session_servers.served import Client, eventually
@@ -63,23 +67,39 @@ def _checkpoints(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {0: model, **moved}
 
 
+class CountingProvider(HuggingFaceTokenProvider):
+    """Streams whatever it generates, so that one can see how far each request in flight has come."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sampled = Counter[str]()
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """See `TokenProvider.generate`."""
+        try:
+            async with aclosing(self.stream(request)) as events:
+                async for event in events:
+                    if isinstance(event, GenerationResult):
+                        return event
+                    self.sampled[request.request_id] += event.output_ids.size
+        finally:
+            del self.sampled[request.request_id]
+        raise AssertionError("a stream ends with its result")
+
+
 class LocalAgents(Agents):
     """Agents of a local engine, into which one can look."""
 
     async def further(self, *asking: asyncio.Task[None]) -> None:
         """See `Agents`."""
-        await eventually(lambda: self._sampled > 8 or all(task.done() for task in asking))
-
-    @property
-    def _sampled(self) -> int:
-        assert isinstance(self.engine, HuggingFaceTokenProvider)
-        live = self.engine._thread.engine._live
-        return max((len(each.generation.sampled) for each in list(live.values())), default=0)
+        assert isinstance(self.engine, CountingProvider)
+        sampled = self.engine.sampled
+        await eventually(lambda: max(sampled.values(), default=0) > 8 or all(task.done() for task in asking))
 
 
 @pytest.fixture(name="agents")
 async def _agents(model: Path, checkpoints: dict[int, Path], tmp_path: Path) -> AsyncIterator[Agents]:
-    engine = HuggingFaceTokenProvider(model, max_batch=8, step_tokens=64)
+    engine = CountingProvider(model, max_batch=8, step_tokens=64)
     async with (
         serve(engine, open_chat_tokenizer(model), open_store(tmp_path / "store.sqlite")) as running,
         httpx.AsyncClient(base_url=running.url, timeout=60) as http,

@@ -368,11 +368,10 @@ async def test_health_names_the_engine_that_was_left_paused_until_it_goes_on():
 async def test_a_server_that_dies_while_engines_are_left_continues_them_when_it_is_back(tmp_path):
     """The hold is in the store until somebody has continued them."""
     store = tmp_path / "sessions.db"
-    async with serving(store=store) as client:
-        client.engine.resume = _refuse  # type: ignore[method-assign]
+    async with serving_with(Stubborn(toy_tokenizer()), store=store) as client:
         await verb(client, "pause", "update", engines=True)
         await verb(client, "resume", "update")
-        await eventually(lambda: bool(client.server.left_engines._error))
+        await eventually(lambda: client.engine.asked > 0)
     async with serving(store=store) as client:
         await eventually(lambda: not client.server.gatekeeper.gate.left)
         report = await client.gate()
@@ -399,7 +398,3 @@ async def test_engines_that_go_on_at_last_leave_the_next_anonymous_hold_in_the_s
         after = await client.gate()
 
     assert (paused["state"], after["state"]) == ("paused", "paused")
-
-
-async def _refuse() -> None:
-    raise EngineUnavailable("not now")

@@ -132,10 +132,10 @@ def scripted_engine(*steps: ScriptStep) -> ScriptedEngine:
     return ScriptedEngine(toy_tokenizer(), Script(steps or (SLOWLY,)), context_length=4096)
 
 
-def fake_provider(fake: FakeServer, **options: object) -> SGLangTokenProvider | VLLMTokenProvider:
+def fake_provider(fake: FakeServer, **options: Any) -> SGLangTokenProvider | VLLMTokenProvider:
     """A provider for `fake`, which is being served."""
     kind = SGLangTokenProvider if isinstance(fake, FakeSGLang) else VLLMTokenProvider
-    return kind(fake.url, vocab_size=toy_tokenizer().vocab_size, **options)  # type: ignore[arg-type]
+    return kind(fake.url, vocab_size=toy_tokenizer().vocab_size, **options)
 
 
 def make_fake(kind: str, engine: ScriptedEngine, **options: bool) -> FakeServer:

@@ -27,7 +27,6 @@ async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1, http="httptools")
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server._serve([listener]))
     try:
         async with asyncio.timeout(PATIENCE_S):

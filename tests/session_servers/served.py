@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 
+from harness.engines.base import TokenProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.machine.clock import Clock
 from harness.server.app import SessionServer
@@ -21,6 +22,9 @@ from harness.types import Json, Message
 from tests.builders import toy_template, toy_tokenizer
 
 PATIENCE_S = 10
+
+E = TypeVar("E", bound=TokenProvider)
+"""The engine that a test has behind its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,11 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class Client(Generic[E]):
     """What agents and owners can ask a server."""
 
     http: httpx.AsyncClient
-    engine: ScriptedEngine
+    engine: E
     server: SessionServer
     url: str
     restored: int
@@ -77,7 +81,7 @@ class Client:
         report: Json = (await self.http.get("/sessions/gate")).json()
         return report
 
-    async def turns_in_flight(self, count: int) -> None:
+    async def turns_in_flight(self: "Client[ScriptedEngine]", count: int) -> None:
         """Return once that many turns are in flight, and their generations with them."""
         await eventually(lambda: len(self.engine.live) == count)
 
@@ -115,7 +119,7 @@ async def serving(
     settings: ServerSettings | None = None,
     context_length: int = 1 << 20,
     clock: Clock = time.time,
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[Client[ScriptedEngine]]:
     """A running server and a client for it."""
     script = Script(steps=steps or (ScriptStep(text="Understood."),))
     engine = ScriptedEngine(toy_tokenizer(), script, context_length=context_length)
@@ -125,12 +129,12 @@ async def serving(
 
 @asynccontextmanager
 async def serving_with(
-    engine: ScriptedEngine,
+    engine: E,
     *,
     store: Path | str = "memory",
     settings: ServerSettings | None = None,
     clock: Clock = time.time,
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[Client[E]]:
     """The same in front of `engine`; its client is an operator."""
     token = None if settings is None else settings.admin_token
     async with (

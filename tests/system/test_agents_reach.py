@@ -19,7 +19,7 @@ from harness.suite.record.rollout_table import read_rollouts
 from server_patch.router.verbs import VERBS
 from tests.fake_engines.workers import worker_processes
 from tests.harness_command import announced, harness, start_harness, wait, write_scenario
-from tests.real.gateways.test_router import routing
+from tests.router_process import routing
 from tests.session_servers.served import serving
 from tests.toy_model import write_toy_model
 
@@ -115,8 +115,8 @@ def score(session, result, metadata):
 async def routes_of_a_session_server() -> list[Route]:
     """Every method and path of the application."""
     async with serving() as client:
-        app = client.server.app()
-    return sorted((method, route.path) for route in app.routes for method in route.methods)  # type: ignore[attr-defined]
+        routes: Any = client.server.app().routes  # each a `starlette.routing.Route`
+    return sorted((method, route.path) for route in routes for method in route.methods)
 
 
 def judge(result: dict[str, Any], liveness: Mapping[Route, set[str]]) -> int:

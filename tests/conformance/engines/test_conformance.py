@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -63,10 +64,10 @@ async def _bench(opening: Opening) -> AsyncIterator[Bench]:
         yield bench
 
 
-async def generate(bench: Bench, params: SamplingParams = GREEDY, **options: object) -> GenerationResult:
+async def generate(bench: Bench, params: SamplingParams = GREEDY, **options: Any) -> GenerationResult:
     """One generation after the bench's prompt, with a fresh request id and session."""
     options = {"request_id": uuid4().hex, "session_id": uuid4().hex} | options
-    return await bench.provider.generate(GenerationRequest(bench.prompt, params, **options))  # type: ignore[arg-type]
+    return await bench.provider.generate(GenerationRequest(bench.prompt, params, **options))
 
 
 def slow(bench: Bench) -> SamplingParams:

@@ -25,10 +25,10 @@ from harness.tokens.model_family import open_chat_tokenizer
 from tests.builders import user
 from tests.fake_engines.fake_server import Fault
 from tests.fake_engines.faulty_proxy import FaultyProxy, proxied
+from tests.fake_engines.update_steps import STEPS
 from tests.ground_truth import compare
 from tests.real_engines import on_real
 from tests.session_servers.served import Client, Served
-from tests.unit.engines.test_weight_change import STEPS
 
 pytestmark = [pytest.mark.model]
 
@@ -94,7 +94,7 @@ async def _running(kind: str, url: str, model_dir: Path, folders: list[Path]) ->
             serve(engine, chat_tokenizer, MemoryStore(), settings) as running,
             httpx.AsyncClient(base_url=running.url, timeout=600) as http,
         ):
-            client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
+            client = Client(http, engine, running.server, running.url, running.restored)
             await engine.update_weights(model_dir, "0")
             try:
                 yield Cluster(kind, proxy, client, folders, {0: model_dir})

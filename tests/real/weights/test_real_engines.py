@@ -70,7 +70,7 @@ async def _agents(
         serve(engine, chat_tokenizer, MemoryStore()) as running,
         httpx.AsyncClient(base_url=running.url, timeout=600) as http,
     ):
-        client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
+        client = Client(http, engine, running.server, running.url, running.restored)
         await engine.update_weights(model_dir, "0")
         try:
             yield RemoteAgents(client, engine, checkpoints, turn=TURN, long_turn=LONG_TURN)

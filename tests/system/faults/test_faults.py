@@ -1,6 +1,5 @@
 """Every action on real runs: what it does to the sessions, what their agents are told, and that nothing is lost."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,17 @@ from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.batch import Silence
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run, resume_run
-from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.run.report import RunStatus, ScenarioReport
 from harness.suite.run.runner import SuiteRun
-from harness.turn_ends import TurnStatus
-from harness.types import Sample
 from tests.checkout import ROOT
 from tests.harness_command import write_scenario
+from tests.played_suites import incomplete_inside, play
 from tests.session_servers.store_file import read_file
 
 SHIPPED = ROOT / "scenarios" / "abort_end_of_rollout"
 PROGRAM = (SHIPPED / "agent.py").read_text()
 CHECK = (SHIPPED / "check.py").read_text()
 SLOW = {"steps": [{"text": "An answer that takes its time.", "token_delay_s": 0.005}]}
-
-
-async def play(suite: Path | str, out: Path, overrides: Overrides | None = None) -> RunReport:
-    """Run `suite`."""
-    opened = begin_run(str(suite), overrides or Overrides(), out)
-    return await SuiteRun(opened.selection, opened.directory, Silence(), Interrupts()).execute()
 
 
 async def play_faults(tmp_path: Path, *faults: dict[str, Any], **keys: Any) -> ScenarioReport:
@@ -49,18 +41,6 @@ async def play_faults(tmp_path: Path, *faults: dict[str, Any], **keys: Any) -> S
     assert incomplete_inside(tmp_path / "run" / "run.db", samples) == []
     assert report.status is RunStatus.PASSED, report.scenarios[0].verdicts
     return report.scenarios[0]
-
-
-def incomplete_inside(database: Path, samples: Iterable[Sample]) -> list[list[int]]:
-    """Incomplete turns, read from the file by somebody else, behind which a sample has a token (I2, I3)."""
-    sessions = read_file(database)
-    return [
-        turn.tokens
-        for sample in samples
-        for turn in sessions[sample.metadata["session_id"]].turns.values()
-        if turn.status != TurnStatus.COMPLETED
-        if len(turn.tokens) < sample.tokens.size and sample.tokens[: len(turn.tokens)].tolist() == turn.tokens
-    ]
 
 
 def only(scenario: ScenarioReport) -> Firing:

@@ -26,7 +26,7 @@ from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.fake_vllm import FakeVLLM
 from tests.fake_engines.providers import toy_tokenizer
-from tests.system.faults.test_faults import incomplete_inside, play
+from tests.played_suites import incomplete_inside, play
 from tests.toy_model import write_toy_model
 
 SERVERS = {"sglang": FakeSGLang, "vllm": FakeVLLM}

@@ -10,7 +10,7 @@ from harness.samples.codec import sample_from_json
 from harness.suite.scenarios.folder import bundled_scenarios
 from tests.harness_command import harness
 from tests.installed_harness import RunShipped
-from tests.system.faults.test_faults import incomplete_inside
+from tests.played_suites import incomplete_inside
 from tests.toy_model import write_toy_model
 
 SHIPPED = [folder.name for folder in bundled_scenarios() if folder.scenario.faults]

@@ -1,16 +1,12 @@
 """`harness engine`, as a user types it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def harness(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", "engine", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+from tests.harness_command import harness
+from tests.processes.family import is_running
 
 
 def model_folder(tmp_path: Path) -> str:
@@ -23,43 +19,38 @@ def model_folder(tmp_path: Path) -> str:
     return str(folder)
 
 
-def is_alive(pid: int) -> bool:
-    """It runs; what has ended and was not yet taken note of by its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_up_list_down(installed: Path, tmp_path: Path) -> None:
     """The address is the only thing on standard output; ending twice is no error."""
-    up = harness("up", "vllm", "--model", model_folder(tmp_path), "--env", "MARK=1", "--", "--handed", "through")
+    up = harness(
+        "engine", "up", "vllm", "--model", model_folder(tmp_path), "--env", "MARK=1", "--", "--handed", "through"
+    )
     try:
-        [listed] = json.loads(harness("list", "--json").stdout)
-        assert (up.returncode, up.stdout.strip()) == (0, listed["url"])
+        [listed] = json.loads(harness("engine", "list", "--json").stdout)
+        assert (up.code, up.stdout.strip()) == (0, listed["url"])
         assert (listed["model"], listed["ready"], listed["holder"]) == ("toy", True, None)
         assert "'--handed', 'through'" in Path(listed["log"]).read_text()
         assert b"MARK=1" in Path(f"/proc/{listed['pid']}/environ").read_bytes().split(b"\0")
     finally:
-        ended = harness("down")
+        ended = harness("engine", "down")
     assert ended.stdout == f"ended {listed['name']}\n"
-    assert [harness(verb).stdout for verb in ("down", "list")] == ["nothing to end\n", "no lane is up\n"]
-    assert not is_alive(listed["pid"])
+    assert [harness("engine", verb).stdout for verb in ("down", "list")] == ["nothing to end\n", "no lane is up\n"]
+    assert not is_running(listed["pid"])
 
 
 def test_down_needs_to_know_which(installed: Path, tmp_path: Path) -> None:
     """Several lanes are told apart by name, address or engine."""
     folder = model_folder(tmp_path)
     ups = [
-        json.loads(harness("up", engine, "--model", folder, "--json").stdout) for engine in ("vllm", "vllm", "sglang")
+        json.loads(harness("engine", "up", engine, "--model", folder, "--json").stdout)
+        for engine in ("vllm", "vllm", "sglang")
     ]
     names = [up["name"] for up in ups]
     try:
-        assert (harness("down").returncode, "several lanes are up" in harness("down").stderr) == (4, True)
-        assert json.loads(harness("down", ups[0]["url"], "--json").stdout) == {"ended": [names[0]]}
-        assert json.loads(harness("down", "vllm", "--json").stdout) == {"ended": [names[1]]}
+        assert (harness("engine", "down").code, "several lanes are up" in harness("engine", "down").stderr) == (4, True)
+        assert json.loads(harness("engine", "down", ups[0]["url"], "--json").stdout) == {"ended": [names[0]]}
+        assert json.loads(harness("engine", "down", "vllm", "--json").stdout) == {"ended": [names[1]]}
     finally:
-        ended = json.loads(harness("down", "--all", "--json").stdout)["ended"]
+        ended = json.loads(harness("engine", "down", "--all", "--json").stdout)["ended"]
     assert ended == [names[2]]
 
 
@@ -73,14 +64,14 @@ def test_down_needs_to_know_which(installed: Path, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_started_is_refused(installed: Path, arguments: tuple[str, ...], message: str) -> None:
     """With what would be right, and the exit code of a wrong command line."""
-    refused = harness(*arguments)
+    refused = harness("engine", *arguments)
 
-    assert (refused.returncode, message in refused.stderr) == (4, True)
+    assert (refused.code, message in refused.stderr) == (4, True)
 
 
 def test_a_failed_start_is_no_bug_of_the_command(installed: Path, tmp_path: Path) -> None:
     """Its exit code says infrastructure, its message what the server said last."""
-    failed = harness("up", "vllm", "--model", model_folder(tmp_path), "--env", "FAKE_ENGINE=die")
+    failed = harness("engine", "up", "vllm", "--model", model_folder(tmp_path), "--env", "FAKE_ENGINE=die")
 
-    assert (failed.returncode, "--no-such-flag" in failed.stderr, failed.stdout) == (6, True, "")
+    assert (failed.code, "--no-such-flag" in failed.stderr, failed.stdout) == (6, True, "")
     assert list((installed / "engines" / "lanes").glob("*/server.log"))

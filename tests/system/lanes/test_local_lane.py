@@ -23,7 +23,8 @@ from harness.machine.process_name import members
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
-from tests.system.lanes.test_command_line import harness, is_alive
+from tests.harness_command import harness
+from tests.processes.family import is_running
 from tests.toy_model import write_toy_model
 
 PROMPT = as_ids(range(3, 40))
@@ -95,20 +96,20 @@ async def test_a_weight_update_reaches_it(spec: LaneSpec, tmp_path: Path) -> Non
 
 def test_up_doctor_down(cache: Path, weights: Path) -> None:
     """As a user types it: the doctor names the engine, and what to call it; `down` ends it."""
-    up = harness("up", "local", "--model", str(weights))
+    up = harness("engine", "up", "local", "--model", str(weights))
     try:
         [lane] = find_lanes()
-        assert (up.returncode, up.stdout.strip()) == (0, lane.url), up.stderr
+        assert (up.code, up.stdout.strip()) == (0, lane.url), up.stderr
         assert f"--engine sglang={lane.url}" in up.stderr
-        examined = harness("doctor", lane.url, "--model", str(weights))
+        examined = harness("engine", "doctor", lane.url, "--model", str(weights))
         title, *findings = examined.stdout.splitlines()
-        assert (examined.returncode, examined.stderr) == (0, "")
+        assert (examined.code, examined.stderr) == (0, "")
         assert (title.startswith("local "), title.endswith(f"use it as sglang={lane.url}")) == (True, True)
         assert [line[9:21] for line in findings if not line.startswith("yes ")] == ["repeat guard"]
-        assert lane.name in harness("list").stdout
+        assert lane.name in harness("engine", "list").stdout
     finally:
-        ended = harness("down", "local")
-    assert (ended.stdout, is_alive(lane.pid)) == (f"ended {lane.name}\n", False)
+        ended = harness("engine", "down", "local")
+    assert (ended.stdout, is_running(lane.pid)) == (f"ended {lane.name}\n", False)
 
 
 async def test_the_variables_of_the_guard_activate_it(spec: LaneSpec, weights: Path) -> None:
@@ -152,9 +153,9 @@ async def test_an_argument_that_the_server_does_not_know_is_said(spec: LaneSpec)
 
 def test_a_folder_that_is_no_model_is_refused_before_anything_starts(cache: Path, tmp_path: Path) -> None:
     """With the name of what is missing."""
-    refused = harness("up", "local", "--model", str(tmp_path))
+    refused = harness("engine", "up", "local", "--model", str(tmp_path))
 
-    assert refused.returncode != 0
+    assert refused.code != 0
     assert "config.json" in refused.stderr
     assert find_lanes() == []
 

@@ -25,8 +25,8 @@ from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from tests.builders import toy_template, user
 from tests.controllers.mortals import Death, Life, MortalEngine, Mortality
+from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
 from tests.session_servers.served import PATIENCE_S, Client, eventually
-from tests.unit.control.test_weights import CHECKPOINT, Engine
 
 TTL_S = 0.06
 """Of who may die, by the server's clock, which stands still; renewals come all the time."""
@@ -47,10 +47,10 @@ class Clock:
 class Scene:
     """A server, its engine, and controllers that work on both."""
 
-    def __init__(self, client: Client, lives: list[Life]) -> None:
+    def __init__(self, client: Client[NotingEngine], lives: list[Life]) -> None:
         self.client = client
         self.lives = lives
-        self.engine: Engine = client.engine  # type: ignore[assignment]
+        self.engine = client.engine
 
     def must_be_shut(self, *, engine: bool = False) -> None:
         """What a controller may count on while it works."""
@@ -96,12 +96,12 @@ class Scene:
         return f"{self.client.url}/c{number}"
 
     def _worker(self, number: int) -> EngineInProcess:
-        return EngineInProcess(MortalEngine(self.engine, self.lives[number]))  # type: ignore[arg-type]
+        return EngineInProcess(MortalEngine(self.engine, self.lives[number]))  # type: ignore[arg-type]  # the rest is passed on
 
 
 async def play(kinds: tuple[str, str], lives: list[Life]) -> None:
     """Both controllers at once, to their ends; then time passes."""
-    clock, engine = Clock(), Engine()
+    clock, engine = Clock(), NotingEngine()
     for life in lives:
         life.ttl_s = TTL_S if life.is_mortal else LONG_TTL_S
     serving = serve(engine, toy_template(), MemoryStore(), around=lambda app: Mortality(app, lives, clock), clock=clock)

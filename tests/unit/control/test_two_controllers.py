@@ -22,8 +22,8 @@ from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.builders import toy_template, user
-from tests.session_servers.served import eventually
-from tests.unit.control.test_weights import CHECKPOINT, Engine, serving
+from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
+from tests.session_servers.served import eventually, serving_with
 
 BRIEF = AbortBudget(drain_s=5, engines_s=5, hooks_s=0.1, agents_s=0.05, kill_s=0.05, collect_s=0.5)
 QUICK = UpdateBudget(sweep_s=0, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=0.5, turn_s=10)
@@ -31,8 +31,8 @@ QUICK = UpdateBudget(sweep_s=0, gate_s=5, pause_s=5, apply_s=5, verify_s=5, cont
 
 async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update():
     """A call that waits for the new weights would meet a paused engine under the old ones."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
             report = await abort_rollout(
                 [], session_servers=[client.url], engine_workers=[EngineInProcess(engine)], budget=BRIEF
@@ -47,8 +47,8 @@ async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update():
 
 async def test_an_update_inside_a_pause_does_not_open_its_gate():
     """The rollout stands still until the block ends."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         async with paused_rollout([client.url], [EngineInProcess(engine)]):
             async with WeightUpdater([engine], [client.url]).update(1) as update:
                 await update.apply(CHECKPOINT)
@@ -60,8 +60,8 @@ async def test_an_update_inside_a_pause_does_not_open_its_gate():
 
 async def test_the_second_update_waits_until_the_first_has_ended():
     """Their steps do not interleave."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
 
         async def update(version: int) -> None:
             async with WeightUpdater([engine], [client.url], budget=QUICK).update(version) as update:
@@ -79,9 +79,9 @@ async def test_the_second_update_waits_until_the_first_has_ended():
 
 async def test_an_update_that_waits_too_long_says_for_whom_and_touches_nothing():
     """The engine is not continued under the one that has it."""
-    engine = Engine()
+    engine = NotingEngine()
     impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1):
             with pytest.raises(EngineUnavailable, match=r"waited 0.1 s for another update .* 'update-"):
                 async with WeightUpdater([engine], [client.url], budget=impatient).update(2):
@@ -94,8 +94,8 @@ async def test_an_update_that_waits_too_long_says_for_whom_and_touches_nothing()
 
 async def test_a_hold_is_renewed_as_long_as_its_block():
     """Each renewal gives it its whole time again, by the server's clock, which stands still in between."""
-    engine, now = Engine(), [1_000_000.0]
-    async with serving(engine) as client:
+    engine, now = NotingEngine(), [1_000_000.0]
+    async with serving_with(engine) as client:
         gatekeeper = client.server.gatekeeper
         gatekeeper.clock = lambda: now[0]
         async with WeightUpdater([engine], [client.url], budget=replace(QUICK, hold_ttl_s=0.3)).update(1) as update:
@@ -109,8 +109,8 @@ async def test_a_hold_is_renewed_as_long_as_its_block():
 
 async def test_an_update_whose_hold_ran_out_applies_nothing():
     """Its engines have gone on, and may be somebody else's by now."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
             client.server.gatekeeper.clock = lambda: 1e12
             await eventually(lambda: not client.server.gatekeeper.gate.holds)
@@ -124,8 +124,8 @@ async def test_an_update_whose_hold_ran_out_applies_nothing():
 
 async def test_an_engine_that_fails_to_go_on_once_is_asked_again():
     """One refused continue used to leave it paused behind an open gate."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
             await update.apply(CHECKPOINT)
             engine.fails["resume"] = EngineError("500")
@@ -137,8 +137,8 @@ async def test_an_engine_that_fails_to_go_on_once_is_asked_again():
 
 async def test_an_engine_that_does_not_go_on_in_time_is_named_by_health_until_it_does():
     """The gate opens; the server goes on asking."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url], budget=QUICK).update(1) as update:
             await update.apply(CHECKPOINT)
             engine.fails["resume"] = EngineError("worker seven does not go on")
@@ -155,7 +155,7 @@ async def test_an_engine_that_does_not_go_on_in_time_is_named_by_health_until_it
 
 async def test_nothing_is_left_of_a_hold_that_was_never_placed():
     """A controller whose first verb did not arrive ends all the same."""
-    async with serving(Engine()) as client, SessionServerClient(client.url) as server:
+    async with serving_with(NotingEngine()) as client, SessionServerClient(client.url) as server:
         gate = server.gate("nobody")
         async with renew_holds([gate]):
             report = await gate.resume(deadline_s=5)
@@ -165,8 +165,8 @@ async def test_nothing_is_left_of_a_hold_that_was_never_placed():
 
 async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile():
     """What finding 10 cost: a turn past the gate, under weights that are gone."""
-    engine = Engine(ScriptStep(text="hello"))
-    async with serving(engine) as client:
+    engine = NotingEngine(ScriptStep(text="hello"))
+    async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
             await abort_rollout([], session_servers=[client.url], budget=BRIEF)
             creating = asyncio.create_task(client.create())
@@ -175,7 +175,7 @@ async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile()
         await client.say(await creating, [user("a")])
 
 
-class Elsewhere(Engine):
+class Elsewhere(NotingEngine):
     """Lives on when its session server ends."""
 
     async def __aexit__(self, kind, error, trace):
@@ -187,7 +187,7 @@ async def test_an_update_whose_server_was_started_anew_continues_its_engine(mome
     """A server with its memory gone knows of no hold, so it would never continue what the hold left paused."""
     engine = Elsewhere()
     async with AsyncExitStack() as stack:
-        url = (await stack.enter_async_context(serving(engine))).url
+        url = (await stack.enter_async_context(serving_with(engine))).url
         with suppress(EngineUnavailable):
             async with WeightUpdater([engine], [url], budget=QUICK).update(1) as update:
                 if moment == "after the weights":
@@ -207,7 +207,7 @@ async def test_an_update_that_gives_up_continues_no_engine_of_the_one_that_has_i
     """The other one has not reached the first server; giving its gate back must not wake what was never touched."""
     engine = Elsewhere()
     impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
-    async with serving(engine) as first, serving(engine) as second, SessionServerClient(second.url) as other:
+    async with serving_with(engine) as first, serving_with(engine) as second, SessionServerClient(second.url) as other:
         await other.gate("other").pause(deadline_s=5, engines=True)
         await engine.pause(PauseMode.ABORT)
         with pytest.raises(EngineUnavailable, match="'other'"):

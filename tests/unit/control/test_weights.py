@@ -1,87 +1,28 @@
 """An update of the weights: its order, what it reports, and that everything is open again whatever happens (I8)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget, UpdateStep
-from harness.engines.base import PauseMode, TokenProvider
+from harness.engines.base import PauseMode
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import MISSED_UPDATE
-from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_logprobs
+from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.codec import sample_from_json
-from harness.server.serving import serve
 from harness.sessions.weight_update import SweepRequest
-from harness.store.memory import MemoryStore
 from harness.types import as_ids
-from tests.builders import toy_template, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, Client, eventually
+from tests.builders import user
+from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
+from tests.session_servers.served import eventually, serving_with
 
-CHECKPOINT = Path("/checkpoint")
 QUICK = UpdateBudget(sweep_s=2, gate_s=2, pause_s=0.1, apply_s=0.3, verify_s=0.3, continue_s=0.1)
-
-
-class Engine(ScriptedEngine):
-    """Notes what is asked of it, and fails on cue."""
-
-    def __init__(self, *steps: ScriptStep, events: list[str] | None = None) -> None:
-        super().__init__(toy_tokenizer(), Script(steps or (ScriptStep(text="Understood."),)))
-        self.events = [] if events is None else events
-        self.may_score = asyncio.Event()
-        self.may_score.set()
-        self.fails: dict[str, Exception | None] = {}
-        """What a verb raises; None: it never returns."""
-
-    async def score(self, input_ids, *, start, session_id=None):
-        """See `TokenProvider`."""
-        await self._note("score")
-        await self.may_score.wait()
-        return await super().score(input_ids, start=start)
-
-    async def pause(self, mode):
-        """See `TokenProvider`."""
-        await self._note(f"pause {mode}")
-        await super().pause(mode)
-
-    async def update_weights(self, path, version):
-        """See `TokenProvider`."""
-        await self._note(f"update {version}")
-        await super().update_weights(path, version)
-
-    async def resume(self):
-        """See `TokenProvider`."""
-        await self._note("resume")
-        await super().resume()
-
-    async def _note(self, event: str) -> None:
-        self.events.append(event)
-        verb = event.partition(" ")[0]
-        if verb in self.fails:
-            failure = self.fails[verb]
-            await (asyncio.Event().wait() if failure is None else _raise(failure))
-
-
-async def _raise(error: Exception) -> None:
-    raise error
-
-
-@asynccontextmanager
-async def serving(engine: TokenProvider) -> AsyncIterator[Client]:
-    """A session server in front of `engine`."""
-    async with (
-        serve(engine, toy_template(), MemoryStore()) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
-    ):
-        yield Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
 
 
 def pairs(sample) -> list[tuple[float, int]]:
@@ -103,8 +44,8 @@ def truth(sample, versions: Sequence[int]) -> list[tuple[float, int]]:
 
 async def test_an_update_sweeps_pauses_applies_and_opens_in_this_order():
     """The second update sweeps what the version before it sampled; the gate is shut exactly while engines are."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         session = await client.create()
         await client.say(session, [user("a")])
         updater = WeightUpdater([engine], [client.url])
@@ -126,8 +67,8 @@ async def test_an_update_sweeps_pauses_applies_and_opens_in_this_order():
 
 async def test_a_turn_in_flight_goes_on_after_the_update_and_is_scored_on_the_way():
     """Its agent notices nothing but time; the tokens before the update meet the new version in the resume's prefill."""
-    engine = Engine(ScriptStep(text="0123456789", token_delay_s=0.05))
-    async with serving(engine) as client:
+    engine = NotingEngine(ScriptStep(text="0123456789", token_delay_s=0.05))
+    async with serving_with(engine) as client:
         session = await client.create()
         asking = asyncio.create_task(client.chat(session, [user("a")]))
         await eventually(lambda: any(live.sampled > 2 for live in engine.live))
@@ -145,8 +86,8 @@ async def test_a_turn_in_flight_goes_on_after_the_update_and_is_scored_on_the_wa
 
 async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
     """One request samples under two versions; what it sampled before the update is left to the next sweep."""
-    engine = Engine(ScriptStep(text="0123456789", token_delay_s=0.05))
-    async with serving(engine) as client:
+    engine = NotingEngine(ScriptStep(text="0123456789", token_delay_s=0.05))
+    async with serving_with(engine) as client:
         session = await client.create()
         asking = asyncio.create_task(client.chat(session, [user("a")]))
         await eventually(lambda: any(live.sampled > 2 for live in engine.live))
@@ -163,7 +104,7 @@ async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
         assert engine.events == ["pause keep", "update 1", "resume"]
 
 
-class Mixing(Engine):
+class Mixing(NotingEngine):
     """Reads its input in pieces: what weights come in between have computed a part of every scoring."""
 
     answers_scores = False
@@ -184,7 +125,7 @@ async def test_a_scoring_that_spans_two_versions_is_discarded():
     lies in the same window.
     """
     engine = Mixing(ScriptStep(text="one"), ScriptStep(text="two"), ScriptStep(text="three", delay_s=0.3))
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         session = await client.create()
         history = [user("a"), await client.say(session, [user("a")]), user("b")]
         await engine.update_weights(CHECKPOINT, "1")
@@ -205,9 +146,9 @@ async def test_a_scoring_that_spans_two_versions_is_discarded():
 
 async def test_a_worker_that_cannot_load_is_fenced_and_reported():
     """The others serve every session from then on; when a later update reaches it, it serves again."""
-    workers = [Engine(), Engine()]
+    workers = [NotingEngine(), NotingEngine()]
     workers[1].fails["update"] = EngineRejected("does not fit")
-    async with serving(EnginePool(workers)) as client:
+    async with serving_with(EnginePool(workers)) as client:
         pool = client.engine
         async with WeightUpdater([pool], [client.url]).update(1) as update:
             await update.apply(CHECKPOINT)
@@ -234,9 +175,9 @@ async def test_a_worker_that_cannot_load_is_fenced_and_reported():
 
 async def test_a_server_with_providers_of_its_own_fences_what_was_left_behind():
     """The updater has providers too, and no pool; the session server is told the version and asks for itself."""
-    workers = [Engine(), Engine()]
+    workers = [NotingEngine(), NotingEngine()]
     workers[0].fails["update"] = EngineUnavailable("gone")
-    async with serving(EnginePool(workers)) as client:
+    async with serving_with(EnginePool(workers)) as client:
         async with WeightUpdater(workers, [client.url]).update(1) as update:
             await update.apply(CHECKPOINT)
 
@@ -250,8 +191,8 @@ async def test_a_server_whose_only_engine_missed_the_update_is_named_as_a_proble
 
     The same line tells of an engine that the updater was not given.
     """
-    updated, forgotten = Engine(), Engine()
-    async with serving(updated) as client, serving(forgotten) as behind:
+    updated, forgotten = NotingEngine(), NotingEngine()
+    async with serving_with(updated) as client, serving_with(forgotten) as behind:
         async with WeightUpdater([updated], [client.url, behind.url]).update(1) as update:
             await update.apply(CHECKPOINT)
 
@@ -261,10 +202,10 @@ async def test_a_server_whose_only_engine_missed_the_update_is_named_as_a_proble
 
 async def test_an_update_that_no_worker_took_is_an_error_and_the_old_weights_serve():
     """Nobody is fenced: better the old weights than none."""
-    workers = [Engine(), Engine()]
+    workers = [NotingEngine(), NotingEngine()]
     for worker in workers:
         worker.fails["update"] = EngineRejected("does not fit")
-    async with serving(EnginePool(workers)) as client:
+    async with serving_with(EnginePool(workers)) as client:
         with pytest.raises(EngineError, match=r"no worker serves weight version 1.*does not fit"):
             async with WeightUpdater([client.engine], [client.url]).update(1) as update:
                 await update.apply(CHECKPOINT)
@@ -276,8 +217,8 @@ async def test_an_update_that_no_worker_took_is_an_error_and_the_old_weights_ser
 
 async def test_whatever_the_block_raises_everything_opens_again():
     """The caller gets its own exception."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         with pytest.raises(ZeroDivisionError):
             async with WeightUpdater([engine], [client.url]).update(1):
                 _ = 1 / 0
@@ -289,9 +230,9 @@ async def test_whatever_the_block_raises_everything_opens_again():
 
 async def test_a_cancelled_update_opens_everything_again():
     """The cancellation comes through, after the gates are open."""
-    engine = Engine()
+    engine = NotingEngine()
     engine.fails["update"] = None
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
 
         async def update_weights() -> None:
             async with WeightUpdater([engine], [client.url]).update(1) as update:
@@ -310,9 +251,9 @@ async def test_a_cancelled_update_opens_everything_again():
 @pytest.mark.parametrize("verb", ["pause", "update", "resume"])
 async def test_an_engine_that_never_answers_costs_its_budget_and_the_gates_open(verb):
     """One of two workers hangs in one of the verbs."""
-    workers = [Engine(), Engine()]
+    workers = [NotingEngine(), NotingEngine()]
     workers[1].fails[verb] = None
-    async with serving(EnginePool(workers)) as client:
+    async with serving_with(EnginePool(workers)) as client:
         async with WeightUpdater(workers, [client.url], budget=QUICK).update(1) as update:
             await update.apply(CHECKPOINT)
 
@@ -325,8 +266,8 @@ async def test_an_engine_that_never_answers_costs_its_budget_and_the_gates_open(
 
 async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_more():
     """What was not reached is counted in the report."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         await client.say(await client.create(), [user("a")])
         await engine.update_weights(CHECKPOINT, "1")
         engine.fails["score"] = None
@@ -344,8 +285,8 @@ async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_mor
 
 async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too():
     """The queue of the trainer is swept; what it has taken meanwhile is left to it, and so is what cannot be scored."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         queue = []
         for _ in range(3):
             session = await client.create()
@@ -373,9 +314,9 @@ async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too():
 
 async def test_an_engine_that_never_answers_keeps_no_sample_from_the_others():
     """It holds the requests of its own share; the rest of the queue is scored by the engine that works."""
-    engine, silent = Engine(), Engine()
+    engine, silent = NotingEngine(), NotingEngine()
     silent.may_score.clear()
-    async with serving(engine) as client:
+    async with serving_with(engine) as client:
         queue = []
         for _ in range(12):
             session = await client.create()
@@ -395,8 +336,8 @@ async def test_an_engine_that_never_answers_keeps_no_sample_from_the_others():
 
 async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_left_alone():
     """A least length forbade tokens when it was sampled; what an engine scores knows nothing of that."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         session = await client.create()
         await client.say(session, [user("a")], min_tokens=1)
         queue = [sample_from_json(sample) for sample in await client.samples(session)]
@@ -413,8 +354,8 @@ async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_le
 
 async def test_a_sample_that_fills_the_context_is_scored_but_for_its_last_token():
     """As in a session: servers read no input that leaves no room for a token, and what is left is counted."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         session = await client.create()
         await client.say(session, [user("a")])
         queue = [sample_from_json(sample) for sample in await client.samples(session)]
@@ -432,8 +373,8 @@ async def test_a_sample_that_fills_the_context_is_scored_but_for_its_last_token(
 
 async def test_an_update_without_time_for_a_sweep_leaves_it_out():
     """Nothing is scored, nothing is asked of the session server before the pause."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         await client.say(await client.create(), [user("a")])
         await engine.update_weights(CHECKPOINT, "1")
 
@@ -447,8 +388,8 @@ async def test_an_update_without_time_for_a_sweep_leaves_it_out():
 
 async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_updated():
     """Unreachable servers are tolerated."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         gone = "http://127.0.0.1:9"
         async with WeightUpdater([engine], [gone, client.url], budget=QUICK).update(1) as update:
             await update.apply(CHECKPOINT)
@@ -466,8 +407,8 @@ async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_upda
 @pytest.mark.parametrize("sweep_s", [0, 5])
 async def test_going_back_in_versions_is_refused_before_anything_is_touched(sweep_s):
     """One failing worker would have fenced all that took the lower version; the live one may be applied again."""
-    workers = [Engine(), Engine()]
-    async with serving(EnginePool(workers)) as client:
+    workers = [NotingEngine(), NotingEngine()]
+    async with serving_with(EnginePool(workers)) as client:
         session = await client.create()
         await client.say(session, [user("a")])
         await client.engine.update_weights(CHECKPOINT, "7")
@@ -492,8 +433,8 @@ async def test_going_back_in_versions_is_refused_before_anything_is_touched(swee
 
 async def test_a_worker_that_has_gone_ahead_counts_as_live():
     """Of a pool whose workers disagree the newest version decides: the lower one would be of who missed an update."""
-    workers = [Engine(), Engine()]
-    async with serving(EnginePool(workers)) as client:
+    workers = [NotingEngine(), NotingEngine()]
+    async with serving_with(EnginePool(workers)) as client:
         await workers[1].update_weights(CHECKPOINT, "7")
 
         with pytest.raises(ScenarioError, match="got 3"):
@@ -503,8 +444,8 @@ async def test_a_worker_that_has_gone_ahead_counts_as_live():
 
 async def test_a_transfer_of_the_callers_own_is_verified_like_a_checkpoint():
     """It gets every worker by name; one that it forgot to label is fenced."""
-    workers = [Engine(), Engine()]
-    async with serving(EnginePool(workers)) as client:
+    workers = [NotingEngine(), NotingEngine()]
+    async with serving_with(EnginePool(workers)) as client:
 
         async def transfer(providers, label) -> None:
             assert list(providers) == ["0", "1"]
@@ -519,8 +460,8 @@ async def test_a_transfer_of_the_callers_own_is_verified_like_a_checkpoint():
 
 async def test_a_transfer_that_breaks_off_leaves_no_worker_of_unknown_weights_serving():
     """What it had reached is verified before anything opens."""
-    workers = [Engine(), Engine()]
-    async with serving(EnginePool(workers)) as client:
+    workers = [NotingEngine(), NotingEngine()]
+    async with serving_with(EnginePool(workers)) as client:
 
         async def transfer(providers, label) -> None:
             await providers["0"].update_weights(CHECKPOINT, label)
@@ -536,10 +477,10 @@ async def test_a_transfer_that_breaks_off_leaves_no_worker_of_unknown_weights_se
 
 async def test_a_second_attempt_that_breaks_off_is_verified_like_the_first():
     """What the first one found out says nothing about what the second has reached."""
-    workers = [Engine(), Engine()]
+    workers = [NotingEngine(), NotingEngine()]
     for worker in workers:
         worker.fails["update"] = EngineRejected("does not fit")
-    async with serving(EnginePool(workers)) as client:
+    async with serving_with(EnginePool(workers)) as client:
 
         async def transfer(providers, label) -> None:
             workers[0].fails.clear()
@@ -560,8 +501,8 @@ async def test_a_second_attempt_that_breaks_off_is_verified_like_the_first():
 
 async def test_the_report_names_the_pause_and_the_sweep_apart():
     """Agents wait for everything but the sweep."""
-    engine = Engine()
-    async with serving(engine) as client:
+    engine = NotingEngine()
+    async with serving_with(engine) as client:
         async with WeightUpdater([engine], [client.url]).update(1) as update:
             await update.apply(CHECKPOINT)
 

@@ -84,7 +84,7 @@ async def _running(kind: str, *, workers: int = 2) -> AsyncIterator[Cluster]:
         settings = ServerSettings(pause_timeout_s=0.5) if workers == 1 else None
         running = await stack.enter_async_context(serve(engine, toy_template(), MemoryStore(), settings))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
-        client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
+        client = Client(http, engine, running.server, running.url, running.restored)
         yield Cluster(kind, fakes, engine, client)
 
 

@@ -46,7 +46,7 @@ async def test_turns_of_a_session_are_served_by_the_toy(toy: tuple[str, list[str
         serve(engine, toy_template(), MemoryStore()) as running,
         httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
     ):
-        client = Client(http, engine, running.server, running.url, running.restored)  # type: ignore[arg-type]
+        client = Client(http, engine, running.server, running.url, running.restored)
         session = await client.create()
         first = await client.say(session, [user("2+2?")])
         await client.say(session, [user("2+2?"), first, user("And again?")])

@@ -17,24 +17,13 @@ from harness.errors import EngineError, WeightsUnsettled
 from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer, Fault, serving
 from tests.fake_engines.providers import fake_provider, make_fake, scripted_engine, toy_tokenizer
+from tests.fake_engines.update_steps import STEPS
 from tests.session_servers.served import eventually
 
 PROMPT = as_ids(toy_tokenizer().encode_plain("Hi."))
 GOOD_UPDATES = 3
 KINDS = ("sglang", "vllm")
 Provider = SGLangTokenProvider | VLLMTokenProvider
-
-STEPS = {
-    ("vllm", "announce"): ("/update_weight_version", 0),
-    ("vllm", "load"): ("/collective_rpc", 0),
-    ("vllm", "flush"): ("/reset_prefix_cache", 0),
-    ("vllm", "label"): ("/update_weight_version", 1),
-    ("vllm", "continue"): ("/resume", 0),
-    ("sglang", "announce"): ("/update_weight_version", 0),
-    ("sglang", "load"): ("/update_weights_from_disk", 0),
-    ("sglang", "continue"): ("/continue_generation", 0),
-}
-"""Of a server, the call that each step of an update is, and which of those to that path."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ LOOP = [9, 8, 7, *[2, 3, 4, 5] * 8]
 TOKENS = 30
 
 
-class Script(LogitsProcessor):  # type: ignore[misc]
+class Script(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
     """Makes the first row say `tokens`, whatever the model thinks."""
 
     def __init__(self, tokens: list[int], *, start: int = PROMPTS.shape[1]) -> None:

@@ -8,6 +8,7 @@ of mistakes put others in its place.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def turn(
     spans: Sequence[tuple[str, int, int]] = (),
     parent: Turn | None = None,
     temperature: float = 1.0,
-    **fields: object,
+    **fields: Any,
 ) -> Turn:
     """A turn after `parent`, with the columns given."""
     before = 0 if parent is None else parent.prompt_length + parent.output_ids.size
@@ -73,7 +74,7 @@ def turn(
         created_at=0.0,
         seconds=0.0,
     )
-    return replace(plain, **fields)  # type: ignore[arg-type]
+    return replace(plain, **fields)
 
 
 @dataclass

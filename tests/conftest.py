@@ -25,6 +25,7 @@ pytest_plugins = (
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("check", settings.get_profile("any machine"), max_examples=20)
 settings.load_profile("any machine")
 
 _M_MMAP_THRESHOLD = -3

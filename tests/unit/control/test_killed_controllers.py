@@ -27,6 +27,7 @@ from tests.builders import toy_template, user
 from tests.controllers.mortals import Death, Life, MortalEngine, Mortality
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
 from tests.session_servers.served import PATIENCE_S, Client, eventually
+from tests.thoroughness import examples
 
 TTL_S = 0.06
 """Of who may die, by the server's clock, which stands still; renewals come all the time."""
@@ -156,7 +157,7 @@ def test_whoever_dies_at_whatever_step_the_gate_is_shut_exactly_while_somebody_h
     """Over pairs of controllers, the step at which each dies, and how."""
 
     @settings(
-        max_examples=int(os.environ.get("HARNESS_SOAK_EXAMPLES", "40")),
+        max_examples=int(os.environ.get("HARNESS_SOAK_EXAMPLES", examples(40))),
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.engines.pool.placement import Placement, WorkerLoad
+from tests.thoroughness import examples
 
 SESSIONS = st.sampled_from([None, "a", "b", "c"])
 
@@ -266,6 +267,6 @@ class PlacementMachine(RuleBasedStateMachine):
 
 
 PlacementMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_whatever_happens = PlacementMachine.TestCase

@@ -16,6 +16,7 @@ from harness.samples.proximal import score_turns, scoring_start, waiting_tokens
 from harness.samples.versions import policy_version
 from harness.turn_ends import TurnStatus
 from harness.types import TokenIds, Turn, as_ids
+from tests.thoroughness import examples
 from tests.unit.samples.toy_policy import ToyEngine, grown, proximal_of, toy_policy, turn
 
 
@@ -148,4 +149,4 @@ def test_the_merge_rule_ends_a_sample_not_its_values():
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestSchedules.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)

@@ -25,6 +25,7 @@ from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.types import Turn
 from tests.builders import take_turn, user
+from tests.thoroughness import examples
 
 ROUNDS = 8  # of the event loop, until every task waits for the disk
 
@@ -252,4 +253,4 @@ def texts_of(turns: Any) -> list[str]:
 
 
 TestRegistry = RegistryMachine.TestCase
-TestRegistry.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRegistry.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)

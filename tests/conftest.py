@@ -1,12 +1,13 @@
 """Fixtures of every test."""
 
 import ctypes
+import resource
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import structlog
@@ -31,9 +32,13 @@ settings.load_profile("any machine")
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _WORTH_A_TABLE_S = 60
+_NOTEWORTHY_GB = 0.05
+_OWN = "this process"
+_MOST_GB = 3
+"""What a test process may hold; servers that tests start are processes of their own."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Programs that tests start heed Ctrl+C, also when the tests are a background job of a shell, which ignores it.
 
     Every tensor of a size that matters has pages of its own, which the system gets back with it: what models of one
@@ -45,6 +50,46 @@ def pytest_configure() -> None:
         libc.mallopt(_M_ARENA_MAX, 2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[_PEAKS] = {}
+
+
+class Peak(NamedTuple):
+    """The most memory that a test process has held, in gigabytes, and the test by which it rose there."""
+
+    gb: float = 0.0
+    test: str = ""
+
+    def after(self, test: str) -> "Peak":
+        """The peak once `test` has ended."""
+        unit = 1e9 if sys.platform == "darwin" else 1e9 / 1024
+        gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        return Peak(gb, test) if gb > self.gb + _NOTEWORTHY_GB else self
+
+
+_PEAKS = pytest.StashKey[dict[str, Peak]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """After every test: whether this process has held more memory than ever."""
+    try:
+        return (yield)
+    finally:
+        peaks = item.config.stash[_PEAKS]
+        peaks[_OWN] = peaks.get(_OWN, Peak()).after(item.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist tells its peak."""
+    if hasattr(session.config, "workeroutput") and (peak := session.config.stash[_PEAKS].get(_OWN)):
+        session.config.workeroutput["peak"] = tuple(peak)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker has told; one that was killed tells nothing."""
+    if told := getattr(node, "workeroutput", {}).get("peak"):
+        node.config.stash[_PEAKS][node.gateway.id] = Peak(*told)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -67,6 +112,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("seconds and tests by room")
         for room, spent in seconds.most_common():
             terminalreporter.write_line(f"{spent:8.0f} {tests[room]:6} {room}")
+        terminalreporter.section(f"most memory of a test process, of {_MOST_GB} GB it may have")
+        for process, peak in sorted(terminalreporter.config.stash[_PEAKS].items()):
+            terminalreporter.write_line(f"{peak.gb:8.2f} GB of {process}, by {peak.test}", red=peak.gb > _MOST_GB)
 
 
 @pytest.fixture(scope="session", name="model_dir")

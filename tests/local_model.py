@@ -1,10 +1,16 @@
-"""The local engine with the real model, a small random one, and the model's own forward pass to compare them with."""
+"""The local engine with the real model, a small random one, and the model's own forward pass to compare them with.
+
+A test process stays below three gigabytes. An engine holds 1.2 of them (the weights in float32 and the copy that is
+packed for the processor), a plain model half of one: of each there is one at a time, and none outlives its module.
+"""
 
 import asyncio
+import gc
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +22,9 @@ from tests.ground_truth import logprobs_of
 
 KV_BYTES = 256 << 20
 """Of an engine with the real model: 5,000 tokens. What is kept of prefixes grows to the bound in a session of tests."""
+
+LOCAL_ENGINE_GROUP = pytest.mark.xdist_group("local_engine")
+"""Of tests that share an engine with the real model: one worker loads it, not both."""
 
 
 @pytest.fixture(scope="session", name="tokenizer")
@@ -33,23 +42,68 @@ def _prompt(tokenizer: Tokenizer) -> Callable[[str], TokenIds]:
     return encode
 
 
-@pytest.fixture(scope="session", name="engine")
-def _engine(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
-    """The real model, shared by all tests: each leaves it unpaused, with its first weights."""
-    provider = HuggingFaceTokenProvider(model_dir, max_batch=16, step_tokens=64, kv_cache_bytes=KV_BYTES)
-    asyncio.run(provider.__aenter__())
-    yield provider
-    asyncio.run(provider.__aexit__(None, None, None))
+class LocalEngines:
+    """Local engines with the real model, of which one runs at a time."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._running: HuggingFaceTokenProvider | None = None
+        self._settings: dict[str, Any] = {}
+
+    async def open(self, **settings: Any) -> HuggingFaceTokenProvider:
+        """The engine with `settings`, the one that runs if it has them; any other one ends."""
+        if self._running is None or settings != self._settings:
+            await self.close()
+            engine = HuggingFaceTokenProvider(self._model_dir, **{"kv_cache_bytes": KV_BYTES, **settings})
+            self._running, self._settings = await engine.__aenter__(), settings
+        return self._running
+
+    async def close(self) -> None:
+        """None runs any more, and its memory is free."""
+        engine, self._running = self._running, None
+        if engine is not None:
+            await engine.__aexit__(None, None, None)
+            del engine
+            gc.collect()
+
+
+@pytest.fixture(scope="module", name="local_engines")
+def _local_engines(model_dir: Path) -> Iterator[LocalEngines]:
+    engines = LocalEngines(model_dir)
+    yield engines
+    asyncio.run(engines.close())
+
+
+@pytest.fixture(scope="module", name="engine")
+def _engine(local_engines: LocalEngines) -> HuggingFaceTokenProvider:
+    """The real model, shared by the tests of a module: each leaves it unpaused, with its first weights."""
+    return asyncio.run(local_engines.open(max_batch=16, step_tokens=64))
 
 
 class PlainModel:
-    """The model as transformers runs it: no cache, no batch."""
+    """The model as transformers runs it: no cache, no batch. It is loaded when it is asked, in the place of another."""
+
+    _loaded: tuple[Path, Any] | None = None
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @classmethod
+    def forget(cls) -> None:
+        """None is in memory any more."""
+        PlainModel._loaded = None
+        gc.collect()
+
+    @property
+    def _model(self) -> Any:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        if PlainModel._loaded is None or PlainModel._loaded[0] != self._directory:
+            self.forget()
+            model = AutoModelForCausalLM.from_pretrained(self._directory, dtype=torch.float32).eval()
+            PlainModel._loaded = self._directory, model
+        return PlainModel._loaded[1]
 
     def distributions(self, ids: TokenIds) -> np.ndarray:
         """Logprobs of every token after each position, shape [n, vocabulary]."""
@@ -70,33 +124,16 @@ class PlainModel:
             output.append(int(self.distributions(np.concatenate([ids, as_ids(output)]))[-1].argmax()))
         return output
 
-    def save_perturbed(self, directory: Path) -> Path:
-        """A checkpoint with slightly different weights; returns `directory`."""
-        import torch
-        from safetensors.torch import save_file
 
-        generator = torch.Generator().manual_seed(0)
-        tensors = {
-            name: tensor + 0.01 * torch.randn(tensor.shape, generator=generator) * tensor.std()
-            for name, tensor in self._model.named_parameters()
-        }
-        directory.mkdir(parents=True)
-        save_file({name: tensor.detach() for name, tensor in tensors.items()}, directory / "model.safetensors")
-        self._model.config.save_pretrained(directory)
-        return directory
+@pytest.fixture(scope="module", name="plain_model")
+def _plain_model() -> Iterator[type[PlainModel]]:
+    yield PlainModel
+    PlainModel.forget()
 
 
-@pytest.fixture(scope="session", name="plain_model")
-def _plain_model() -> type[PlainModel]:
-    return PlainModel
-
-
-# Half a gigabyte each, so they live no longer than the module that asks for them.
-
-
-@pytest.fixture(scope="module", name="plain")
-def _plain(model_dir: Path) -> PlainModel:
-    return PlainModel(model_dir)
+@pytest.fixture(name="plain")
+def _plain(model_dir: Path, plain_model: type[PlainModel]) -> PlainModel:
+    return plain_model(model_dir)
 
 
 @dataclass(frozen=True)
@@ -109,10 +146,9 @@ class Update:
     new: PlainModel
 
 
-@pytest.fixture(scope="module", name="update")
-def _update(model_dir: Path, plain: PlainModel, tmp_path_factory: pytest.TempPathFactory) -> Update:
-    new_dir = plain.save_perturbed(tmp_path_factory.mktemp("weights") / "new")
-    return Update(model_dir, new_dir, plain, PlainModel(new_dir))
+@pytest.fixture(name="update")
+def _update(model_dir: Path, perturbed_dir: Path, plain_model: type[PlainModel]) -> Update:
+    return Update(model_dir, perturbed_dir, plain_model(model_dir), plain_model(perturbed_dir))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from harness.types import TokenIds, as_ids
 from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.fake_vllm import FakeVLLM
+from tests.local_model import LOCAL_ENGINE_GROUP
 from tests.real_engines import on_real
 from tests.toy_model import write_toy_model
 
@@ -287,7 +288,7 @@ async def _vllm(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench
         yield _smollm2_bench(provider, VLLM, model_dir, *others)
 
 
-_ON_WEIGHTS = (pytest.mark.model, pytest.mark.timeout(600))
+_ON_WEIGHTS = (pytest.mark.model, pytest.mark.timeout(600), LOCAL_ENGINE_GROUP)
 _FOLDERS = ("model_dir", "perturbed_dir", "unfit_dir")
 
 KINDS = (

@@ -7,11 +7,10 @@ interfere with, and a deadline only ends what hangs.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -36,6 +35,7 @@ from harness.types import (
 )
 from tests.checkout import ROOT
 from tests.fake_engines.providers import KINDS, Bench, Opening, documented_table
+from tests.local_model import LocalEngines
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 RIVERS = ["Rhine", "Danube"]
@@ -46,11 +46,8 @@ _SMALL_KV_BYTES = 48 << 20  # some 1000 tokens of the real model, which a test c
 
 
 @pytest.fixture(scope="module", name="small_context_engine")
-def _small_context_engine(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
-    provider = HuggingFaceTokenProvider(model_dir, kv_cache_bytes=_SMALL_KV_BYTES)
-    asyncio.run(provider.__aenter__())
-    yield provider
-    asyncio.run(provider.__aexit__(None, None, None))
+def _small_context_engine(local_engines: LocalEngines) -> HuggingFaceTokenProvider:
+    return asyncio.run(local_engines.open(kv_cache_bytes=_SMALL_KV_BYTES))
 
 
 @pytest.fixture(name="opening", params=[kind.parameter() for kind in KINDS])

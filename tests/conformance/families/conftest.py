@@ -21,3 +21,16 @@ def _family(request: pytest.FixtureRequest) -> Family:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"{request.param} cannot be fetched: {error}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A worker of xdist has all tests of a family in one go, and keeps none of the tokenizers it is done with."""
+    if hasattr(item.config, "workerinput") and _family_of(item) not in (None, _family_of(nextitem)):
+        load.cache_clear()
+
+
+def _family_of(item: pytest.Item | None) -> str | None:
+    """The name of the family that `item` is about."""
+    called_with = getattr(item, "callspec", None)
+    return called_with.params.get("family") if called_with else None

@@ -14,8 +14,9 @@ from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ModelError
 from harness.types import FinishReason, GenerationRequest, SamplingParams, TokenIds, VersionSpan, as_ids
+from tests.local_model import LOCAL_ENGINE_GROUP
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, LOCAL_ENGINE_GROUP]
 
 Prompt = Callable[[str], TokenIds]
 

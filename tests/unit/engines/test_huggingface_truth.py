@@ -20,8 +20,9 @@ from harness.types import (
     TokenIds,
     as_ids,
 )
+from tests.local_model import LOCAL_ENGINE_GROUP
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, LOCAL_ENGINE_GROUP]
 
 Prompt = Callable[[str], TokenIds]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
+from tests.local_model import KV_BYTES, LocalEngines
 from tests.looping_prompt import (
     CONFIG,
     MAX_NEW_TOKENS,
@@ -28,12 +29,12 @@ from tests.looping_prompt import (
     looped_ids,
 )
 
-local_engine = partial(HuggingFaceTokenProvider, kv_cache_bytes=128 << 20)
-"""Small enough for several to live at once."""
-
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("guarded_local_engine")]
 
 GREEDY = SamplingParams(MAX_NEW_TOKENS, temperature=0.0)
+NO_GUARD = RepeatTerminateConfig()
+
+LocalEngine = Callable[..., HuggingFaceTokenProvider]
 
 
 @pytest.fixture(scope="module", name="tokenizer")
@@ -41,21 +42,16 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
     return Tokenizer.load(model_dir)
 
 
-@pytest.fixture(scope="module", name="guarded")
-def _guarded(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
-    yield from running(local_engine(model_dir, repeat_guard=CONFIG))
+@pytest.fixture(name="guarded")
+async def _guarded(local_engines: LocalEngines) -> HuggingFaceTokenProvider:
+    return await local_engines.open(repeat_guard=CONFIG)
 
 
-@pytest.fixture(scope="module", name="unguarded")
-def _unguarded(model_dir: Path) -> Iterator[HuggingFaceTokenProvider]:
-    yield from running(local_engine(model_dir, repeat_guard=RepeatTerminateConfig()))
-
-
-def running(engine: HuggingFaceTokenProvider) -> Iterator[HuggingFaceTokenProvider]:
-    """`engine`, shared by tests, each of which has an event loop of its own."""
-    asyncio.run(engine.__aenter__())
-    yield engine
-    asyncio.run(engine.__aexit__(None, None, None))
+@pytest.fixture(name="local_engine")
+async def _local_engine(local_engines: LocalEngines, model_dir: Path) -> LocalEngine:
+    """Makes an engine that a test opens itself: none of the others runs beside it."""
+    await local_engines.close()
+    return partial(HuggingFaceTokenProvider, model_dir, kv_cache_bytes=KV_BYTES)
 
 
 async def ask(
@@ -84,12 +80,10 @@ def test_the_prompt_is_the_one_that_is_described(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(PROMPT) == PROMPT_IDS
 
 
-async def test_only_the_offending_sequence_is_ended(
-    guarded: HuggingFaceTokenProvider, unguarded: HuggingFaceTokenProvider, tokenizer: Tokenizer
-) -> None:
+async def test_only_the_offending_sequence_is_ended(local_engines: LocalEngines, tokenizer: Tokenizer) -> None:
     """Same seeds, with and without the guard: the loop ends where it must, the others are equal token by token."""
-    stopped, others = await ask_all(guarded, tokenizer)
-    looping, others_without = await ask_all(unguarded, tokenizer)
+    stopped, others = await ask_all(await local_engines.open(repeat_guard=CONFIG), tokenizer)
+    looping, others_without = await ask_all(await local_engines.open(repeat_guard=NO_GUARD), tokenizer)
 
     assert (stopped.finish_reason, stopped.output_ids.size) == (FinishReason.REPEAT, STOP_INDEX + 1)
     assert (looping.finish_reason, looping.output_ids.size) == (FinishReason.LENGTH, MAX_NEW_TOKENS)
@@ -99,9 +93,9 @@ async def test_only_the_offending_sequence_is_ended(
     assert {each.finish_reason for each in others} == {FinishReason.LENGTH}
 
 
-async def test_a_loop_ends_at_the_token_at_which_it_ends_on_the_servers(model_dir: Path) -> None:
+async def test_a_loop_ends_at_the_token_at_which_it_ends_on_the_servers(local_engine: LocalEngine) -> None:
     """With their limits and the ids that SGLang and vLLM are held to, see `tests/real/engines/test_repeat_guard.py`."""
-    async with local_engine(model_dir, repeat_guard=SERVED_CONFIG) as engine:
+    async with local_engine(repeat_guard=SERVED_CONFIG) as engine:
         ended = await ask(engine, as_ids(PROMPT_IDS), replace(GREEDY, max_new_tokens=SERVED_STOP_AFTER + 32))
 
     assert (ended.finish_reason, ended.output_ids.tolist()) == (FinishReason.REPEAT, looped_ids(SERVED_STOP_AFTER))
@@ -135,29 +129,28 @@ async def test_an_end_of_its_own_at_the_same_token_stands(guarded: HuggingFaceTo
     assert (stopped.finish_reason, stopped.matched_stop) == (FinishReason.STOP, last)
 
 
-async def test_the_guard_is_named_by_its_digest(
-    guarded: HuggingFaceTokenProvider, unguarded: HuggingFaceTokenProvider
-) -> None:
-    assert guarded.capabilities.repeat_guard == CONFIG.digest()
-    assert unguarded.capabilities.repeat_guard is None
-    require_guard(guarded.capabilities, CONFIG)
+async def test_the_guard_is_named_by_its_digest(local_engines: LocalEngines) -> None:
+    guarded = (await local_engines.open(repeat_guard=CONFIG)).capabilities
+    unguarded = (await local_engines.open(repeat_guard=NO_GUARD)).capabilities
+
+    assert guarded.repeat_guard == CONFIG.digest()
+    assert unguarded.repeat_guard is None
+    require_guard(guarded, CONFIG)
     with pytest.raises(ScenarioError, match="the local engine has none that is active; start its server with"):
-        require_guard(unguarded.capabilities, CONFIG)
+        require_guard(unguarded, CONFIG)
     with pytest.raises(ScenarioError, match="runs one with other limits"):
-        require_guard(guarded.capabilities, replace(CONFIG, ngram_repeats=3))
+        require_guard(guarded, replace(CONFIG, ngram_repeats=3))
 
 
-async def test_the_environment_configures_the_guard(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_configures_the_guard(local_engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for the engines that are servers; what is passed to the constructor has the last word."""
     for name, value in CONFIG.to_environ().items():
         monkeypatch.setenv(name, value)
 
-    async with local_engine(
-        model_dir,
-    ) as engine:
+    async with local_engine() as engine:
         assert engine.capabilities.repeat_guard == CONFIG.digest()
         assert (await ask(engine, as_ids(PROMPT_IDS), GREEDY)).output_ids.size == STOP_INDEX + 1
-    async with local_engine(model_dir, repeat_guard=RepeatTerminateConfig()) as engine:
+    async with local_engine(repeat_guard=NO_GUARD) as engine:
         assert engine.capabilities.repeat_guard is None
 
 
@@ -166,15 +159,15 @@ def test_a_wrong_environment_stops_the_start(model_dir: Path, monkeypatch: pytes
     monkeypatch.setenv(CONFIG_JSON, '{"ngram": 4}')
 
     with pytest.raises(ScenarioError, match="repeat guard: ngram: no such key"):
-        local_engine(model_dir)
+        HuggingFaceTokenProvider(model_dir)
 
 
-async def test_a_guard_that_cannot_trip_stops_the_start(model_dir: Path) -> None:
+async def test_a_guard_that_cannot_trip_stops_the_start(local_engine: LocalEngine) -> None:
     """One whose limits lie beyond the context is enabled and would never be active."""
     never = RepeatTerminateConfig(enabled=True, min_new_tokens=10_000)
 
     with pytest.raises(ScenarioError, match="trip after 10000 tokens of output at the earliest, the context holds"):
-        await local_engine(model_dir, repeat_guard=never).__aenter__()
+        await local_engine(repeat_guard=never).__aenter__()
 
 
 async def test_more_tokens_cannot_be_continued_than_there_are(guarded: HuggingFaceTokenProvider) -> None:

@@ -19,26 +19,23 @@ from tests.checkout import ROOT
 from tests.harness_command import harness as run_harness
 from tests.harness_command import write_scenario
 from tests.session_servers.scripted import scripted_server
+from tests.shown_blocks import PAGES, commands_on_path, is_quickstart_of_the_readme, shown_blocks
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 START_S = 60
 BLOCK_S = 100
 ADMIN_TOKEN = "the-token-of-the-operator"
 
 
 def _blocks(language: str) -> list[object]:
-    """Page and text of each block in that language; tests are called by page and line."""
-    pattern = re.compile(rf"^```{language}\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-    texts = [(page.name, page.read_text(encoding="utf-8")) for page in PAGES]
+    """Page and text of each block in that language; tests are called by page and line.
+
+    Less the quickstart of the README, a minute of the real model, which is spent once.
+    """
     return [
-        pytest.param(page, block[1], id=f"{page}:{text.count(chr(10), 0, block.start()) + 1}")
-        for page, text in texts
-        for block in pattern.finditer(text)
+        pytest.param(block.page, block.text, id=f"{block.page}:{block.line}")
+        for block in shown_blocks(language)
+        if not is_quickstart_of_the_readme(block.page, block.text)
     ]
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 @pytest.mark.model
@@ -54,7 +51,7 @@ def test_a_block_of_commands_runs(page: str, block: str, tmp_path: Path, model_d
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
         cwd=tmp_path,
-        env=_environment(),
+        env=commands_on_path(),
         check=False,
         capture_output=True,
         text=True,
@@ -66,7 +63,7 @@ def test_a_block_of_commands_runs(page: str, block: str, tmp_path: Path, model_d
 def _check_serves(command: str, directory: Path) -> None:
     port = re.search(r"--port (\d+)", command)
     assert port is not None
-    server = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=directory, env=_environment())
+    server = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=directory, env=commands_on_path())
     try:
         _wait_for(f"http://127.0.0.1:{port[1]}/health", server)
     finally:
@@ -103,7 +100,7 @@ async def test_a_block_of_python_runs(page: str, block: str, tmp_path: Path) -> 
             sys.executable,
             "block.py",
             cwd=tmp_path,
-            env=_environment() | {"SESSION_SERVER": server.url, "HARNESS_ADMIN_TOKEN": ADMIN_TOKEN},
+            env=commands_on_path() | {"SESSION_SERVER": server.url, "HARNESS_ADMIN_TOKEN": ADMIN_TOKEN},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,

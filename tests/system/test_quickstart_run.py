@@ -1,11 +1,13 @@
-"""One quickstart run on the real model, looked at by somebody who does not trust the harness.
+"""The quickstart of the README on the real model, looked at by somebody who does not trust the harness.
 
-Nothing here imports the code that produced the run: the database is read with sqlite3, samples with json, and the
-model is asked again by a plain forward pass.
+It is run by the commands that the README shows, from a wheel, and taken up again when it has ended. Nothing here
+imports the code that produced the run: the database is read with sqlite3, samples with json, and the model is asked
+again by a plain forward pass.
 """
 
 import json
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,9 +18,11 @@ import numpy as np
 import pytest
 
 from tests.ground_truth import logprobs_of
-from tests.installed_harness import RunShipped
+from tests.shown_blocks import commands_on_path, is_quickstart_of_the_readme, shown_blocks
 
 pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860), pytest.mark.xdist_group("quickstart")]
+
+_RUN_S = 1800  # a model on a busy CPU
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,29 @@ class RecordedTurn:
 
 
 @pytest.fixture(scope="module", name="run_dir")
-def _run_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, run_shipped: RunShipped) -> Path:
-    """The directory of a finished quickstart run, from a wheel and on the model that the scenario names."""
+def _run_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, installed_wheel: Path) -> Path:
+    """The directory of the run that a reader of the README gets, on the model that the scenario names."""
     del model_dir  # fetched before: the run does not wait for it
-    directory = tmp_path_factory.mktemp("quickstart") / "run"
-    done = run_shipped("quickstart", directory)
-    assert done.code == 0, done.stdout + done.stderr
-    return directory
+    [block] = [text for page, text, _ in shown_blocks("sh") if is_quickstart_of_the_readme(page, text)]
+    directory = tmp_path_factory.mktemp("quickstart")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=directory,
+        env=commands_on_path() | {"PYTHONPATH": str(installed_wheel)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_RUN_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory / "demo"
+
+
+def test_a_finished_run_that_is_taken_up_again_is_the_same_run(run_dir: Path) -> None:
+    """The README's last command: nothing is played a second time."""
+    again, result = (json.loads(path.read_text()) for path in (run_dir.parent / "again.json", run_dir / "result.json"))
+
+    assert again["scenarios"][0]["ledger"] == result["ledger"]
 
 
 @pytest.fixture(scope="module", name="turns")

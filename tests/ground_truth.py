@@ -58,7 +58,7 @@ class TruthReport:
 
 def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> TruthReport:
     """The verdict on `samples`; `checkpoints` has a folder for every version that sampled or scored a token."""
-    truth = {version: true_logprobs(version, folder, samples) for version, folder in checkpoints.items()}
+    truth = true_logprobs(samples, checkpoints)
     verdict = TruthReport()
     moves: list[float] = []
     for number, sample in enumerate(samples):
@@ -83,20 +83,27 @@ def compare(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> TruthRe
     return verdict
 
 
-def true_logprobs(version: int, folder: Path, samples: Sequence[Json]) -> dict[int, np.ndarray]:
-    """By sample, the logprob of each of its tokens under the checkpoint in `folder`; NaN for the first.
+def true_logprobs(samples: Sequence[Json], checkpoints: Mapping[int, Path]) -> dict[int, dict[int, np.ndarray]]:
+    """By version and sample, the logprob of each token of the sample under the version's checkpoint; NaN for the first.
 
-    Only of the samples that have to do with that version.
+    Only of the samples that have to do with the version. Versions of one folder are one model, which is loaded once;
+    of several there is one at a time in memory.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-    found = {}
-    for number, sample in enumerate(samples):
-        if version in sample["behavior_versions"] or version in sample["proximal_versions"]:
-            found[number] = np.concatenate([[np.nan], logprobs_of(model, sample["tokens"])])
-    return found
+    truth: dict[int, dict[int, np.ndarray]] = {version: {} for version in checkpoints}
+    for folder in dict.fromkeys(checkpoints.values()):
+        model = None  # the one before goes before the next one comes
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        versions = {version for version, of in checkpoints.items() if of == folder}
+        for number, sample in enumerate(samples):
+            concerned = versions.intersection([*sample["behavior_versions"], *sample["proximal_versions"]])
+            if concerned:
+                found = np.concatenate([[np.nan], logprobs_of(model, sample["tokens"])])
+                for version in concerned:
+                    truth[version][number] = found
+    return truth
 
 
 def logprobs_of(model: Any, ids: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -27,6 +27,16 @@ E = TypeVar("E", bound=TokenProvider)
 """The engine that a test has behind its server."""
 
 
+class SetClock:
+    """A clock that stands still until somebody sets it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """A session as its owner got it."""

@@ -117,7 +117,9 @@ async def test_a_dead_network_comes_back(kind: str):
     """What was under way is lost, nothing is reached, and then everything is as before."""
     async with hurt(kind) as (provider, network):
         lost = asyncio.create_task(generated(provider))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            while not (await provider.health()).running:
+                await asyncio.sleep(0.001)
         await network.kill()
         with pytest.raises(EngineConnectionLost):
             await lost

@@ -26,23 +26,13 @@ from harness.store.memory import MemoryStore
 from tests.builders import toy_template, user
 from tests.controllers.mortals import Death, Life, MortalEngine, Mortality
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
-from tests.session_servers.served import PATIENCE_S, Client, eventually
+from tests.session_servers.served import PATIENCE_S, Client, SetClock, eventually
 from tests.thoroughness import examples
 
 TTL_S = 0.06
 """Of who may die, by the server's clock, which stands still; renewals come all the time."""
 LONG_TTL_S = 80_000.0
 MOST_STEPS = 12
-
-
-class Clock:
-    """Time that passes when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Scene:
@@ -102,7 +92,7 @@ class Scene:
 
 async def play(kinds: tuple[str, str], lives: list[Life]) -> None:
     """Both controllers at once, to their ends; then time passes."""
-    clock, engine = Clock(), NotingEngine()
+    clock, engine = SetClock(), NotingEngine()
     for life in lives:
         life.ttl_s = TTL_S if life.is_mortal else LONG_TTL_S
     serving = serve(engine, toy_template(), MemoryStore(), around=lambda app: Mortality(app, lives, clock), clock=clock)
@@ -137,7 +127,7 @@ async def play(kinds: tuple[str, str], lives: list[Life]) -> None:
         assert await client.say(await client.create(), [user("a")])
 
 
-def passes(server: SessionServer, clock: Clock) -> None:
+def passes(server: SessionServer, clock: SetClock) -> None:
     """The time of a hold goes by."""
     clock.now += TTL_S
     server.gatekeeper.look_again()

@@ -27,6 +27,7 @@ from tests.builders import toy_tokenizer
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import SLOWLY, fake_provider, make_fake, scripted_engine
+from tests.session_servers.served import eventually
 
 PROMPT = as_ids([40, 41, 42])
 PARAMS = SamplingParams(max_new_tokens=3)
@@ -140,7 +141,7 @@ async def test_an_abort_of_all_reaches_every_worker():
     """Generations on both workers end as ABORT."""
     async with pooled(step=SLOWLY) as under:
         tasks = [asyncio.ensure_future(under.ask(params=LONG)) for _ in range(4)]
-        await asyncio.sleep(0.2)
+        await eventually(lambda: sum(len(fake.engine.live) for fake in under.fakes) == 4)
 
         assert await under.pool.abort(None) == 4
         assert {result.finish_reason for result in await asyncio.gather(*tasks)} == {FinishReason.ABORT}
@@ -414,7 +415,7 @@ async def test_who_gives_up_waiting_gives_up_the_place():
         running = asyncio.create_task(under.ask("a", LONG))
         await at_worker(under, 1)
         waiting = [asyncio.create_task(under.ask(name)) for name in "bcd"]
-        await asyncio.sleep(0.05)
+        await eventually(lambda: under.pool.waiting == 3)
         waiting[0].cancel()
         await under.fakes[0].engine.abort(None)
         await running
@@ -443,23 +444,21 @@ async def test_a_request_that_waits_can_be_aborted(stream: bool):
             return await under.pool.generate(GenerationRequest(PROMPT, PARAMS, request_id=request_id))
 
         waiting = asyncio.create_task(wait())
-        await asyncio.sleep(0.05)
+        await eventually(lambda: under.pool.waiting == 1)
         assert await under.pool.abort(request_id) == 1
         result = await waiting
 
         assert (result.finish_reason, result.output_ids.size) == (FinishReason.ABORT, 0)
         assert under.served() == [1]
         also = asyncio.create_task(under.ask("b"))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: under.pool.waiting == 1)
         assert await under.pool.abort(None) == 2
         assert {(await task).finish_reason for task in (running, also)} == {FinishReason.ABORT}
 
 
 async def at_worker(under: Pooled, count: int) -> None:
     """Return once the workers have been asked for that many generations."""
-    async with asyncio.timeout(10):
-        while sum(under.served()) < count:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: sum(under.served()) >= count)
 
 
 async def test_a_stream_without_a_piece_ends_and_gives_its_place_back():

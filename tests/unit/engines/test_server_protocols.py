@@ -16,6 +16,7 @@ from harness.types import FinishReason, GenerationRequest, GenerationResult, Sam
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, serving
 from tests.fake_engines.fake_vllm import FakeVLLM
 from tests.fake_engines.providers import FAKE_KINDS, SLOWLY, fake_provider, make_fake, scripted_engine
+from tests.session_servers.served import PATIENCE_S, eventually
 
 PROMPT = as_ids([40, 41, 42])
 UNSCALED = {"logprob_scale": LogprobScale.AFTER_TEMPERATURE}
@@ -66,8 +67,9 @@ async def test_sglang_loses_no_abort_of_a_request_that_came_during_a_pause():
         request_id = uuid4().hex
         params = SamplingParams(max_new_tokens=400)
         task = asyncio.ensure_future(provider.generate(GenerationRequest(PROMPT, params, request_id=request_id)))
-        await asyncio.sleep(0.05)
-        assert (await provider.health()).waiting == 1
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await provider.health()).waiting:
+                await asyncio.sleep(0)
         await provider.abort(request_id)
         result = await asyncio.wait_for(task, 2)
         await provider.resume()
@@ -126,7 +128,7 @@ async def test_vllm_without_any_abort_endpoint_says_so():
         task = asyncio.ensure_future(
             provider.generate(GenerationRequest(PROMPT, SamplingParams(max_new_tokens=400), request_id=request_id))
         )
-        await asyncio.sleep(0.05)
+        await eventually(lambda: bool(fake.engine.live))
         with pytest.raises(EngineRejected, match="--enable-scale-out"):
             await provider.abort(request_id)
         task.cancel()

@@ -18,7 +18,8 @@ from server_patch.router.fan_out import Outcome, Updates, fan_out, report, statu
 from server_patch.router.verbs import VERBS, Engine, Order
 from server_patch.router.workers import Worker, engine_of
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer
-from tests.fake_engines.workers import PATIENCE_S, fake_workers, serving_app
+from tests.fake_engines.workers import fake_workers, serving_app
+from tests.session_servers.served import eventually
 
 PAUSE = Order("/pause_generation", "POST", "", b'{"mode": "abort"}')
 CONTINUE = Order("/continue_generation", "POST", "", b"{}")
@@ -180,9 +181,7 @@ async def test_two_updates_of_a_vllm_worker_come_one_after_the_other(http):
         [fake] = fakes
         fake.holds["/collective_rpc"] = asyncio.Event()
         first = asyncio.create_task(fan_out(http, workers_of(fakes), update_to("1"), updates=updates))
-        async with asyncio.timeout(PATIENCE_S):
-            while "/collective_rpc" not in fake.posted:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: "/collective_rpc" in fake.posted)
         second = asyncio.create_task(fan_out(http, workers_of(fakes), update_to("2"), updates=updates))
         for _ in range(20):
             await asyncio.sleep(0.005)
@@ -199,7 +198,7 @@ async def test_an_abort_by_the_client_s_id_ends_the_request_on_vllm(http):
     async with fake_workers("vllm", step=SLOWLY) as fakes:
         ids, params = as_ids([40, 41, 42]), SamplingParams(max_new_tokens=400)
         running = asyncio.create_task(fakes[0].engine.generate(GenerationRequest(ids, params, request_id="mine")))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: bool(fakes[0].engine.live))
         await fan_out(http, workers_of(fakes), Order("/abort_request", "POST", "", b'{"rid": "mine"}'))
 
         assert (await running).finish_reason == "abort"

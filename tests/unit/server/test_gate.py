@@ -2,15 +2,21 @@
 
 import asyncio
 import sqlite3
+import threading
+from collections.abc import Sequence
 from contextlib import closing
 
 import httpx
 import pytest
 
-from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from tests.builders import user
-from tests.session_servers.served import eventually, says, serving, url_of
+from harness.store.memory import MemoryStore
+from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.types import Json, Message
+from tests.builders import toy_template, toy_tokenizer, user
+from tests.session_servers.served import PATIENCE_S, Client, eventually, says, serving, url_of
 from tests.session_servers.store_file import read_file
 
 HI = [user("hi")]
@@ -211,13 +217,35 @@ async def test_a_drain_that_comes_while_a_session_is_created_does_not_miss_it(ro
         assert (await client.gate())["sessions_open"] == 0
 
 
+class SlowTemplate(ChatTemplateTokenizer):
+    """Encodes a prompt for as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()  # while the family is examined
+        super().__init__(toy_tokenizer(), toy_template().template)
+
+    def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
+        self.has_begun.set()
+        assert self.may_end.wait(PATIENCE_S), "nobody lets it end"
+        return super().render_ids(messages, tools)
+
+
 async def test_a_long_prompt_does_not_stop_the_server_and_a_drain_meanwhile_is_seen():
-    """Encoding takes a second in a thread; a drain that comes meanwhile is served, and the turn does not start."""
-    async with serving(context_length=1 << 22) as client:
+    """It is encoded in a thread; a drain that comes meanwhile is served, and the turn does not start."""
+    engine, template = ScriptedEngine(toy_tokenizer(), Script(says("hello")), context_length=1 << 20), SlowTemplate()
+    async with (
+        serve(engine, template, MemoryStore()) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        client = Client(http, engine, running.server, running.url, running.restored)
         session = await client.create()
-        request = asyncio.create_task(client.chat(session, [user("x" * 3_000_000)]))
-        await asyncio.sleep(0.1)
+        template.has_begun.clear()
+        template.may_end.clear()
+        request = asyncio.create_task(client.chat(session, [user("x" * 100_000)]))
+        await eventually(template.has_begun.is_set)
         await client.http.post("/sessions/drain")
+        template.may_end.set()
         answer = await request
         record = await client.record(session)
 

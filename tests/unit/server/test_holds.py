@@ -14,7 +14,7 @@ from harness.store.connect import open_store
 from harness.store.memory import MemoryStore
 from harness.store.sqlite import SQLiteStore
 from tests.builders import toy_template, toy_tokenizer, user
-from tests.session_servers.served import eventually, says, serving, serving_with
+from tests.session_servers.served import SetClock, eventually, says, serving, serving_with
 
 HI = [user("hi")]
 
@@ -130,15 +130,18 @@ async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted():
 
 async def test_a_hold_that_is_renewed_lasts():
     """By the same verb of the same holder; nothing changes by that."""
-    async with serving() as client:
-        await verb(client, "pause", "alive", ttl_s=0.3)
+    clock = SetClock()
+    async with serving(clock=clock) as client:
+        await verb(client, "pause", "alive", ttl_s=10)
         renewed = (await verb(client, "pause", "alive", ttl_s=60)).json()
-        await verb(client, "pause", "other", ttl_s=0.1)
+        await verb(client, "pause", "other", ttl_s=20)
+        clock.now += 30  # longer than either would have lasted
+        client.server.gatekeeper.look_again()
         await eventually(lambda: len(client.server.gatekeeper.gate.holds) == 1)
-        await asyncio.sleep(0.3)  # longer than the hold would have lasted
+        report = await client.gate()
 
-        assert (renewed["changed"], renewed["epoch"]) == (False, 1)
-        assert (await client.gate())["state"] == "paused"
+    assert (renewed["changed"], renewed["epoch"]) == (False, 1)
+    assert (report["state"], [hold["holder"] for hold in report["holds"]]) == ("paused", ["alive"])
 
 
 async def test_renewing_never_shuts_a_gate_that_is_open():

@@ -13,21 +13,11 @@ from harness.server.housekeeping import forget_closed_sessions
 from harness.server.settings import ServerSettings
 from harness.store.sqlite import SQLiteStore, read_sessions
 from tests.builders import user
-from tests.session_servers.served import eventually, says, serving
+from tests.session_servers.served import SetClock, eventually, says, serving
 from tests.session_servers.store_file import read_file
 
 HOUR = 3600.0
 SETTINGS = ServerSettings(idle_ttl_s=HOUR)
-
-
-class SetClock:
-    """A clock that somebody sets."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def column(path: Path, sql: str) -> list[Any]:
@@ -120,6 +110,17 @@ async def test_rows_of_sessions_that_were_closed_long_ago_are_deleted(tmp_path: 
     }
 
 
+class CountingStore(SQLiteStore):
+    """Says how often somebody has looked for old rows."""
+
+    looks = 0
+
+    async def forget_closed(self, older_than_s: float, limit: int) -> int:
+        """See `SessionStore`."""
+        self.looks += 1
+        return await super().forget_closed(older_than_s, limit)
+
+
 async def test_the_keeper_of_closed_sessions_goes_on_when_the_disk_does_not(tmp_path: Path) -> None:
     """A look that fails is a line in the log; the next one deletes."""
     clock, path = SetClock(), tmp_path / "s.db"
@@ -127,11 +128,11 @@ async def test_the_keeper_of_closed_sessions_goes_on_when_the_disk_does_not(tmp_
         session = await client.create()
         await client.http.delete(f"/sessions/{session.session_id}")
     clock.now += HOUR
-    async with SQLiteStore(path, clock=clock) as store:
+    async with CountingStore(path, clock=clock) as store:
         with closing(sqlite3.connect(path)) as other:
             other.execute("ALTER TABLE sessions RENAME TO elsewhere")
             keeper = asyncio.create_task(forget_closed_sessions(store, HOUR / 2, every_s=0.01))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: store.looks > 2)
             other.execute("ALTER TABLE elsewhere RENAME TO sessions")
         await eventually(lambda: not read_sessions(path))
         keeper.cancel()

@@ -262,7 +262,7 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
     sent = []
 
     async def serve():
-        await asyncio.sleep(0.05)
+        await eventually(lambda: len(sent) >= 2)
         raise ZeroDivisionError
 
     async def receive():

@@ -1,7 +1,7 @@
 """JSON of others: decoded with errors that name the field, and how much of it is taken as it comes.
 
-Encoders, templates and databases further in recurse into such values and hold integers in 64 bits. What would break
-one of them is refused here, where the field can still be named.
+Encoders, templates and databases further in recurse into such values and hold integers in 64 bits. A value that
+would break one of them is refused here, where the field can still be named.
 """
 
 from itertools import chain

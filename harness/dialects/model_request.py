@@ -33,7 +33,7 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What a client asks of the model."""
+    """The demands of a client on the model."""
 
     dialect: str
     """The name of the dialect in which it asks."""

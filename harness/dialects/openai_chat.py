@@ -7,9 +7,8 @@ back, and an answer that a drain cuts short must not be read as one.
 
 from collections.abc import Iterator
 
-from harness.dialects.model_request import ModelAnswer, ModelRequest
+from harness.dialects.model_request import ModelAnswer
 from harness.dialects.openai_chat_request import NAME, parse_request
-from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, raw_event
 from harness.errors import HarnessError, RequestError
 from harness.turn_ends import TURN_ENDS
@@ -17,7 +16,7 @@ from harness.types import Json
 from server_patch.repeat_terminate.envelope import signal
 
 DONE = raw_event(b"[DONE]")
-"""What OpenAI clients read up to."""
+"""OpenAI clients read up to here."""
 
 _SHORTEST_PIECE = 128  # characters of a delta
 _MOST_PIECES = 32  # deltas of a text: several for a client that shows them, few for one that parses them
@@ -40,9 +39,7 @@ class OpenAIChat:
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
 
-    def parse(self, body: bytes, limits: RequestLimits) -> ModelRequest:
-        """See `Dialect`."""
-        return parse_request(body, limits)
+    parse = staticmethod(parse_request)
 
     def answer(self, answer: ModelAnswer) -> Json:
         """The `chat.completion` object. A retry's is the same, but for the alternatives to its tokens."""
@@ -94,7 +91,7 @@ def base_url(session_url: str) -> str:
 def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
     """The chunks of `completion`, in order: role, reasoning, content, tool calls, how it finished, usage if wanted.
 
-    What is not of a message (logprobs, keys beyond the dialect) is in the chunk that says how it finished.
+    The rest (logprobs, keys beyond the dialect) is in the chunk that says how it finished.
     """
     head = {"object": "chat.completion.chunk", **{key: completion[key] for key in _HEAD}}
     usage = {"usage": None} if wants_usage else {}

@@ -1,8 +1,8 @@
 """OpenAI Chat Completions, as they are asked for: from wire JSON to the normal form.
 
-Pure. What clients really send is accepted: unknown fields are ignored, text parts are joined, empty values are dropped,
-so that a history which a client sends back normalizes to what was served. What cannot be served is refused by name,
-never ignored: several choices, images, a schema beside tools.
+Pure. It accepts all that clients really send: unknown fields are ignored, text parts are joined, empty values are
+dropped, so that a history which a client sends back normalizes to what was served. It refuses by name, and never
+ignores, a wish that cannot be served: several choices, images, a schema beside tools.
 
 A body is decoded in pieces, message by message and tool by tool: a decoder holds the interpreter until it is done, and
 a body that holds more than the limits allow is refused before its pieces are looked at.

@@ -63,7 +63,7 @@ def build_samples(
 ) -> list[Sample]:
     """The samples of a session; `metadata` is copied into each of them, and `live_version` is what lags count from.
 
-    What an abort cut short before its first token is no sample (`count_empty`): trainers divide by its length.
+    A turn that an abort cut short before its first token is no sample (`count_empty`): trainers divide by its length.
     Raises `UnknownWeightVersion` when a label is not a policy version.
     """
     samples: list[Sample] = []

@@ -9,8 +9,8 @@ Positions are absolute in a branch: token 0 is the first of its first prompt. Th
 `prompt_length`, so the turns of a branch can be looked at one by one and in any selection; environment tokens lie
 between them and are never touched, nor are tokens that a guard forced.
 
-What this module cannot see is left to its callers: that a scoring is of one version, that its scale is that of the
-behavior logprobs, and that its tokens are those of the branch.
+This module cannot see everything, and leaves to its callers: that a scoring is of one version, that its scale is that
+of the behavior logprobs, and that its tokens are those of the branch.
 """
 
 from collections.abc import Iterable, Iterator

@@ -91,7 +91,7 @@ def require_settled(label: str) -> str:
 def unsettled_label(label: str) -> str:
     """The label of an engine while its weights change to those of `label`: it stands for no version.
 
-    Whatever it samples meanwhile, and for good when the update breaks off, is nobody's.
+    Its samples meanwhile, and for good when the update breaks off, are nobody's.
     """
     return _UNSETTLED + label
 

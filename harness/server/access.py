@@ -1,4 +1,4 @@
-"""Who may ask what of a session server.
+"""The rights to ask things of a session server.
 
     open       anybody: a liveness answer, the same for everybody; it asks nobody, changes nothing and tells nothing
     session    the session's own key: its model calls, and the model's name

@@ -52,7 +52,7 @@ class AdmittedTurn:
 
     @property
     def output(self) -> Output:
-        """What has been sampled for it and has arrived."""
+        """As much as has been sampled for it and has arrived."""
         return self.admission.output_so_far() if self.generation is None else self.generation.output
 
 
@@ -82,7 +82,7 @@ class AdmittedTurns:
     ) -> None:
         """Tell the engines, `after_s` from now, to hand over what they have of the turns of `session`.
 
-        Whatever they do, each turn has its outcome `hand_over_s` later.
+        Each turn has its outcome, whatever they do, `hand_over_s` later.
         """
         loop = asyncio.get_running_loop()
         for turn in self._of(session):
@@ -128,8 +128,14 @@ class AdmittedTurns:
                     with suppress(StoreError):
                         await self._break_off(turn, _as_reason(error))
                     raise
-        finally:
-            self._let_go(turn)
+        finally:  # nobody waits for the turn any more, even if a bug of ours has kept it from being recorded
+            for timer in turn.timers:
+                timer.cancel()
+            if self._is_held(turn):
+                session.forfeit(admission.index)
+                del self._turns[session.session_id, admission.index]
+            self.metrics.turns_in_flight(len(self._turns))
+            turn.is_over.set()
 
     async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:
         """Keep what has arrived of `turn`, unless it has its outcome: what the store refused is recorded."""
@@ -146,32 +152,19 @@ class AdmittedTurns:
             outcome = lose_turn(outcome, _as_reason(error))
             raise
         finally:
-            self._record(turn.session, outcome)
-
-    def _record(self, session: Session, outcome: Turn) -> None:
-        sampled = session.record(outcome)
-        self.metrics.turn_recorded(outcome, sampled)
-        error = outcome.notes.get("error")
-        told = {} if error is None else {"code": error["code"], "error": error["message"]}
-        log.info(TURN_ENDED, end=str(outcome.end), status=str(outcome.status), tokens=outcome.output_ids.size, **told)
-        disagreement = self.signal_check and self.signal_check.disagreement(outcome)
-        if disagreement:  # counted; what the guard said stands
-            self.metrics.guard_disagreed()
-            log.warning("repeat_guard_disagrees", **disagreement._asdict())
+            self.metrics.turn_recorded(outcome, turn.session.record(outcome))
+            end, status, tokens = str(outcome.end), str(outcome.status), outcome.output_ids.size
+            cause = outcome.notes.get("error")
+            told = {} if cause is None else {"code": cause["code"], "error": cause["message"]}
+            log.info(TURN_ENDED, end=end, status=status, tokens=tokens, **told)
+            disagreement = self.signal_check and self.signal_check.disagreement(outcome)
+            if disagreement:  # counted; what the guard said stands
+                self.metrics.guard_disagreed()
+                log.warning("repeat_guard_disagrees", **disagreement._asdict())
 
     def _of(self, session: Session) -> list[AdmittedTurn]:
         keys = ((session.session_id, admission.index) for admission in session.turns_in_flight)
         return [self._turns[key] for key in keys]
-
-    def _let_go(self, turn: AdmittedTurn) -> None:
-        """Nobody waits for `turn` any more, even if a bug of ours has kept it from being recorded."""
-        for timer in turn.timers:
-            timer.cancel()
-        if self._is_held(turn):
-            turn.session.forfeit(turn.admission.index)
-            del self._turns[turn.session.session_id, turn.admission.index]
-        self.metrics.turns_in_flight(len(self._turns))
-        turn.is_over.set()
 
     def _is_held(self, turn: AdmittedTurn) -> bool:
         """It is still this one: a retry may have taken the turn up since it was recorded."""
@@ -179,7 +172,7 @@ class AdmittedTurns:
 
 
 def _as_reason(error: BaseException) -> HarnessError:
-    """What is noted of a turn that `error` has ended: a cancellation and a bug of ours get a name of ours."""
+    """The note on a turn that `error` has ended: a cancellation and a bug of ours get a name of ours."""
     if isinstance(error, HarnessError):
         return error
     return HarnessError(f"the turn was given up: {type(error).__name__} {error}")

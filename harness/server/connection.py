@@ -1,8 +1,8 @@
 """The client at the other end of a request, and all of them together.
 
-A model call can take minutes. What waits on behalf of a client asks here, or is called, the moment nobody is to wait
-for it any more: it has left, or the server dismisses it, because its session was ended or the server stops. The reason
-for the dismissal ends the work and is the answer.
+A model call can take minutes. Work that waits on behalf of a client asks here, or is called, the moment nobody is to
+wait for it any more: it has left, or the server dismisses it, because its session was ended or the server stops. The
+reason for the dismissal ends the work and is the answer.
 
 A server that stops gives each of its callers one, in this order: nobody new is let in, those who are there get a while
 to end by themselves, then they are dismissed, and their engines get a while to hand over what they have.
@@ -46,7 +46,7 @@ class ClientConnection:
         self.dismissal: HarnessError | None = None
         """Why nothing more is to be waited for on its behalf; None as long as it is served."""
         self.hand_over_s = HAND_OVER_S
-        """What an engine gets, from the dismissal on, to hand over what it has sampled for the client."""
+        """The time an engine gets, from the dismissal on, to hand over what it has sampled for the client."""
         self.idempotency_key = headers.get("idempotency-key", "")
         count = headers.get("x-stainless-retry-count", "")  # of the SDKs of OpenAI and Anthropic
         self.says_retry = bool(self.idempotency_key) or (

@@ -1,6 +1,6 @@
 """The gate of a server at work: requests wait at it, holds are made durable and run out.
 
-`sessions.gate` decides, this is the waiting. What a verb changes is in force at once and durable when it is answered:
+`sessions.gate` decides, this is the waiting. The change of a verb is in force at once and durable when it is answered:
 a server that dies in the middle of an update comes back shut. A hold whose time is over is taken off within a second,
 logged and counted. One that covered the engines stays in the store until they have been continued, so that a server
 which dies in between still knows.
@@ -129,10 +129,10 @@ class Gatekeeper:
             else:
                 await within(max(0.0, min(next_end - self.clock(), _LONGEST_LOOK_S)), changed)
 
-    async def engines_woken(self) -> None:
+    async def forget_left(self) -> None:
         """Note that engines which holds had left paused work again. Raises `StoreError`."""
         self._metrics.engines_woken()
-        for hold in self.gate.engines_woken():
+        for hold in self.gate.forget_left():
             await self._forget(hold)
 
     async def _forget(self, hold: Hold) -> None:

@@ -2,11 +2,11 @@
 
 One request usually does it. The loop goes on when the engine cut the output short and the turn may be continued
 (`sessions.continuation`), waits at the gate while the server is paused, repeats a request that failed in a way that may
-pass, and stops the engine at once when the client leaves. What has been produced is in `output` at any moment.
+pass, and stops the engine at once when the client leaves. All that has been produced is in `output` at any moment.
 
 An output that was cut short goes on when the engine works again, under whatever version it serves then: so its tokens
-meet their next version in the request that reads them anyway. A pause, or a new version, explains the cut. What nothing
-explains counts, and too many of those end the turn.
+meet their next version in the request that reads them anyway. A pause, or a new version, explains the cut. A cut that
+nothing explains counts, and too many of those end the turn.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Generation:
             log.info("drained_turn_ended", code=error.code, error=error.message)
 
     def _look_at_age(self) -> None:
-        """What has been sampled ends the turn when it is too old to go on; where nothing has been, it is refused."""
+        """End the turn with its output when that is too old to go on; without any output it is refused."""
         try:
             self.session.require_fresh(self.admission.parent, self.live.version, self.output.version_spans)
         except LimitReached as error:

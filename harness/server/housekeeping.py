@@ -1,4 +1,4 @@
-"""What a server gives back by itself: sessions that nobody uses any more, and the rows of closed ones.
+"""A server gives back by itself: sessions that nobody uses any more, and the rows of closed ones.
 
 `LastUses` knows when each session was last used. One with a call under way is in use, wherever the call is: waiting at
 the gate, being encoded, or in flight.

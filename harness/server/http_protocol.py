@@ -42,7 +42,7 @@ _CLOSED = getattr(select, "POLLRDHUP", 0) | _FAILED  # the first exists on Linux
 
 
 class Connection(Protocol):
-    """What an answer wants to know of the connection that carries it."""
+    """The connection that carries an answer, as far as the answer asks."""
 
     on_reset: Callable[[], None] | None
     """Called when the connection is reset before its next request."""
@@ -51,7 +51,7 @@ class Connection(Protocol):
         """The client has closed its side, whether the event loop has noticed or not."""
 
     def is_reset(self) -> bool:
-        """What was sent met a client that had closed."""
+        """The answer met a client that had closed."""
 
 
 class Delivery:
@@ -130,7 +130,7 @@ class ResetAwareProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """What comes now is another request."""
+        """The request is complete; another one may begin."""
         self._beside_body_bytes = 0
         super().on_message_complete()
 

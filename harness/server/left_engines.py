@@ -75,7 +75,7 @@ class LeftEngines:
         self._error = ""
         log.warning(ENGINES_WOKEN, holders=[hold.holder for hold in gate.left])
         try:
-            await self._gatekeeper.engines_woken()
+            await self._gatekeeper.forget_left()
         except StoreError as store_error:  # a server that comes after continues them once more
             log.warning("gate_hold_not_forgotten", error=store_error.message)
         return True

@@ -1,11 +1,11 @@
-"""What the engine of a server serves now, for whoever decides by it.
+"""The weights that the engine of a server serves now, for all who decide by them.
 
 Weights change behind a server's back: an update is driven from outside, by somebody who need not know that the server
 exists. So the engine is asked before a turn begins, before a turn that was cut short goes on, and once a second while
 turns run; its replies say it as well. Nothing depends on who else asks: `GET /health` does not.
 
-There is at most one question at a time. Whoever comes while one is under way shares the next one, which begins after
-it came, so its answer is not of before. An engine that does not answer costs a second; what was known goes on counting.
+There is at most one question at a time. Those who come while one is under way share the next one, which begins after
+they came, so its answer is not of before. An engine that does not answer costs a second; what was known still counts.
 
 Labels that are no numbers have the place at which this server saw them first, kept in its store, so that they mean the
 same for every worker and after a restart.

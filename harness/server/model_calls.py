@@ -1,4 +1,4 @@
-"""What an agent asks a session server: model calls, each dialect at its own route, and the name of the model.
+"""The questions of agents to a session server: model calls, each dialect at its own route, and the name of the model.
 
 The path prefix `/sessions/<id>` is a session's identity, its key proves it; on `/v1/...` the key is both. `TurnService`
 makes a turn of a call, and the dialect of the route makes bytes of the turn, whole or streamed. A retry is answered
@@ -143,7 +143,7 @@ def _count_refusals(session: Session) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StreamedTurn(Generic[_T]):
-    """What a streamed answer needs to know of its turn."""
+    """The turn of a streamed answer, as far as the answer asks."""
 
     serve: Callable[[], Coroutine[Any, Any, _T]]
     """Serves the turn; raises `HarnessError`."""
@@ -152,7 +152,7 @@ class StreamedTurn(Generic[_T]):
     failure: Callable[[HarnessError], bytes]
     """Everything that is sent of an error, once the answer has begun."""
     delivery: Callable[[_T], Delivery]
-    """What is told when a served turn has been handed over to a client that is still there."""
+    """Is told when a served turn has been handed over to a client that is still there."""
 
 
 class StreamedAnswer(Response, Generic[_T]):

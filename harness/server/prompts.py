@@ -38,8 +38,8 @@ _PLACES = 2  # threads
 class HeavyWork:
     """Work that would stop the event loop for longer than a moment: reading and encoding large requests.
 
-    It has two threads of its own, so that neither records nor the store wait behind a giant prompt. What waits for one
-    of them is counted and bounded by its size in memory; beyond that a request is refused for now (`ServerBusy`).
+    It has two threads of its own, so that neither records nor the store wait behind a giant prompt. Work that waits for
+    one of them is counted and bounded by its size in memory; beyond that a request is refused for now (`ServerBusy`).
     Encoding lets other threads run meanwhile; the rest of such work is cut into pieces where it is done, because a
     single call into C holds the interpreter until it returns.
     """
@@ -52,7 +52,7 @@ class HeavyWork:
         self._lock = Lock()  # ends of work are noted in its own thread, whoever still waits for it
 
     async def do(self, size_bytes: int, work: Callable[[], _T]) -> _T:
-        """What `work` returns or raises, done off the event loop; it holds `size_bytes` until it is done.
+        """Do `work` off the event loop and return or raise as it does; it holds `size_bytes` until it is done.
 
         Raises `ServerBusy` when too much is held already. Work that nobody waits for any more does not begin.
         """
@@ -82,7 +82,7 @@ class HeavyWork:
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """What a request body says."""
+    """A request body, read."""
 
     request: ModelRequest
     keys: Sequence[ChainKey]
@@ -90,7 +90,7 @@ class ReadCall:
     digest: str
     """Of the body, which recognizes a retry."""
     sizes: Sequence[int]
-    """What rendering the tools and the first so many messages costs (`tokens.fitting`)."""
+    """The costs of rendering the tools and the first so many messages (`tokens.fitting`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,8 @@ class Prompts:
 
         Raises `RequestError` when the prompt does not fit or the template refuses it; `ServerBusy`.
         """
-        parent = session.parent_turn(point)
-        if parent is not None:
-            ids = await self._encode_behind(parent, point.matched, call)
+        if point.parent is not None:
+            ids = await self._encode_behind(session.turn(point.parent), point.matched, call)
             if ids is not None:
                 return point, ids
         ids = await self._encode_behind(None, 0, call)

@@ -1,7 +1,7 @@
 """The sessions a server holds: found by id and by key, opened, drained, ended and closed.
 
 A session is held from before its opening first waits until it is closed: a drain takes every session there is, and so
-misses none that the gate has let through. What a step returns is durable (I9). A close or a drain that the store could
+misses none that the gate has let through. The result of a step is durable (I9). A close or a drain that the store could
 not keep raises `StoreError`, is in force all the same, and may be asked again; an opening that failed leaves the
 session that it would have taken over as it was.
 
@@ -144,7 +144,7 @@ class SessionRegistry:
     async def open(self, config: SessionConfig, live_version: int | None = None) -> Session:
         """A new session, with the turns of the one that it resumes, which is gone afterwards.
 
-        What is too old for its limits under `live_version`, where that is known, stays behind.
+        Turns that are too old for its limits under `live_version`, where that is known, stay behind.
 
         Raises `StoreError`; `GateClosed` when a drain came meanwhile, but of a session that takes over: that one is
         drained, and may be resumed in its turn; `SessionNotFound` or `MalformedRequest` when there is nothing to take

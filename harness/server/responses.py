@@ -2,7 +2,7 @@
 
 Every answer is JSON, also to an error that no route foresaw: `ErrorAnswers` is where all of them end that a route lets
 through, counted and in the log. Status and headers are the server's, the body has the form of the dialect whose clients
-ask there. What a model call's error means for its session is not decided here (`turns`).
+ask there. The meaning of a model call's error for its session is not decided here (`turns`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -62,7 +62,7 @@ class ErrorAnswers:
         self._unknown_routes = UnknownRoutes()
 
     def by_type(self) -> dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
-        """What answers which error, as Starlette wants to be told.
+        """The handler of each error, as Starlette wants to be told.
 
         Starlette takes the handler of the nearest class, so the order here means nothing. It asks the first three only
         as long as the answer has not begun: from then on a streamed answer ends by itself (`end_stream`). The last one
@@ -125,7 +125,7 @@ class ErrorAnswers:
 
 
 class UnknownRoutes:
-    """What is asked of one server and is no route, as an operator wants to hear of it: by pattern, each pattern once.
+    """Requests to one server for no route, as an operator wants to hear of it: by pattern, each pattern once.
 
     An agent that speaks another dialect, or was given a wrong base URL, asks for the same few routes in every session.
     The part of a path that names a session is not part of its pattern. Clients choose paths, so only so many patterns

@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 
 class SessionRoutes:
-    """What owners ask of the sessions of one server, and the one question that anybody may ask."""
+    """The requests of owners for the sessions of one server, and the one question that anybody may ask."""
 
     def __init__(self, turns: TurnService, sessions: SessionRegistry) -> None:
         self._turns = turns

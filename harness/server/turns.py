@@ -8,8 +8,9 @@ The steps, by the numbers of docs/architecture.md:
 6. to 8. `_sample`: the engine's output, parsed, durable, then recorded.
 
 Decisions are made by `Session`, in single calls that change everything or nothing; this module awaits the encoder, the
-engine and the store between them. Whatever a wait lets happen to the session (a drain, a retry, an end), the next call
-decides by the state that it finds: so nothing is locked, and what was true before an `await` is asked again after it.
+engine and the store between them. During a wait anything may happen to the session (a drain, a retry, an end), and the
+next call decides by the state that it finds: so nothing is locked, and what was true before an `await` is asked again
+after it.
 
 From its admission on a turn has an outcome, whatever is raised: that is the business of `admitted`, and its one
 `async with` stands around steps 6 to 8. A turn is returned only after the store has made it durable (I9); `model_calls`
@@ -75,7 +76,7 @@ class ModelCall:
 
     @property
     def request(self) -> ModelRequest:
-        """What it asks for."""
+        """Its content, in normal form."""
         return self.read.request
 
 
@@ -114,7 +115,7 @@ class TurnService:
         return self.settings.model or self.engine.capabilities.model
 
     async def read(self, session: Session, dialect: Dialect, body: bytes, client: ClientConnection) -> ModelCall:
-        """What `body` asks of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
+        """The call that `body` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
         read = await self.prompts.read(dialect, body, session.normal_form, client.idempotency_key)
         asked, able = read.request.sampling, self.engine.capabilities
@@ -195,9 +196,9 @@ class TurnService:
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
     async def _sample(self, call: ModelCall, admission: Admission) -> ServedTurn:
-        """What became of an admitted turn (steps 6 to 8): sampled, parsed, durable and recorded.
+        """The outcome of an admitted turn (steps 6 to 8): sampled, parsed, durable and recorded.
 
-        What the engine scored on the way belongs to the turns before this one, and is kept before it is.
+        Scores that came on the way belong to the turns before this one, and are kept before it is.
         """
         session, tokenizer = call.session, self.chat_tokenizer.tokenizer
         async with self.admitted.until_outcome(session, admission, call.client) as turn:

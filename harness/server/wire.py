@@ -1,6 +1,6 @@
 """Bodies of requests: all of them within a limit, those of `POST /sessions` and of the gate's verbs field by field.
 
-What the body of a model call means is for its dialect to say.
+The meaning of a model call's body is for its dialect to say.
 """
 
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""What a turn may use: the client's wishes, the rollout's overrides and the session's limits, made into numbers.
+"""The room that a turn has: the client's wishes, the rollout's overrides and the session's limits, made into numbers.
 
 The rollout decides how to sample: its parameters replace the agent's, and both are recorded. Limits only ever
 shorten an output. Every decision here depends on its arguments alone (I10).

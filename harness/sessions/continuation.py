@@ -52,7 +52,7 @@ _CONTEXT_IDS = 16  # decoders look at left neighbors; the first characters of a 
 
 
 class Endings(NamedTuple):
-    """What a model's own output ends with."""
+    """The ends of a model's own output."""
 
     eos_ids: frozenset[int]
     decode: Callable[[Sequence[int]], str]
@@ -62,7 +62,7 @@ class Endings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the requests of a turn have produced.
+    """All that the requests of a turn have produced.
 
     `finish` is None before the first request, and ABORT while there is more to come.
     """

@@ -1,6 +1,6 @@
 """The gate in front of all sessions of a server, and the holds that shut it.
 
-Nobody owns the gate. Whoever needs it shut puts a *hold* on it, and the gate is as shut as the strongest hold: draining
+Nobody owns the gate. All who need it shut put a *hold* on it, and the gate is as shut as the strongest hold: draining
 over paused over open. A hold ends when its holder releases it, or when its time is over and nobody renewed it: a
 controller that dies shuts nobody out for longer than that. So an abort that ends cannot open the gate under a weight
 update, and a pause never softens a drain.
@@ -40,14 +40,14 @@ class GateState(StrEnum):
 
 
 class HoldKind(StrEnum):
-    """What a hold makes of the gate."""
+    """The effect of a hold on the gate."""
 
     PAUSE = "pause"
     DRAIN = "drain"
 
 
 class Work(StrEnum):
-    """What arrives at the gate."""
+    """The kinds of work that arrive at the gate."""
 
     CREATE = "create"
     TURN = "turn"
@@ -56,7 +56,7 @@ class Work(StrEnum):
 
 
 class GateAnswer(StrEnum):
-    """What the gate says to work that arrives."""
+    """The answers of the gate to work that arrives."""
 
     SERVE = "serve"
     HOLD = "hold"
@@ -81,7 +81,7 @@ GATE_TABLE: Mapping[tuple[GateState, Work], GateAnswer] = {
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What one holder wants of the gate, and until when."""
+    """The demand of one holder on the gate, and until when."""
 
     holder: str
     kind: HoldKind
@@ -103,7 +103,7 @@ class HoldReport(msgspec.Struct, frozen=True):
 
 
 class GateReport(msgspec.Struct, frozen=True):
-    """What every verb of the gate answers; the last three say what this verb touched."""
+    """The answer of every verb of the gate; the last three say what this verb touched."""
 
     state: GateState
     epoch: int
@@ -218,13 +218,13 @@ class Gate:
         """Have the holds that an earlier server kept."""
         self._change({hold.holder: hold for hold in holds})
 
-    def engines_woken(self) -> tuple[Hold, ...]:
+    def forget_left(self) -> tuple[Hold, ...]:
         """The engines work again: the holds that had left them paused."""
         left, self.left = self.left, ()
         return left
 
     def answer(self, work: Work, *, is_open: bool = True) -> GateAnswer:
-        """What happens to `work` that arrives now; a session that is not open answers for itself, whatever the gate."""
+        """The answer to `work` that arrives now; a session that is not open answers for itself, whatever the gate."""
         return GATE_TABLE[self.state, work] if is_open else GateAnswer.SERVE
 
     def _require(self, holder: str) -> Hold:

@@ -27,7 +27,7 @@ class DropReason(StrEnum):
     UNDELIVERED = "undelivered"
     """Partial output of a turn whose client left, and has not come back for it."""
     AFTER_STOP = "after_stop"
-    """What an engine sampled behind a stop string that began in the request before."""
+    """Sampled by an engine behind a stop string that began in the request before."""
     RESTARTED = "restarted"
     """Partial output that no request can go on from: an engine follows a grammar from the first token on only."""
     LEFT_BEHIND = "left_behind"
@@ -45,7 +45,7 @@ class Ledger:
 
     @property
     def difference(self) -> int:
-        """What is missing on the right side; 0 in a ledger that is right."""
+        """The tokens that are missing on the right side; 0 in a ledger that is right."""
         return self.generated - self.trained - self.masked - sum(self.dropped.values())
 
     def check(self, of: str) -> None:

@@ -1,4 +1,4 @@
-"""What may happen to a session, and how a turn came to its end: the tables everything else obeys.
+"""The life of a session, and how a turn came to its end: the tables everything else obeys.
 
 No code outside this module decides whether a command is legal. A turn that was admitted may always be committed,
 whatever happened to the session meanwhile: tokens that were generated are recorded (I4). `harness.turn_ends` says what
@@ -53,7 +53,7 @@ class CloseReason(StrEnum):
 
 
 class Command(StrEnum):
-    """What can be asked of a session."""
+    """A demand on a session."""
 
     ADMIT = "admit"
     """Start a turn."""

@@ -38,7 +38,7 @@ def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS) -> Json:
 
 
 def session_facts(session: Session) -> Json:
-    """What decides how a rollout ended, and whether it has: no conversation, no tokens."""
+    """The facts that decide how a rollout ended, and whether it has: no conversation, no tokens."""
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),

@@ -1,7 +1,7 @@
 """At most once (I5): what a request means whose body this session has seen before.
 
-A client that never got its answer sends the same bytes again; a client that wants another sample does too. What tells
-them apart is what became of the turn, and whether the client says that it retries. The table is the whole policy.
+A client that never got its answer sends the same bytes again; a client that wants another sample does too. They differ
+in what became of the turn, and in whether the client says that it retries. The table is the whole policy.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from harness.types import Turn
 
 
 class Standing(StrEnum):
-    """What became of the last turn that was asked for with the same body."""
+    """Where the last turn stands that was asked for with the same body."""
 
     UNKNOWN = "unknown"
     """There is none."""
@@ -30,7 +30,7 @@ class Standing(StrEnum):
 
 
 class Treatment(StrEnum):
-    """What to do with the request."""
+    """The way to treat the request."""
 
     SAMPLE = "sample"
     """A turn of its own; a sibling when there is an earlier one."""
@@ -67,7 +67,7 @@ def standing(turn: Turn) -> Standing:
 
 
 def request_digest(body: bytes, idempotency_key: str) -> str:
-    """What makes two requests of a session the same call: blake2b-128 of the body, and the client's own key for it.
+    """The same for two requests that are the same call: blake2b-128 of the body, and the client's own key for it.
 
     The route is not part of it: a client that falls back to another dialect with the same bytes is answered from the
     turn that it has asked for already, in the words of the route it asks now.

@@ -1,4 +1,4 @@
-"""What of a session still waits for the policy version that is live, request by request (I7).
+"""The tokens of a session that still wait for the policy version that is live, request by request (I7).
 
 A scoring covers one branch. Branches share turns: after a scoring has been taken in, the next one asks only for what is
 still missing, so a shared prefix is scored once. Turns in flight are left out: the request that goes on with them
@@ -30,7 +30,7 @@ class ScoringTask(NamedTuple):
 def next_scoring(
     session: Session, version: int, is_comparable: IsComparable, longest: int, given_up: Collection[int] = ()
 ) -> ScoringTask | None:
-    """What to score next under `version`, in at most `longest` ids; None when no token within them waits for it.
+    """The next scoring under `version`, in at most `longest` ids; None when no token within them waits for it.
 
     Branches whose leaf is in `given_up` are passed over.
     """

@@ -35,7 +35,7 @@ IsComparable = Callable[[Turn], bool]
 
 
 class AfterIncomplete(StrEnum):
-    """What a session does when an agent wants to extend a turn that is not COMPLETED."""
+    """The ways of a session when an agent wants to extend a turn that is not COMPLETED."""
 
     REFUSE = "refuse"
     """Answer 404: those tokens could never be trained."""
@@ -45,7 +45,7 @@ class AfterIncomplete(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """What the owner of a session decided when it was created."""
+    """The decisions of a session's owner when it was created."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
@@ -54,7 +54,7 @@ class SessionConfig:
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: Selection = Selection.LAST
     matching: tuple[str, ...] = ()
-    """What may differ in a history that is sent back (`tokens.matching.normal_form`)."""
+    """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
     resumes: str | None = None
     """The drained session whose turns this one takes over (`sessions.takeover`)."""
     left_behind: int = 0
@@ -75,7 +75,7 @@ class Session:
         self.refusals: Counter[str] = Counter()
         """Model calls that were answered with an error, by its code; they tell why an agent stopped."""
         self.normal_form = normal_form(config.matching)
-        """What of a message counts when histories are compared."""
+        """The part of a message that counts when histories are compared."""
         self._tree = TurnTree(self.normal_form)
         self._generated = config.left_behind
         self._in_flight: dict[int, Admission] = {}
@@ -106,7 +106,7 @@ class Session:
         return list(self._in_flight.values())
 
     def treatment(self, digest: str, *, says_retry: bool) -> tuple[Treatment, int]:
-        """What a request with that body digest means, and the turn it is about (-1 for none).
+        """How a request with that body digest is treated, and the turn it is about (-1 for none).
 
         Raises `SessionClosing`.
         """
@@ -139,10 +139,6 @@ class Session:
         """The recorded turn with that index."""
         return self._tree.turn(index)
 
-    def parent_turn(self, point: AttachPoint) -> Turn | None:
-        """The turn that a request at `point` extends."""
-        return None if point.parent is None else self._tree.turn(point.parent)
-
     def branch(self, index: int | None) -> list[Turn]:
         """The turns from the root to the one with that index; none for None."""
         turns: list[Turn] = []
@@ -161,7 +157,7 @@ class Session:
             require_fresh(self.config.limits, oldest_version(spans), live)
 
     def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
-        """What keeps a request with `messages` at `point` from going on where an earlier one went; None if nothing."""
+        """Where a request with `messages` at `point` leaves the way of an earlier one; None when it does not."""
         earlier = self._tree.latest_child(point.parent)
         if earlier is None:
             return None
@@ -282,7 +278,7 @@ class Session:
     def doubt_deliveries(self) -> None:
         """After a restart: nobody knows whether the last answers were read before the server died.
 
-        What has been extended was read. Any other turn counts as undelivered, so that a retry gets its answer (I5).
+        A turn that has been extended was read. Any other counts as undelivered, so that a retry gets its answer (I5).
         """
         extended = {turn.parent for turn in self.turns}
         for turn in self.turns:
@@ -302,7 +298,7 @@ class Session:
         return account(self.turns, self._generated, self.config.selection, self.config.left_behind)
 
     def samples(self, live_version: int | None = None) -> list[Sample]:
-        """What the trainer gets, were the samples collected now, under `live_version` where that is known."""
+        """The samples that a trainer would get, were they collected now, under `live_version` where that is known."""
         metadata = {**self.config.metadata, "session_id": self.session_id}
         return build_samples(self.turns, self.config.selection, metadata, live_version)
 

@@ -1,4 +1,4 @@
-"""What a session hands to the one that takes over from it: a rollout that was cut short goes on in a later one.
+"""One session takes over from another: a rollout that was cut short goes on in a later one.
 
 The agent of the later rollout begins anew. As long as it asks what its predecessor asked it gets the answers on record
 (`retries`), the turn that was cut short goes on from its partial output as the same turn (`continuation`), and what

@@ -67,7 +67,7 @@ class Admission:
         return 1 if self.prior is None else self.prior.attempts + 1
 
     def output_so_far(self) -> Output:
-        """What earlier requests of this turn have produced."""
+        """The output of earlier requests of this turn."""
         return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
 
 
@@ -80,7 +80,7 @@ def readmit(turn: Turn, path: TokenPath, now: float) -> Admission:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the agent gets to read of an output."""
+    """An output, as the agent gets to read it."""
 
     message: Message
     end: TurnEnd
@@ -146,7 +146,7 @@ def break_off_turn(admission: Admission, output: Output, error: HarnessError, no
 
 
 def lose_turn(turn: Turn, error: HarnessError) -> Turn:
-    """What is left of a turn that could not be made durable: nobody was answered, its tokens are dropped."""
+    """The remains of a turn that could not be made durable: nobody was answered, its tokens are dropped."""
     end = TurnEnd.STORE_FAILED
     status = status_of(end, turn.output_ids.size)
     return replace(turn, status=status, end=end, reply=NO_REPLY, notes={**turn.notes, **_error_note(error)})

@@ -1,4 +1,4 @@
-"""What a weight update asks of a session server and what it is told: the bodies of its two admin verbs.
+"""The questions of a weight update to a session server, and the answers: the bodies of its two admin verbs.
 
 `POST /sessions/sweep` before the update, `POST /sessions/weights` after it; whoever drives the update and the server
 speak the same types.
@@ -23,7 +23,7 @@ class SweepRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SweepReport(msgspec.Struct):
-    """What a sweep has done so far; grows while it runs."""
+    """The work of a sweep so far; grows while it runs."""
 
     version: int
     sessions: int = 0
@@ -54,7 +54,7 @@ class ExpectedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LiveWeights(msgspec.Struct, frozen=True):
-    """What the workers of a server serve, by their own word."""
+    """The weights that the workers of a server serve, by their own word."""
 
     version: int
     """The version that was expected."""

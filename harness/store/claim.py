@@ -2,7 +2,7 @@
 
 A claim is a lock of the operating system on a file beside the store, so it ends with its process, however that ends. It
 is on the file that a path leads to, so a symlink to a store in use is in use. A file of several names (hard links) is
-refused: SQLite keeps a log beside each of them. Whoever only reads needs no claim.
+refused: SQLite keeps a log beside each of them. Readers need no claim.
 """
 
 from contextlib import ExitStack

@@ -49,7 +49,7 @@ FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id
 SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
 # Rows from before store version 7 have a finish reason in the place of the end, in words that no end has but for those
 # that mean the same. It told less than an end does: the rest is in the error that was noted and in the session's phase.
-# What was aborted in a session that is closed by now counts as ended by its engine, which handed it over whoever had
+# A turn aborted in a session that is closed by now counts as ended by its engine, which handed it over whoever had
 # asked for that. Notes that are no JSON are damage, which is found when their session is read.
 _TOLD_END = """CASE
     WHEN turn_end = 'stop' THEN 'model'

@@ -1,7 +1,7 @@
 """Sessions in a SQLite file (WAL), written by one thread that commits in groups (`writer`).
 
 WAL with `synchronous=NORMAL` survives `kill -9` of the process (I9); a power cut may lose the last commits but never
-the file. Whoever only reads opens a connection of its own, in a thread of its own.
+the file. A reader opens a connection of its own, in a thread of its own.
 """
 
 import asyncio

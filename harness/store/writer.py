@@ -5,7 +5,7 @@ is kept. When the disk failed, everybody who waited for the group gets the error
 SQLite cannot hold) is the fault of one write, so each is tried alone. Should the thread end all the same, everybody who
 waits and everybody who comes later gets a `StoreError`: nobody waits for a thread that is gone.
 
-Whoever waits is known to the event loop and not only to the queue, because a thread that dies may take with it what it
+All who wait are known to the event loop and not only to the queue, because a thread that dies may take with it what it
 had just taken out of the queue.
 """
 

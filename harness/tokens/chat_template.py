@@ -94,9 +94,22 @@ class ChatTemplateTokenizer:
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when the template was loaded."""
+        delimiters: dict[str, DelimiterSource] = {}
+        for transition in DESCRIBED_TRANSITIONS:
+            messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
+            tools = dummy_tools() if transition.has_tools else ()
+            if self._depends_on_history:
+                source = DelimiterSource.FULL_RENDER
+            elif transition in self._suffixes:
+                source = DelimiterSource.CACHED_SUFFIX
+            elif self._dummy_text(transition, messages, tools) is None:
+                source = DelimiterSource.FULL_RENDER
+            else:
+                source = DelimiterSource.PREFIX_TRICK
+            delimiters[str(transition)] = source
         return FamilyDescription(
             template_digest=self.template.digest,
-            delimiters={str(transition): self._source(transition) for transition in DESCRIBED_TRANSITIONS},
+            delimiters=delimiters,
             call_syntax=self._reader.syntax.name,
             divergence=self.divergence,
             shows_tools=self.form.shows_tools,
@@ -127,15 +140,6 @@ class ChatTemplateTokenizer:
     def _dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
         *start, answer = self.form.apply([*dummy_start(transition), dummy_answer(transition.calls)])
         return self._trick.find(start, answer, self.form.apply(messages), tools)
-
-    def _source(self, transition: Transition) -> DelimiterSource:
-        if self._depends_on_history:
-            return DelimiterSource.FULL_RENDER
-        if transition in self._suffixes:
-            return DelimiterSource.CACHED_SUFFIX
-        messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
-        found = self._dummy_text(transition, messages, dummy_tools() if transition.has_tools else ())
-        return DelimiterSource.FULL_RENDER if found is None else DelimiterSource.PREFIX_TRICK
 
 
 DESCRIBED_TRANSITIONS = tuple(

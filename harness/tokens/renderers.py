@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.chat_template import DESCRIBED_TRANSITIONS, ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
-from harness.tokens.delimiter import Transition, dummy_answer, dummy_messages, dummy_tools
+from harness.tokens.delimiter import dummy_answer, dummy_messages, dummy_tools
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
 from harness.tokens.parsing import ParsedOutput, tool_call
@@ -74,12 +74,30 @@ class RenderersTokenizer:
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Content, reasoning and tool calls of an output; what the renderer calls malformed is read by our parsers."""
-        parsed = self._parse(output, tools) if tools and output.stop is None else None
-        return self._template.parse(output, tools) if parsed is None else parsed
+        if not tools or output.stop is not None:
+            return self._template.parse(output, tools)
+        ids = [*output.forced_ids, *output.ids]
+        try:
+            parsed = self._renderer.parse_response(ids, tools=_plain(tools), prompt_ids=list(output.context_ids))
+        except Exception:  # noqa: BLE001  # of a foreign program over what a model sampled
+            return self._template.parse(output, tools)
+        found = [tool_call(call.name, call.arguments) for call in parsed.tool_calls if call.status == "ok"]
+        calls = tuple(call for call in found if call is not None)
+        if len(calls) < len(parsed.tool_calls):
+            return self._template.parse(output, tools)
+        return ParsedOutput(parsed.content, calls, reasoning=parsed.reasoning_content or "")
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when the renderer was picked."""
-        delimiters = {str(transition): self._source(transition) for transition in DESCRIBED_TRANSITIONS}
+        output = [*self.tokenizer.encode("text"), min(self.tokenizer.eos_ids, default=0)]
+        delimiters: dict[str, DelimiterSource] = {}
+        for transition in DESCRIBED_TRANSITIONS:
+            tools = dummy_tools() if transition.has_tools else []
+            context = self.render_ids(dummy_messages(["user"], ["text"]), tools)
+            messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
+            bridged = self.extend_ids(SampledTurn(dummy_answer(transition.calls), output, context), messages, tools)
+            source = DelimiterSource.FULL_RENDER if bridged is None else DelimiterSource.RENDERER
+            delimiters[str(transition)] = source
         notes = ("the renderer gives other ids than the chat template",) if self.differs_from_template() else ()
         return replace(self._template.describe(), delimiters=delimiters, renderer=self.name, notes=notes)
 
@@ -100,26 +118,6 @@ class RenderersTokenizer:
     def _renderer_for(self, guard: GuardedMessages) -> "Renderer":
         """The renderer; one of its own for messages with markers, because it encodes what they hide behind."""
         return _build(self.name, TokenizerView(self.tokenizer, guard)) if guard.has_markers else self._renderer
-
-    def _parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput | None:
-        ids = [*output.forced_ids, *output.ids]
-        try:
-            parsed = self._renderer.parse_response(ids, tools=_plain(tools), prompt_ids=list(output.context_ids))
-        except Exception:  # noqa: BLE001  # of a foreign program over what a model sampled
-            return None
-        calls = [tool_call(call.name, call.arguments) if call.status == "ok" else None for call in parsed.tool_calls]
-        whole = tuple(call for call in calls if call is not None)
-        if len(whole) < len(calls):
-            return None
-        return ParsedOutput(parsed.content, whole, reasoning=parsed.reasoning_content or "")
-
-    def _source(self, transition: Transition) -> DelimiterSource:
-        answer, tools = dummy_answer(transition.calls), dummy_tools() if transition.has_tools else []
-        output = [*self.tokenizer.encode("text"), min(self.tokenizer.eos_ids, default=0)]
-        context = self.render_ids(dummy_messages(["user"], ["text"]), tools)
-        messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
-        bridged = self.extend_ids(SampledTurn(answer, output, context), messages, tools)
-        return DelimiterSource.FULL_RENDER if bridged is None else DelimiterSource.RENDERER
 
 
 class TokenizerView:

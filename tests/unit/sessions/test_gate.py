@@ -131,7 +131,7 @@ def test_engines_are_left_when_their_hold_ends_and_nobody_says_that_they_go_on(e
     assert not gate.must_wake_engines
     gate.release("second", engines_continued=True)
     assert gate.must_wake_engines  # it may not have known all of them
-    assert [hold.holder for hold in gate.engines_woken()] == ["first"]
+    assert [hold.holder for hold in gate.forget_left()] == ["first"]
     assert not gate.must_wake_engines
 
 
@@ -140,7 +140,7 @@ def test_a_holder_that_comes_back_too_late_leaves_the_engines_once_more():
     gate = Gate()
     gate.place(pause("late", until=10.0, engines=True))
     gate.expire(11.0)
-    gate.engines_woken()
+    gate.forget_left()
     with pytest.raises(HoldExpired):
         gate.release("late", engines_continued=True)
 

@@ -95,6 +95,10 @@ class Client(Generic[E]):
         """Return once that many turns are in flight, and their generations with them."""
         await eventually(lambda: len(self.engine.live) == count)
 
+    async def sampling(self: "Client[ScriptedEngine]") -> None:
+        """Return once the engine has sampled a token of a generation in flight."""
+        await eventually(lambda: any(live.sampled for live in self.engine.live))
+
     async def held(self, count: int) -> None:
         """Return once that many requests wait at the gate."""
         await eventually(lambda: self.server.gatekeeper.held == count)

@@ -35,7 +35,8 @@ from harness.store.writer import _Stop
 from harness.types import FinishReason
 from tests.builders import body, tool, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.asgi_client import Answer, Exchange
-from tests.session_servers.store_file import answer_key, ledger_of, read_file, said, stored_key
+from tests.session_servers.remembered import Remembered
+from tests.session_servers.store_file import ledger_of, read_file
 
 PATIENCE_S = 20
 A_MOMENT_S = 0.002
@@ -93,18 +94,13 @@ class Asked:
 
 
 @dataclass
-class Known:
-    """What this test knows of a session from what it did and was told."""
+class Known(Remembered):
+    """A session, what its clients may say next, and what they have asked."""
 
-    session_id: str
-    serves_incomplete: bool
     histories: list[tuple[list[dict], tuple | None]] = field(default_factory=lambda: [([user("begin")], None)])
     requests: list[Asked] = field(default_factory=list)
-    answers: set[tuple] = field(default_factory=set)
-    extensions: set[tuple[tuple, tuple]] = field(default_factory=set)
     may_sample: Counter[str] = field(default_factory=Counter)
     """How many turns each body may have come to (I5)."""
-    is_closed: bool = False
 
 
 class DeafEngine(ScriptedEngine):
@@ -347,15 +343,8 @@ class FaultMachine(RuleBasedStateMachine):
             assert answer.headers["x-should-retry"] == "false"
         if answer.status != 200:
             return
-        choice = answer.json()["choices"][0]
-        assert choice["finish_reason"] != "abort" or known.serves_incomplete, "an aborted turn was served (I2)"
-        message, key = choice["message"], answer_key(answer.json())
-        calls = message.get("tool_calls") or []
-        results = [{"role": "tool", "tool_call_id": call["id"], "content": "2"} for call in calls]
-        known.histories.append(([*asked.messages, message, *results], key))
-        known.answers.add(key)
-        if asked.continues is not None:
-            known.extensions.add((asked.continues, key))
+        added, key = known.hear(answer.json(), asked.continues, "2")
+        known.histories.append(([*asked.messages, *added], key))
 
     # Operators and engines
 
@@ -407,15 +396,9 @@ class FaultMachine(RuleBasedStateMachine):
         file = read_file(self.path)
         for known in self.sessions:
             session = file[known.session_id]
-            stored = {index: stored_key(turn) for index, turn in session.turns.items() if turn.is_usable}
-            pairs = {(said(stored.get(session.turns[index].parent)), said(key)) for index, key in stored.items()}
-            seeds = [turn.seed for turn in session.turns.values() if turn.seed is not None]
             sampled = Counter(turn.request_digest for turn in session.turns.values())
-            assert known.answers <= set(stored.values())
-            assert {(said(before), said(after)) for before, after in known.extensions} <= pairs
+            known.must_agree(session)
             assert sampled <= known.may_sample, [str(asked) for asked in known.requests]
-            assert len(set(seeds)) == len(seeds)
-            assert (session.phase == "open") == (not known.is_closed)
 
     @invariant()
     def the_ledger_is_right(self) -> None:

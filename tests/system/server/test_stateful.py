@@ -7,7 +7,7 @@ read from the file by `stored`, which knows nothing of our code. `HARNESS_SOAK_E
 import asyncio
 import os
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +30,8 @@ from harness.server.app import SessionServer
 from harness.store.sqlite import SQLiteStore
 from harness.types import FinishReason
 from tests.builders import body, tool, toy_template, toy_tokenizer, turn_service, user
-from tests.session_servers.store_file import answer_key, ledger_of, read_file, said, stored_key
+from tests.session_servers.remembered import Remembered
+from tests.session_servers.store_file import ledger_of, read_file
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 STEPS = st.lists(
@@ -75,17 +76,13 @@ class History:
     continues: tuple | None = None
 
 
-class Known:
-    """What this test knows of a session, from the answers it got."""
+@dataclass
+class Known(Remembered):
+    """A session, and what its clients may say next."""
 
-    def __init__(self, session_id: str, *, serves_incomplete: bool) -> None:
-        self.session_id = session_id
-        self.serves_incomplete = serves_incomplete
-        self.histories = [History([user("begin")], has_tools=False), History([user("begin")], has_tools=True)]
-        self.answers: set[tuple] = set()
-        self.extensions: set[tuple[tuple, tuple]] = set()
-        """Pairs of answers, of which the second continued the first."""
-        self.is_closed = False
+    histories: list[History] = field(
+        default_factory=lambda: [History([user("begin")], has_tools=False), History([user("begin")], has_tools=True)]
+    )
 
 
 class ServerMachine(RuleBasedStateMachine):
@@ -142,7 +139,7 @@ class ServerMachine(RuleBasedStateMachine):
         answer = self.run(self.http.post("/sessions", json=config))
         assert answer.status_code == (200 if self.gate == "open" else 503)
         if answer.status_code == 200:
-            self.sessions.append(Known(answer.json()["session_id"], serves_incomplete=after_incomplete == "serve"))
+            self.sessions.append(Known(answer.json()["session_id"], after_incomplete == "serve"))
 
     @precondition(lambda self: self.sessions)
     @rule(which=NUMBER, turns=st.lists(st.tuples(NUMBER, WORDS, FIELDS), min_size=1, max_size=6))
@@ -217,16 +214,8 @@ class ServerMachine(RuleBasedStateMachine):
             self.remember(known, history, word, answer.json())
 
     def remember(self, known: Known, history: History, word: str, answer: dict) -> None:
-        choice = answer["choices"][0]
-        assert choice["finish_reason"] != "abort" or known.serves_incomplete
-        message, key = choice["message"], answer_key(answer)
-        calls = message.get("tool_calls") or []
-        results = [{"role": "tool", "tool_call_id": call["id"], "content": word} for call in calls]
-        messages = [*history.messages, message, *results, user(word)]
-        known.histories.append(History(messages, history.has_tools, key))
-        known.answers.add(key)
-        if history.continues is not None:
-            known.extensions.add((history.continues, key))
+        added, key = known.hear(answer, history.continues, word)
+        known.histories.append(History([*history.messages, *added, user(word)], history.has_tools, key))
 
     @staticmethod
     def url(known: Known) -> str:
@@ -241,15 +230,7 @@ class ServerMachine(RuleBasedStateMachine):
             return
         file = read_file(self.path)
         for known in self.sessions:
-            session = file[known.session_id]
-            stored = {index: stored_key(turn) for index, turn in session.turns.items()}
-            pairs = {(said(stored.get(turn.parent)), said(stored[index])) for index, turn in session.turns.items()}
-            seeds = [turn.seed for turn in session.turns.values() if turn.seed is not None]
-            # One turn may answer twice: to the server that came after, an answer that nobody confirmed is undelivered.
-            assert known.answers <= set(stored.values())
-            assert {(said(before), said(after)) for before, after in known.extensions} <= pairs
-            assert len(set(seeds)) == len(seeds)
-            assert (session.phase == "open") == (not known.is_closed)
+            known.must_agree(file[known.session_id])
 
     @invariant()
     def the_ledger_is_right(self) -> None:

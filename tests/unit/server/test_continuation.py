@@ -16,11 +16,6 @@ SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.05)
 CUT = ScriptStep(text="a long answer", fault=ScriptedFault.ABORT, fault_after=4)
 
 
-async def sampling(client) -> None:
-    """Return once the engine has sampled a token of the request that it works on."""
-    await eventually(lambda: any(live.sampled for live in client.engine.live))
-
-
 def ids(text: str) -> list[int]:
     return toy_tokenizer().encode_plain(text)
 
@@ -30,7 +25,7 @@ async def test_a_turn_that_a_pause_cut_short_goes_on_after_it():
     async with serving(SLOW) as client:
         session = await client.create(sampling={"seed": 1})
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/pause")
         await client.engine.pause(PauseMode.ABORT)
         await client.held(1)
@@ -54,7 +49,7 @@ async def test_a_turn_may_be_paused_any_number_of_times():
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
         for _ in range(4):
-            await sampling(client)
+            await client.sampling()
             await client.http.post("/sessions/pause")
             await client.engine.abort(None)
             await client.held(1)
@@ -75,7 +70,7 @@ async def test_a_turn_that_follows_a_schema_begins_again_after_a_pause():
     async with serving(ScriptStep(text='{"a": 1}', token_delay_s=0.05), whole) as client:
         session = await client.create(sampling={"seed": 1})
         request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/pause")
         await client.engine.pause(PauseMode.ABORT)
         await client.held(1)
@@ -99,7 +94,7 @@ async def test_a_drained_turn_that_follows_a_schema_keeps_its_partial():
     async with serving(ScriptStep(text='{"a": 1}', token_delay_s=0.05)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI, response_format=OBJECT))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/drain")
         await client.engine.abort(None)
         answer = await request
@@ -153,7 +148,7 @@ async def test_a_drained_turn_in_flight_is_aborted_with_its_partial():
     async with serving(SLOW) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/drain")
         await client.engine.abort(None)
         answer = await request
@@ -189,7 +184,7 @@ async def test_a_turn_held_for_too_long_waits_for_a_retry():
     async with serving(SLOW, settings=ServerSettings(pause_timeout_s=0.05)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/pause")
         await client.engine.abort(None)
         refused = await request
@@ -221,7 +216,7 @@ async def test_an_engine_that_fails_after_a_partial_leaves_it_for_the_retry():
     async with serving(SLOW) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/pause")
         await client.engine.abort(None)
         await client.held(1)

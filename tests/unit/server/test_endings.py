@@ -30,11 +30,6 @@ class DeafEngine(ScriptedEngine):
         return 0 if self.is_deaf else await super().abort(request_id)
 
 
-async def sampling(client) -> None:
-    """Return once the engine has sampled a token."""
-    await eventually(lambda: any(live.sampled for live in client.engine.live))
-
-
 def grace(seconds: float) -> ServerSettings:
     return ServerSettings(drain_grace_s=seconds)
 
@@ -46,7 +41,7 @@ async def test_a_drained_turn_of_an_engine_that_never_answers_ends():
     async with serving_with(engine, settings=grace(0.2)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/pause")
         engine.is_deaf = False
         await engine.abort(None)
@@ -71,7 +66,7 @@ async def test_a_drained_turn_that_samples_on_is_handed_over_within_the_grace():
     async with serving(HANG, settings=grace(0.5)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/drain")
         answer = await request
         [turn] = (await client.record(session))["turns"]
@@ -85,7 +80,7 @@ async def test_a_drained_turn_may_end_by_itself():
     async with serving(SLOW, settings=grace(PATIENCE_S)) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/drain")
         answer = await request
 
@@ -98,7 +93,7 @@ async def test_ending_a_session_ends_what_its_agent_left_in_flight(tmp_path):
         session = await client.create()
         await client.say(session, HI)
         late = asyncio.create_task(client.chat(session, [user("a helper that outlives its agent")]))
-        await sampling(client)
+        await client.sampling()
         ended = await client.http.post(f"/sessions/{session.session_id}/end")
         answer = await late
         refused = await client.chat(session, HI)
@@ -120,7 +115,7 @@ async def test_ending_a_session_that_was_drained_leaves_it_drained():
     async with serving(HANG) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/drain")
         ended = await client.http.post(f"/sessions/{session.session_id}/end")
         await request
@@ -151,7 +146,7 @@ async def test_ending_waits_no_longer_than_it_was_told():
     async with serving_with(engine) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         ended = await client.http.post(f"/sessions/{session.session_id}/end", json={"within_s": 0.01})
         engine.is_deaf = False
         await engine.abort(None)
@@ -165,7 +160,7 @@ async def test_a_turn_held_at_the_gate_ends_with_its_session():
     async with serving(CUT) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/pause")
         await client.engine.abort(None)
         await client.held(1)
@@ -197,7 +192,7 @@ async def test_deleting_a_session_ends_its_requests_in_the_engine():
     async with serving(HANG) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         deleted = await client.http.delete(f"/sessions/{session.session_id}")
         running = len(client.engine.live)
         answer = await request
@@ -256,7 +251,7 @@ async def test_an_ended_session_may_be_taken_over():
     async with serving(CUT) as client:
         session = await client.create()
         request = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         await client.http.post(f"/sessions/{session.session_id}/end")
         await request
         successor = await client.create(resumes=session.session_id)

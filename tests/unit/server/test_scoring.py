@@ -20,11 +20,6 @@ async def update(client: Client, version: str) -> None:
     await client.engine.update_weights(Path("unused"), version)
 
 
-async def sampling(client: Client) -> None:
-    """Return once the engine has sampled a token of the request that it works on."""
-    await eventually(lambda: any(live.sampled for live in client.engine.live))
-
-
 async def check(client: Client, session: Served, *, met: dict[int, int]) -> None:
     """Proximal columns are the definition: `met` says which version the tokens of a behavior version met."""
     [sample] = await client.samples(session)
@@ -65,7 +60,7 @@ async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
         messages = [*HI, await client.say(session, HI), user("go on")]
         request = asyncio.create_task(client.chat(session, messages))
         for version in ("1", "2"):
-            await sampling(client)
+            await client.sampling()
             await client.http.post("/sessions/pause")
             await client.engine.pause(PauseMode.ABORT)
             await client.held(1)
@@ -84,7 +79,7 @@ async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
         session = await client.create()
         messages = [*HI, await client.say(session, HI), user("go on")]
         request = asyncio.create_task(client.chat(session, messages, min_tokens=1))
-        await sampling(client)
+        await client.sampling()
         await client.http.post("/sessions/pause")
         await client.engine.pause(PauseMode.ABORT)
         await client.held(1)
@@ -126,7 +121,7 @@ async def test_a_turn_whose_client_left_keeps_the_scores_of_its_partial():
     async with serving(SLOW) as client:
         session = await client.create()
         gone = asyncio.create_task(client.chat(session, HI))
-        await sampling(client)
+        await client.sampling()
         gone.cancel()
         await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
         await update(client, "1")

@@ -9,7 +9,7 @@ import pytest
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from tests.builders import EOS, toy_tokenizer, user
-from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with, url_of
+from tests.session_servers.served import PATIENCE_S, says, serving, serving_with, url_of
 from tests.session_servers.store_file import ledger_of, read_file
 
 HI = [user("hi")]
@@ -19,17 +19,13 @@ CUT = ScriptStep(text="a long and slow answer", fault=ScriptedFault.HANG, fault_
 HANG = ScriptStep(text="never to be said", fault=ScriptedFault.HANG, fault_after=3, token_delay_s=0.01)
 
 
-async def sampling(client) -> None:
-    await eventually(lambda: any(live.sampled for live in client.engine.live))
-
-
 async def test_a_turn_in_flight_is_kept_and_goes_on_at_the_next_server(tmp_path):
     """503 as JSON with `retry-after`; after the restart the same bytes get the whole answer, sampled once."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         async with serving(CUT, store=tmp_path / "s.db", settings=AT_ONCE) as client:
             session = await client.create()
             request = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
-            await sampling(client)
+            await client.sampling()
         stopped = await request
         [partial] = read_file(tmp_path / "s.db")[session.session_id].turns.values()
         ledger = ledger_of(read_file(tmp_path / "s.db")[session.session_id])
@@ -58,7 +54,7 @@ async def test_a_streamed_answer_ends_with_an_error_event():
             answer = await stream.__aenter__()
             lines = answer.aiter_lines()
             assert await anext(lines) == ": waiting"
-            await sampling(client)
+            await client.sampling()
         events = [line.removeprefix("data: ") async for line in lines if line.startswith("data: ")]
         await stream.__aexit__(None, None, None)
 
@@ -73,7 +69,7 @@ async def test_a_turn_that_ends_within_the_grace_is_answered():
         async with serving(SLOW, settings=ServerSettings(stop_grace_s=PATIENCE_S)) as client:
             session = await client.create()
             request = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
-            await sampling(client)
+            await client.sampling()
         answer = await request
 
     assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
@@ -85,7 +81,7 @@ async def test_nobody_new_is_let_in(tmp_path):
         async with serving(SLOW, *says("x"), settings=ServerSettings(stop_grace_s=PATIENCE_S)) as client:
             session, other = await client.create(), await client.create()
             request = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
-            await sampling(client)
+            await client.sampling()
             stopping = asyncio.create_task(client.server.callers.send_away(grace_s=PATIENCE_S))
             await asyncio.sleep(0)
             turn, created = await client.chat(other, HI), await client.http.post("/sessions")
@@ -126,7 +122,7 @@ async def test_an_engine_that_never_answers_holds_no_server(tmp_path):
         async with serving_with(engine, store=tmp_path / "s.db", settings=AT_ONCE) as client:
             session = await client.create()
             request = asyncio.create_task(http.post(client.url + url_of(session), json={"messages": HI}))
-            await sampling(client)
+            await client.sampling()
         answer = await request
     [turn] = read_file(tmp_path / "s.db")[session.session_id].turns.values()
 

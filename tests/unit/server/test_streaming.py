@@ -246,7 +246,7 @@ async def test_a_client_that_comes_back_for_its_stream_gets_the_whole_answer():
         session = await client.create()
         async with streaming(client, session) as stream:
             await stream.comment()
-            await eventually(lambda: any(live.sampled for live in client.engine.live))
+            await client.sampling()
         await client.turns_in_flight(0)
         events = await take_all(client, session)
         record = await client.record(session)

@@ -373,7 +373,7 @@ async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_o
     async with serving(engine) as client:
         session = await client.create()
         gone = asyncio.create_task(client.chat(session, [user("a")]))
-        await eventually(lambda: any(live.sampled for live in engine.live))
+        await client.sampling()
         gone.cancel()
         await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
         await engine.update_weights(NOWHERE, "1")
@@ -438,7 +438,7 @@ async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outco
         first = await client.say(session, [user("a")])
         messages = [user("a"), first, user("b")]
         gone = asyncio.create_task(client.chat(session, messages))
-        await eventually(lambda: any(live.sampled for live in engine.live))
+        await client.sampling()
         gone.cancel()
         await eventually(lambda: store.turns_on_disk == 2)
         await engine.update_weights(NOWHERE, "1")

@@ -231,7 +231,7 @@ async def test_every_line_of_a_turn_says_which_turn_and_which_attempt():
             session = await client.create()
             async with httpx.AsyncClient(base_url=client.url) as http:
                 request = asyncio.create_task(http.post(url_of(session), json={"messages": HI}))
-                await eventually(lambda: any(live.sampled for live in client.engine.live))
+                await client.sampling()
                 request.cancel()
                 await asyncio.gather(request, return_exceptions=True)
             await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)

@@ -428,7 +428,7 @@ async def test_leaving_a_stream_early_stops_the_engine(bench: Bench):
     stream = bench.provider.stream(GenerationRequest(bench.prompt, slow(bench), request_id=uuid4().hex))
     async for _ in stream:
         break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()  # type: ignore[attr-defined]  # every provider's is a generator
 
     await becomes_idle(bench)
 

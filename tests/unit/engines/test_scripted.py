@@ -197,7 +197,7 @@ async def test_pause_abort_ends_what_runs_and_holds_what_comes():
     await scripted.pause(PauseMode.ABORT)
     held = asyncio.create_task(say(scripted, number=1))
     partial = await running
-    await asyncio.sleep(0.01)
+    await in_flight(scripted, 1)
 
     assert (partial.finish_reason, partial.output_ids.size, held.done()) == (FinishReason.ABORT, 0, False)
     await scripted.resume()

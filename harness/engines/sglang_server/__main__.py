@@ -21,7 +21,7 @@ _FAILED = 1
 def main() -> int:
     """Serve; returns the exit code."""
     try:
-        asyncio.run(_serve(_arguments()))
+        asyncio.run(_serve(_parse_arguments()))
     except HarnessError as error:
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201  # the last words of the program
         return _FAILED
@@ -39,7 +39,10 @@ async def _serve(arguments: argparse.Namespace) -> None:
         name=arguments.served_model_name,
     )
     async with provider:
-        stop = _told_to_stop()
+        # Before, while the weights are loaded, these signals end the process at once.
+        stop = asyncio.Event()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         tokenizer = Tokenizer.load(arguments.model_path)
         server = NativeServer(provider, tokenizer, arguments.model_path, flush=provider.flush_cache)
         async with serve_in_process(server.app(), host=arguments.host, port=arguments.port) as url:
@@ -48,15 +51,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
             await provider.abort(None)
 
 
-def _told_to_stop() -> asyncio.Event:
-    """Set by the signals that end a server; before, while the weights are loaded, they end the process at once."""
-    stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    return stop
-
-
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.engines.sglang_server", allow_abbrev=False)
     parser.add_argument("--model-path", type=Path, required=True, help="HuggingFace folder")
     parser.add_argument("--served-model-name", default="", help="default: the name of the folder")

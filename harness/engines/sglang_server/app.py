@@ -23,7 +23,7 @@ from starlette.routing import Route
 from harness import __version__
 from harness.engines.base import TokenProvider
 from harness.engines.sglang_server.connection import EventStream, while_connected
-from harness.engines.sglang_server.replies import chunk, last_chunk, scored_reply, whole_reply
+from harness.engines.sglang_server.replies import chunk, last_chunk, prompt_reply, whole_reply
 from harness.engines.sglang_server.requests import (
     AbortRequest,
     ContinueRequest,
@@ -31,7 +31,7 @@ from harness.engines.sglang_server.requests import (
     PauseRequest,
     TokenizeRequest,
     UpdateRequest,
-    decoded,
+    decode,
 )
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer
@@ -43,22 +43,18 @@ Flush = Callable[[], Awaitable[bool]]
 """Forgets cached prefixes; False, with nothing changed, while requests are live."""
 
 
-async def _nothing_to_flush() -> bool:
-    return True
-
-
 class NativeServer:
     """The application; `provider` has been entered by whoever owns it.
 
     Args:
-        provider: What samples.
+        provider: Samples and scores.
         tokenizer: The model's own.
         model_path: Where its weights came from.
         flush: Forgets the provider's cached prefixes, when it keeps some.
     """
 
     def __init__(
-        self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path, *, flush: Flush = _nothing_to_flush
+        self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path, *, flush: Flush | None = None
     ) -> None:
         self._provider = provider
         self._tokenizer = tokenizer
@@ -84,11 +80,11 @@ class NativeServer:
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/v1/tokenize", self._tokenize, methods=["POST"]),
             ],
-            exception_handlers={EngineError: _refused, ClientDisconnect: _unread},
+            exception_handlers={EngineError: _answer_error, ClientDisconnect: _answer_nobody},
         )
 
     async def _generate(self, request: Request) -> Response:
-        asked = decoded(await request.body(), GenerateRequest)
+        asked = decode(await request.body(), GenerateRequest)
         if asked.stream:
             return EventStream(self._events(asked))
         return _json(await while_connected(request.receive, self._whole(asked)))
@@ -96,7 +92,7 @@ class NativeServer:
     async def _whole(self, asked: GenerateRequest) -> Json:
         if asked.samples_nothing:
             start = asked.scores_from or len(asked.input_ids)
-            return scored_reply(asked, await self._provider.score(as_ids(asked.input_ids), start=start))
+            return prompt_reply(asked, await self._provider.score(as_ids(asked.input_ids), start=start))
         if asked.probes_guard and self._guard:
             asked.sampling_params.max_new_tokens = 1
         result = await self._provider.generate(asked.generation)
@@ -113,7 +109,7 @@ class NativeServer:
         yield b"[DONE]"
 
     async def _chunks(self, asked: GenerateRequest) -> AsyncGenerator[Json]:
-        """What is told as it is sampled; alternatives are known at the end only, so these come in one chunk."""
+        """The tokens as they are sampled; alternatives are known at the end only, so these come in one chunk."""
         if asked.samples_nothing or asked.probes_guard or asked.params.top_logprobs:
             yield await self._whole(asked)
             return
@@ -128,28 +124,28 @@ class NativeServer:
                     yield last_chunk(asked, piece, self._provider.weight_version, self._guard)
 
     async def _abort(self, request: Request) -> Response:
-        asked = decoded(await request.body(), AbortRequest)
+        asked = decode(await request.body(), AbortRequest)
         if asked.abort_all or asked.rid:
             await self._provider.abort(None if asked.abort_all else asked.rid)
         return Response()
 
     async def _pause(self, request: Request) -> Response:
-        await self._provider.pause(decoded(await request.body(), PauseRequest).pause_mode)
+        await self._provider.pause(decode(await request.body(), PauseRequest).pause_mode)
         return _json({"status": "ok", "message": "Generation paused."})
 
     async def _continue(self, request: Request) -> Response:
-        decoded(await request.body(), ContinueRequest)
+        decode(await request.body(), ContinueRequest)
         await self._provider.resume()
         return _json({"status": "ok", "message": "Generation continued."})
 
     async def _flush_cache(self, request: Request) -> Response:
         del request
-        if not await self._flush():
+        if self._flush is not None and not await self._flush():
             raise EngineRejected("the cache is not flushed while requests are live: abort or await them first")
         return Response("Cache flushed.\n")
 
     async def _update_weights(self, request: Request) -> Response:
-        asked = decoded(await request.body(), UpdateRequest)
+        asked = decode(await request.body(), UpdateRequest)
         if asked.abort_all_requests:
             await self._provider.abort(None)
         version = self._provider.weight_version if asked.weight_version is None else asked.weight_version
@@ -212,7 +208,7 @@ class NativeServer:
         return Response(status_code=200 if health.ready and not health.paused else 503)
 
     async def _tokenize(self, request: Request) -> Response:
-        ids = self._tokenizer.encode(decoded(await request.body(), TokenizeRequest).prompt)
+        ids = self._tokenizer.encode(decode(await request.body(), TokenizeRequest).prompt)
         length = self._provider.capabilities.context_length
         return _json({"tokens": ids, "count": len(ids), "max_model_len": length})
 
@@ -235,12 +231,12 @@ def _error_body(error: EngineError) -> Json:
     return {"error": {"message": error.message, "type": kind, "code": _status(error)}}
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, EngineError)
     return _json(_error_body(error), _status(error))
 
 
-async def _unread(request: Request, error: Exception) -> Response:
+async def _answer_nobody(request: Request, error: Exception) -> Response:
     del request, error
     return Response(status_code=_NOBODY_READS)

@@ -13,11 +13,16 @@ _T = TypeVar("_T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` returns; `ClientDisconnect`, with `work` cancelled, when the client leaves before.
+    """The result of `work`; `ClientDisconnect`, with `work` cancelled, when the client leaves before.
 
     `receive` is that of a request whose body has been read.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_departure(receive))
+
+    async def await_departure() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(await_departure())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -51,8 +56,3 @@ class EventStream(Response):
             async for event in events:
                 await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _departure(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -16,7 +16,6 @@ from harness.types import (
     Logprobs,
     PromptLogprobs,
     TokenIds,
-    TopLogprobs,
 )
 from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
 
@@ -27,7 +26,9 @@ def whole_reply(asked: GenerateRequest, result: GenerationResult, version: str, 
     if asked.return_logprob:
         meta |= _output_logprobs(result.output_ids, result.logprobs)
     if result.top_logprobs is not None:
-        meta["output_top_logprobs"] = _alternatives(result.top_logprobs)
+        top = result.top_logprobs
+        rows = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
+        meta["output_top_logprobs"] = [_entries(ids, values) for ids, values in rows]
     return {"output_ids": result.output_ids.tolist(), "meta_info": meta}
 
 
@@ -51,7 +52,7 @@ def chunk(asked: GenerateRequest, delta: GenerationDelta, count: int, version: s
     return {"output_ids": delta.output_ids.tolist(), "meta_info": meta}
 
 
-def scored_reply(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
+def prompt_reply(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
     """A prompt that was read, and nothing sampled."""
     meta: Json = {
         "id": asked.rid,
@@ -67,7 +68,7 @@ def scored_reply(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
 
 
 def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
-    """What is said of a generation that has ended, but for its tokens."""
+    """All that is said of a generation that has ended, but for its tokens."""
     scores = result.prompt_logprobs
     meta: Json = {
         "id": asked.rid,
@@ -88,20 +89,16 @@ def closing_meta(asked: GenerateRequest, result: GenerationResult, version: str,
 def finish(result: GenerationResult, guard: str | None) -> Json:
     """Why a generation ended; what a guard watched carries its mark."""
     mark = {} if guard is None else {MARK: int(result.finish_reason is FinishReason.REPEAT)}
-    return _reason(result) | mark
-
-
-def _reason(result: GenerationResult) -> Json:
     length = {"type": "length", "length": int(result.output_ids.size)}
     match result.finish_reason:
         case FinishReason.STOP:
-            return {"type": "stop", "matched": result.matched_stop}
+            return {"type": "stop", "matched": result.matched_stop} | mark
         case FinishReason.LENGTH:
-            return length
+            return length | mark
         case FinishReason.REPEAT:
-            return length | {"matched": SGLANG_MATCHED}
+            return length | {"matched": SGLANG_MATCHED} | mark
         case FinishReason.ABORT:
-            return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+            return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None} | mark
         case _:
             assert_never(result.finish_reason)
 
@@ -113,10 +110,6 @@ def _output_logprobs(ids: TokenIds, logprobs: Logprobs) -> Json:
 def _prompt_logprobs(asked: GenerateRequest, scores: PromptLogprobs) -> Json:
     """The first entry stands for the token before the first scored one, and never has a value."""
     return {"input_token_logprobs": _entries(asked.input_ids[scores.start - 1 :], [None, *scores.logprobs.tolist()])}
-
-
-def _alternatives(top: TopLogprobs) -> list[Any]:
-    return [_entries(ids, values) for ids, values in zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)]
 
 
 def _entries(ids: Sequence[int], logprobs: Sequence[float | None]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the bodies of SGLang's native routes ask for, in the words of this project. Pure.
+"""The bodies of SGLang's native routes, in the words of this project. Pure.
 
 Unknown keys of a body are ignored and unknown sampling parameters refused, as SGLang 0.5.23 does. What SGLang knows and
 this server cannot do is refused too, never left out: a field that is declared as None, a penalty that is not neutral.
@@ -119,7 +119,7 @@ class GenerateRequest(msgspec.Struct):
 
     @property
     def generation(self) -> GenerationRequest:
-        """What the engine is asked."""
+        """The request to the engine."""
         return GenerationRequest(
             as_ids(self.input_ids),
             self.params,
@@ -144,7 +144,7 @@ class PauseRequest(msgspec.Struct):
 
     @property
     def pause_mode(self) -> PauseMode:
-        """What becomes of generations in flight."""
+        """The fate of generations in flight."""
         return _PAUSES[self.mode]
 
 
@@ -167,7 +167,7 @@ class TokenizeRequest(msgspec.Struct):
     add_special_tokens: Literal[False] = False
 
 
-def decoded(content: bytes, kind: type[_T]) -> _T:
+def decode(content: bytes, kind: type[_T]) -> _T:
     """The body `content` as a `kind`. Raises `EngineRejected`, which says what was expected where, and what came."""
     try:
         return msgspec.json.decode(content, type=kind)

@@ -1,4 +1,4 @@
-"""A pool whose workers are found: whoever the list names is entered, whoever it drops is left.
+"""A pool whose workers are found: each that the list names is entered, each that it drops is left.
 
     listed, never seen          entered (its self-test included), then it serves; tried again after a while if refused
     listed, silent a few times  fenced: no session is served by it, its requests may still end
@@ -102,7 +102,7 @@ class DiscoveredPool(EnginePool):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.workers.leave_all)
             await stack.enter_async_context(running(self._follow()))
-            await self._first_workers()
+            await self._await_workers()
             self._stack = stack.pop_all()
         self._continues_at_entry = False  # who is paused later is paused by somebody
         return self
@@ -112,15 +112,8 @@ class DiscoveredPool(EnginePool):
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
 
-    async def _first_workers(self) -> None:
+    async def _await_workers(self) -> None:
         """Return when a worker serves, and the others that are listed have had a little time to join it."""
-        await self._first_worker()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_OTHERS_S):
-                while self._entering:  # noqa: ASYNC110  # as below
-                    await asyncio.sleep(self._interval_s / 10)
-
-    async def _first_worker(self) -> None:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while not self.workers:  # noqa: ASYNC110  # which of several events comes first does not matter here
@@ -130,31 +123,29 @@ class DiscoveredPool(EnginePool):
             raise EngineUnavailable(
                 f"no worker could be entered within {self._start_timeout_s:g} s ({reasons or 'none is listed'})"
             ) from None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_OTHERS_S):
+                while self._entering:  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(self._interval_s / 10)
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as entering:
             while True:
-                await self._let_go()
-                for worker in self._newcomers():
+                await self._retire_unlisted()
+                now = asyncio.get_running_loop().time()
+                resting = {name for name, refusal in self._refusals.items() if now < refusal.not_before}
+                known = {status.name for status in self.workers} | self._entering | resting
+                for worker in [each for each in self._listed() if each.name not in known]:
                     self._entering.add(worker.name)
                     entering.create_task(self._enter(worker))
-                await self._look_after()
+                await self._judge_silences()
                 await asyncio.sleep(self._interval_s)
 
-    async def _let_go(self) -> None:
+    async def _retire_unlisted(self) -> None:
         listed = {worker.name for worker in self._listed()}
         for status in self.workers:
             if status.name not in listed:
                 await self.workers.retire(status.name, "no longer listed")
-
-    def _newcomers(self) -> list[FoundWorker]:
-        now = asyncio.get_running_loop().time()
-        known = {status.name for status in self.workers} | self._entering
-        return [
-            worker
-            for worker in self._listed()
-            if worker.name not in known and now >= _not_before(self._refusals.get(worker.name))
-        ]
 
     async def _enter(self, worker: FoundWorker) -> None:
         try:
@@ -180,23 +171,16 @@ class DiscoveredPool(EnginePool):
         if before is None or before.reason != reason:
             log.warning("worker_refused", worker=name, reason=reason)
 
-    async def _look_after(self) -> None:
+    async def _judge_silences(self) -> None:
         for name, state in (await self.probe()).items():
             self._silences[name] = 0 if state.ready else self._silences[name] + 1
         for status in self.workers:
-            await self._act_on_silence(status.name, status.fence)
-
-    async def _act_on_silence(self, name: str, fence: str) -> None:
-        if self.workers.may_be_silent or is_unsettled(self.workers.providers[name].weight_version):
-            self._silences[name] = min(self._silences[name], _FENCED_AFTER)
-        silence = self._silences[name]
-        if silence >= _LEFT_AFTER:
-            await self.workers.retire(name, _SILENT, at_once=True)
-        elif silence >= _FENCED_AFTER and not fence:
-            self.workers.fence(name, _SILENT)
-        elif silence == 0 and fence == _SILENT:
-            self.workers.unfence(name)
-
-
-def _not_before(refusal: _Refusal | None) -> float:
-    return 0.0 if refusal is None else refusal.not_before
+            name, silence = status.name, self._silences[status.name]
+            if self.workers.may_be_silent or is_unsettled(self.workers.providers[name].weight_version):
+                silence = self._silences[name] = min(silence, _FENCED_AFTER)
+            if silence >= _LEFT_AFTER:
+                await self.workers.retire(name, _SILENT, at_once=True)
+            elif silence >= _FENCED_AFTER and not status.fence:
+                self.workers.fence(name, _SILENT)
+            elif silence == 0 and status.fence == _SILENT:
+                self.workers.unfence(name)

@@ -24,7 +24,7 @@ _REMEMBERED_SESSIONS = 100_000
 
 @dataclass(slots=True, eq=False)
 class WorkerLoad:
-    """What the pool knows about one worker, from the moment it joined; a worker that comes back has a new one."""
+    """The pool's knowledge of one worker, from the moment it joined; a worker that comes back has a new one."""
 
     name: str
     in_flight: int = 0
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What decides where a request may go."""
+    """The facts that decide where a request may go."""
 
     home: WorkerLoad | None
     """The worker where its session has its place."""
@@ -197,11 +197,12 @@ class Placement:
         if kind.tried not in least_busy:
             offered = [each for each in self.workers.values() if not each.fence and each.name not in kind.tried]
             awake = [each for each in offered if not each.is_resting(now)]
-            least_busy[kind.tried] = min(awake or offered, key=self._rank, default=None)
+            least_busy[kind.tried] = min(
+                awake or offered,
+                key=lambda each: (not self._has_room(each), each.in_flight, each.sessions),
+                default=None,
+            )
         return least_busy[kind.tried]
-
-    def _rank(self, worker: WorkerLoad) -> tuple[bool, int, int]:
-        return (not self._has_room(worker), worker.in_flight, worker.sessions)
 
     def _has_room(self, worker: WorkerLoad) -> bool:
         return self.limit is None or worker.in_flight < self.limit

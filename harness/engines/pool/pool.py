@@ -9,7 +9,7 @@ restart engines, and does not find them; see `discovered`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -188,7 +188,7 @@ class EnginePool:
         request_id: str | None,
         before: Place | None,
     ) -> AsyncGenerator[_T]:
-        """What `worker` answers; a whole result moves the session's place to it, from where it was `before`."""
+        """The answer of `worker`; a whole result moves the session's place to it, from where it was `before`."""
         pieces: Any = ask(self.workers.provider_of(worker))
         async with self._busy(worker, request_id), aclosing(pieces):
             async for piece in pieces:
@@ -204,7 +204,7 @@ class EnginePool:
     async def _busy(self, worker: WorkerLoad, request_id: str | None) -> AsyncGenerator[None]:
         """The worker serves the request; whatever comes of it, its place is free afterwards."""
         try:
-            with self._named(worker, request_id):
+            with self._register(worker, request_id):
                 yield
             worker.failed_at = None
         except EngineUnavailable:
@@ -215,7 +215,7 @@ class EnginePool:
             await self.workers.let_go(worker)
 
     @contextmanager
-    def _named(self, worker: WorkerLoad, request_id: str | None) -> Iterator[None]:
+    def _register(self, worker: WorkerLoad, request_id: str | None) -> Iterator[None]:
         if request_id is None:
             yield
             return
@@ -264,8 +264,13 @@ class EnginePool:
 
     async def resume(self) -> None:
         """See `TokenProvider.resume`; workers whose weights are unsettled stay paused, and serve nobody anyhow."""
+
+        async def resume(worker: TokenProvider) -> None:
+            with suppress(WeightsUnsettled):
+                await worker.resume()
+
         self.workers.expect_pause(None)
-        await self._everywhere("resume", _resume)
+        await self._everywhere("resume", resume)
         self.workers.judge_weights()
         if is_unsettled(self.weight_version):
             raise WeightsUnsettled("every worker stays paused: an update of its weights is under way or broke off")
@@ -311,23 +316,21 @@ class EnginePool:
         return dict(zip(workers, await asyncio.gather(*(each.health() for each in workers.values())), strict=True))
 
     async def _everywhere(self, what: str, verb: Callable[[TokenProvider], Awaitable[_T]]) -> list[_T]:
-        """The answers of all workers; when one fails, the failures of all of them as one error."""
+        """The answers of all workers; when some fail, one error for all: of their type when they share one."""
         workers = self.workers.providers
         told = await asyncio.gather(*(verb(worker) for worker in workers.values()), return_exceptions=True)
-        failures = {
-            name: answer for name, answer in zip(workers, told, strict=True) if isinstance(answer, BaseException)
-        }
-        unexpected = next((failure for failure in failures.values() if not isinstance(failure, EngineError)), None)
-        if unexpected is not None:
-            raise unexpected
+        failures: dict[str, EngineError] = {}
+        for name, answer in zip(workers, told, strict=True):
+            if isinstance(answer, EngineError):
+                failures[name] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
         if failures:
-            raise _collected(what, len(workers), failures)
+            kinds = {type(error) for error in failures.values()}
+            kind = kinds.pop() if len(kinds) == 1 else EngineError
+            details = "; ".join(f"worker {name}: {error.message}" for name, error in failures.items())
+            raise kind(f"{len(failures)} of {len(workers)} workers failed to {what}: {details}")
         return [answer for answer in told if not isinstance(answer, BaseException)]
-
-
-async def _resume(worker: TokenProvider) -> None:
-    with suppress(WeightsUnsettled):
-        await worker.resume()
 
 
 async def _only(pieces: AsyncIterator[_T]) -> _T:
@@ -339,12 +342,3 @@ async def _only(pieces: AsyncIterator[_T]) -> _T:
 def _nothing_sampled(request: GenerationRequest) -> GenerationResult:
     """The result of a request that was aborted before it had a worker."""
     return GenerationResult(request.request_id, request.input_ids, as_ids(()), as_logprobs(()), FinishReason.ABORT, ())
-
-
-def _collected(what: str, asked: int, failures: Mapping[str, BaseException]) -> EngineError:
-    """One error for all failures: of their type when they share one."""
-    errors = {name: error for name, error in failures.items() if isinstance(error, EngineError)}
-    kinds = {type(error) for error in errors.values()}
-    kind = kinds.pop() if len(kinds) == 1 else EngineError
-    details = "; ".join(f"worker {name}: {error.message}" for name, error in errors.items())
-    return kind(f"{len(errors)} of {asked} workers failed to {what}: {details}")

@@ -47,7 +47,8 @@ class Queue:
             async with asyncio.timeout(self._timeout_s):
                 worker = await granted
         except BaseException as error:
-            self._give_back(granted)
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self.finish(granted.result())
             if isinstance(error, TimeoutError):
                 raise EngineUnavailable(
                     f"no worker had room for the request within {self._timeout_s:g} s ({self._standing()})"
@@ -82,7 +83,3 @@ class Queue:
         for granted in waiting:
             granted.set_exception(AbortedWaiting)
         return len(waiting)
-
-    def _give_back(self, granted: "asyncio.Future[WorkerLoad]") -> None:
-        if granted.done() and not granted.cancelled() and granted.exception() is None:
-            self.finish(granted.result())

@@ -1,4 +1,4 @@
-"""Who is in a pool: workers join, are kept from serving, and leave, while the pool serves.
+"""The members of a pool: workers join, are kept from serving, and leave, while the pool serves.
 
 A worker is entered (its self-test included) before it serves, and left when its last request has ended. `fence` keeps
 one from serving without letting it go: its sessions move, control still reaches it.
@@ -54,12 +54,12 @@ class Workers:
 
     Args:
         placement: Learns who may be chosen.
-        changed: Called when a worker has joined, left, been fenced or unfenced.
+        on_change: Called when a worker has joined, left, been fenced or unfenced.
     """
 
-    def __init__(self, placement: Placement, changed: Callable[[], None]) -> None:
+    def __init__(self, placement: Placement, on_change: Callable[[], None]) -> None:
         self._placement = placement
-        self._has_changed = changed
+        self._on_change = on_change
         self.observer: PoolObserver = _Nobody()
         self._is_held: Callable[[], bool] = lambda: False
         self._members: dict[str, _Member] = {}
@@ -76,7 +76,11 @@ class Workers:
 
     def __iter__(self) -> Iterator[WorkerStatus]:
         """Of the workers as they are now, whoever comes or goes meanwhile."""
-        return iter([_status(member) for member in self._members.values()])
+        statuses = []
+        for member in self._members.values():
+            load, label = member.load, member.provider.weight_version
+            statuses.append(WorkerStatus(load.name, label, load.fence, load.in_flight, load.sessions))
+        return iter(statuses)
 
     @property
     def providers(self) -> dict[str, TokenProvider]:
@@ -114,15 +118,15 @@ class Workers:
     def observe(self, observer: PoolObserver) -> None:
         """See `EngineWorkers`."""
         self.observer = observer
-        self._changed()
+        self._tell_change()
 
     def excuse_silence(self, while_held: Callable[[], bool]) -> None:
         """See `EngineWorkers`."""
         self._is_held = while_held
 
-    def _changed(self) -> None:
+    def _tell_change(self) -> None:
         self.observer.workers_serving(len(self.serving))
-        self._has_changed()
+        self._on_change()
 
     def expect_pause(self, mode: PauseMode | None) -> None:
         """Somebody else has paused the workers, or continued them (None): those that join do the same."""
@@ -138,19 +142,15 @@ class Workers:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(worker)
             _require_alike([provider.capabilities for provider in (*self.providers.values(), worker)])
-            await self._catch_up(worker)
+            mode = None
+            while mode is not self._paused:  # it may change meanwhile
+                mode = self._paused
+                await (worker.resume() if mode is None else worker.pause(mode))
             member = _Member(worker, self._placement.join(name), stack.pop_all())
             self._members[name] = self._entered[member.load] = member
         log.info("worker_joined", worker=name, weight_version=worker.weight_version)
         self.judge_weights()
-        self._changed()
-
-    async def _catch_up(self, worker: TokenProvider) -> None:
-        """Pause `worker` when the pool is paused, also when that changes meanwhile."""
-        mode = None
-        while mode is not self._paused:
-            mode = self._paused
-            await (worker.resume() if mode is None else worker.pause(mode))
+        self._tell_change()
 
     async def retire(self, name: str, reason: str, *, at_once: bool = False) -> None:
         """Send nothing more to the worker and leave it when its requests have ended, or `at_once`."""
@@ -160,7 +160,7 @@ class Workers:
             self._last = member.provider
         self._placement.leave(name)
         log.info("worker_retired", worker=name, reason=reason, in_flight=member.load.in_flight)
-        self._changed()
+        self._tell_change()
         if at_once:
             await member.stack.aclose()
         await self.let_go(member.load)
@@ -188,13 +188,13 @@ class Workers:
         """The worker serves no session until `unfence`; what it works on goes on, control still reaches it."""
         self._members[name].load.fence = reason
         log.warning("worker_fenced", worker=name, reason=reason)
-        self._changed()
+        self._tell_change()
 
     def unfence(self, name: str) -> None:
         """The worker serves again, unless its weights speak against it. Idempotent."""
         member = self._members[name]
         member.load.fence = self._objection(member)
-        self._changed()
+        self._tell_change()
 
     def judge_weights(self) -> None:
         """Fence who has older weights than another worker, or unsettled ones; who has caught up serves again."""
@@ -208,7 +208,7 @@ class Workers:
                 self.unfence(name)
 
     def _objection(self, member: _Member) -> str:
-        """What in a worker's weights keeps it from serving; empty when nothing does."""
+        """The reason in a worker's weights that keeps it from serving; empty when there is none."""
         label = member.provider.weight_version
         if is_unsettled(label):
             return UNSETTLED
@@ -241,7 +241,7 @@ def fence_left_behind(workers: EngineWorkers, version: int) -> None:
 
 
 def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
-    """What every worker can do. Raises `EngineUnavailable` when there is none."""
+    """The abilities that every worker has. Raises `EngineUnavailable` when there is none."""
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
     first = all_capabilities[0]
@@ -267,8 +267,3 @@ def _require_alike(all_capabilities: Sequence[Capabilities]) -> None:
         found = sorted({str(getattr(each, what)) for each in all_capabilities})
         if len(found) > 1:
             raise ScenarioError(f"the workers of a pool must serve one model: {what} is {' and '.join(found)}")
-
-
-def _status(member: _Member) -> WorkerStatus:
-    load = member.load
-    return WorkerStatus(load.name, member.provider.weight_version, load.fence, load.in_flight, load.sessions)

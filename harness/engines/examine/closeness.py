@@ -15,7 +15,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one engine said at a position, and what it thought of the other one's token."""
+    """One engine's token at a position, and its opinion of the other one's token."""
 
     token_id: int
     logprob: float
@@ -64,9 +64,17 @@ class ClosenessReport:
             f"{'close' if self.is_close else 'NOT close'}: {self.compared} positions compared{diverged};"
             f" largest difference {self.largest:.4f}, mean {self.mean:.4f}"
         )
-        lines = [_line(difference, token_text) for difference in self.differences[:_SHOWN]]
-        hidden = len(self.differences) - len(lines)
-        return "\n".join([summary, *lines, *([f"  and {hidden} more"] if hidden else [])])
+        lines = [summary]
+        for difference in self.differences[:_SHOWN]:
+            a, b = difference.a, difference.b
+            lines.append(
+                f"  position {difference.position}: a {token_text(a.token_id)!r} ({a.token_id}) {a.logprob:.4f},"
+                f" b {token_text(b.token_id)!r} ({b.token_id}) {b.logprob:.4f}, difference {difference.size:.4f};"
+                f" b's token ranks {_rank(a)} for a, a's token ranks {_rank(b)} for b"
+            )
+        if len(self.differences) > _SHOWN:
+            lines.append(f"  and {len(self.differences) - _SHOWN} more")
+        return "\n".join(lines)
 
 
 def check_logprobs_close(a: GenerationResult, b: GenerationResult, *, atol: float, top_k: int) -> ClosenessReport:
@@ -86,7 +94,9 @@ def check_logprobs_close(a: GenerationResult, b: GenerationResult, *, atol: floa
     sizes = abs(a.logprobs[:equal] - b.logprobs[:equal])
     far = [_difference(a, b, i, top_k) for i in range(equal) if sizes[i] > atol]
     if diverged_at is not None:
-        far += _unlikely(_difference(a, b, diverged_at, top_k))
+        difference = _difference(a, b, diverged_at, top_k)
+        if None in (difference.a.rank_of_other, difference.b.rank_of_other):
+            far.append(difference)
     return ClosenessReport(
         compared=equal + (diverged_at is not None),
         differences=tuple(far),
@@ -106,20 +116,6 @@ def _choice(own: GenerationResult, other: GenerationResult, position: int, top_k
     wanted = int(other.output_ids[position])
     rank = best.index(wanted) + 1 if wanted in best else None
     return Choice(int(own.output_ids[position]), float(own.logprobs[position]), rank)
-
-
-def _unlikely(difference: Difference) -> list[Difference]:
-    """The difference, when one engine does not have the other's token among its best."""
-    return [difference] if None in (difference.a.rank_of_other, difference.b.rank_of_other) else []
-
-
-def _line(difference: Difference, token_text: Callable[[int], str]) -> str:
-    a, b = difference.a, difference.b
-    return (
-        f"  position {difference.position}: a {token_text(a.token_id)!r} ({a.token_id}) {a.logprob:.4f},"
-        f" b {token_text(b.token_id)!r} ({b.token_id}) {b.logprob:.4f}, difference {difference.size:.4f};"
-        f" b's token ranks {_rank(a)} for a, a's token ranks {_rank(b)} for b"
-    )
 
 
 def _rank(choice: Choice) -> str:

@@ -10,7 +10,7 @@ from uuid import uuid4
 from harness.engines.base import TokenProvider
 from harness.engines.examine.closeness import ClosenessReport, check_logprobs_close
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from harness.types import GenerationRequest, Json, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationRequest, Json, SamplingParams, as_ids
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -77,13 +77,7 @@ async def compare_engines(
     reports = []
     for question in QUESTIONS:
         prompt = as_ids(template.render_ids([{"role": "user", "content": question}], ()))
-        reports.append(await _compare(a, b, prompt, params, atol))
+        left = await a.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
+        right = await b.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
+        reports.append(check_logprobs_close(left, right, atol=atol, top_k=top_k))
     return Comparison(QUESTIONS, tuple(reports))
-
-
-async def _compare(
-    a: TokenProvider, b: TokenProvider, prompt: TokenIds, params: SamplingParams, atol: float
-) -> ClosenessReport:
-    left = await a.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
-    right = await b.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
-    return check_logprobs_close(left, right, atol=atol, top_k=params.top_logprobs)

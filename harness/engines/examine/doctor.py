@@ -1,4 +1,4 @@
-"""What an engine server can do, each claim with the evidence for it: what `harness engine doctor` prints.
+"""The capabilities of an engine server, each claim with the evidence for it, for `harness engine doctor`.
 
 The kind of the server is found by asking it. What it serves is read, what it can do is tried with a few tiny
 generations, and what would disturb whoever else uses it (a pause, an update of weights) is not tried: there the route
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -65,7 +66,7 @@ class Finding:
     capability: str
     answer: Answer
     evidence: str
-    """What was seen, or why nothing was."""
+    """The observation, or why there is none."""
     is_needed: bool
     """Sessions cannot be served without it."""
 
@@ -76,7 +77,7 @@ class Diagnosis:
 
     url: str
     engine: str
-    """What samples."""
+    """The engine that samples."""
     protocol: str
     """`sglang` or `vllm`: what to write before the URL after `--engine`."""
     version: str
@@ -121,7 +122,7 @@ async def diagnose(url: str, *, tokenizer: Tokenizer | None = None, api_key: str
 
 
 class ExaminedServer(NamedTuple):
-    """What a server says it is."""
+    """A server's account of itself."""
 
     engine: str
     protocol: str
@@ -159,7 +160,7 @@ class _Tokens(msgspec.Struct):
 
 
 async def _identify(client: EngineClient) -> ExaminedServer:
-    """What the server says it is, by the first kind that recognizes it."""
+    """The server's account of itself, read by the first kind that recognizes it."""
     titles, refusals = [], []
     for kind in server_kinds().values():
         if kind.examined is None:
@@ -237,35 +238,40 @@ class _Examination(NamedTuple):
 
     async def findings(self) -> tuple[Finding, ...]:
         """One for each capability; when no token can be had, nothing that needs one is tried."""
-        found = [await _finding("token endpoint", self._token_endpoint, is_needed=True)]
+        found = [await _find("token endpoint", self._token_endpoint, is_needed=True)]
         if found[0].answer is Answer.YES:
             found += [
-                await _finding("version spans", self._version_spans),
-                await _finding("prompt logprobs", self._prompt_logprobs, is_needed=True),
-                await _finding("raw logprobs", self._logprob_scale, is_needed=True),
-                await _finding("abort", self._abort, is_needed=True),
-                await _finding("repeat guard", self._repeat_guard),
+                await _find("version spans", self._version_spans),
+                await _find("prompt logprobs", self._prompt_logprobs, is_needed=True),
+                await _find("raw logprobs", self._logprob_scale, is_needed=True),
+                await _find("abort", self._abort, is_needed=True),
+                await _find("repeat guard", self._repeat_guard),
             ]
+        usable, stated = self.provider.capabilities.context_length, self.server.model.max_model_len
+        context = f"{usable} tokens" if usable == stated else f"{usable} tokens can be used of the {stated} it states"
+        modes = f"modes {', '.join(sorted(self.provider.capabilities.pause_modes))}"
+        pause = partial(self._find_route, self.server.pause_route, modes)
+        update = partial(self._find_route, self.server.weights_route, "from a folder on the server's machine")
         return (
             *found,
-            await _finding("pause", self._pause),
-            await _finding("weight updates", self._weight_updates),
-            Finding("context length", Answer.YES, self._context(), is_needed=False),
+            await _find("pause", pause),
+            await _find("weight updates", update),
+            Finding("context length", Answer.YES, context, is_needed=False),
             Finding("vocabulary", *self.vocabulary.claim, is_needed=True),
-            await _finding("tokenizer", self._same_tokenizer, is_needed=True),
+            await _find("tokenizer", self._same_tokenizer, is_needed=True),
         )
 
     async def _token_endpoint(self) -> _Claim:
         if (await self.provider.health()).paused:
             return _Claim(Answer.NO, "the engine is paused and generates nothing; resume it and ask again")
-        result = await self._sampled()
+        result = await self._sample()
         size = result.output_ids.size
         return _Claim(Answer.YES, f"{self.server.generate_route} returned {size} ids with {size} logprobs")
 
     async def _version_spans(self) -> _Claim:
         if self.server.generate_route == "/v1/completions":
             return _Claim(Answer.NO, "/v1/completions reports none; start vLLM with --enable-scale-out")
-        spans = (await self._sampled()).version_spans
+        spans = (await self._sample()).version_spans
         return _Claim(Answer.YES, ", ".join(f"{span.start}..{span.end} by {span.version!r}" for span in spans))
 
     async def _prompt_logprobs(self) -> _Claim:
@@ -312,24 +318,13 @@ class _Examination(NamedTuple):
             return _Claim(Answer.NO, "a probe was generated as if nobody watched")
         return _Claim(Answer.YES, f"the scheduler answered a probe with configuration {digest[:12]}")
 
-    async def _pause(self) -> _Claim:
-        modes = ", ".join(sorted(self.provider.capabilities.pause_modes))
-        return await self._has_route(self.server.pause_route, f"modes {modes}")
-
-    async def _weight_updates(self) -> _Claim:
-        return await self._has_route(self.server.weights_route, "from a folder on the server's machine")
-
-    async def _has_route(self, path: str, what: str) -> _Claim:
+    async def _find_route(self, path: str, what: str) -> _Claim:
         """A GET of a route that only takes POST does nothing."""
         status = (await self.client.ask(Exchange("GET", path, _ANSWER_S))).status
         if status in MISSING - {405}:
             advice = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.server.engine == "vllm" else ""
             return _Claim(Answer.NO, f"there is no POST {path}{advice}")
         return _Claim(Answer.YES, f"POST {path} exists, {what}; not tried")
-
-    def _context(self) -> str:
-        usable, stated = self.provider.capabilities.context_length, self.server.model.max_model_len
-        return f"{usable} tokens" if usable == stated else f"{usable} tokens can be used of the {stated} it states"
 
     async def _same_tokenizer(self) -> _Claim:
         if self.tokenizer is None:
@@ -339,15 +334,15 @@ class _Examination(NamedTuple):
             exchange = Exchange("POST", "/tokenize", _ANSWER_S, body)
             theirs, ours = (await self.client.call(exchange, _Tokens)).tokens, self.tokenizer.encode(text)
             if theirs != ours:
-                return _Claim(Answer.NO, f"{text!r} is {_shown(theirs)} there and {_shown(ours)} in --model")
+                return _Claim(Answer.NO, f"{text!r} is {_show(theirs)} there and {_show(ours)} in --model")
         return _Claim(Answer.YES, f"/tokenize gave the ids of --model for {len(_TEXTS)} texts")
 
-    async def _sampled(self) -> GenerationResult:
+    async def _sample(self) -> GenerationResult:
         return await self.provider.generate(GenerationRequest(_PROMPT, _SHORT, request_id=uuid4().hex))
 
 
-async def _finding(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_needed: bool = False) -> Finding:
-    """What `probe` claims; what the engine says when it refuses."""
+async def _find(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_needed: bool = False) -> Finding:
+    """The claim of `probe`; the engine's words when it refuses."""
     try:
         claim = await probe()
     except EngineUnavailable as error:
@@ -357,5 +352,5 @@ async def _finding(capability: str, probe: Callable[[], Awaitable[_Claim]], *, i
     return Finding(capability, *claim, is_needed=is_needed)
 
 
-def _shown(ids: list[int]) -> str:
+def _show(ids: list[int]) -> str:
     return str(ids if len(ids) <= 8 else np.asarray(ids[:8]).tolist()) + ("..." if len(ids) > 8 else "")

@@ -10,6 +10,7 @@ lines of programs, so they keep one table of their own, by the same names (`lane
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an engine can be opened with; each kind takes what it needs and refuses to go without."""
+    """The means to open an engine; each kind takes what it needs and refuses to go without."""
 
     model_dir: Path | None = None
     tokenizer: Tokenizer | None = None
@@ -81,7 +82,7 @@ class Examined(NamedTuple):
     path: str
     """A GET of it is answered with 200 by servers of this kind only."""
     examine: "Callable[[EngineClient, bytes], Awaitable[ExaminedServer]]"
-    """What the server says it is; takes what it answered at `path`."""
+    """Reads the server's account of itself; takes its answer at `path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class EngineKind:
     """An engine by its name: it runs in this process (`open`), or as servers (`server`)."""
 
     name: str
-    """What stands in `--engine`, alone or before `=URL[,URL]`."""
+    """The word in `--engine`, alone or before `=URL[,URL]`."""
     open: Callable[[Opening], TokenProvider] | None = None
     server: ServerKind | None = None
     plays_script: bool = False
@@ -136,41 +137,20 @@ def _open_scripted(given: Opening) -> TokenProvider:
     return ScriptedEngine(given.require_tokenizer("scripted"), script, repeat_guard=guard)
 
 
-# aiohttp, behind every provider of a server, takes a third of a second to import, which `--help` need not pay.
+def _import_on_call(module: str, name: str) -> Callable[..., Any]:
+    """`name` of `module`, imported when it is called.
 
+    aiohttp, behind every provider of a server, takes a third of a second to import, which `--help` need not pay.
+    """
 
-def _open_sglang(url: str, **settings: Any) -> TokenProvider:
-    from harness.engines.remote.sglang import SGLangTokenProvider
+    def call(*arguments: Any, **settings: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments, **settings)
 
-    return SGLangTokenProvider(url, **settings)
-
-
-def _open_vllm(url: str, **settings: Any) -> TokenProvider:
-    from harness.engines.remote.vllm import VLLMTokenProvider
-
-    return VLLMTokenProvider(url, **settings)
-
-
-async def _examine_sglang(client: "EngineClient", content: bytes) -> "ExaminedServer":
-    from harness.engines.examine.doctor import examine_sglang
-
-    return await examine_sglang(client, content)
-
-
-async def _examine_vllm(client: "EngineClient", content: bytes) -> "ExaminedServer":
-    from harness.engines.examine.doctor import examine_vllm
-
-    return await examine_vllm(client, content)
+    return call
 
 
 class _PausedAnswer(msgspec.Struct):
     is_paused: bool
-
-
-def _read_sglang_pause(status: int, content: bytes) -> bool | None:
-    """SGLang is not ready while it is paused."""
-    del content
-    return {200: False, 503: True}.get(status)
 
 
 def _read_vllm_pause(status: int, content: bytes) -> bool | None:
@@ -190,22 +170,23 @@ ENGINE_KINDS: dict[str, EngineKind] = {
             "sglang",
             server=ServerKind(
                 title="SGLang",
-                open=_open_sglang,
+                open=_import_on_call("harness.engines.remote.sglang", "SGLangTokenProvider"),
                 abort_all=ControlVerb("/abort_request", {"abort_all": True}),
                 resume=ControlVerb("/continue_generation", {}),
-                paused=PauseQuestion("/ready", _read_sglang_pause),
-                examined=Examined("/model_info", _examine_sglang),
+                # SGLang is not ready while it is paused.
+                paused=PauseQuestion("/ready", lambda status, _: {200: False, 503: True}.get(status)),
+                examined=Examined("/model_info", _import_on_call("harness.engines.examine.doctor", "examine_sglang")),
             ),
         ),
         EngineKind(
             "vllm",
             server=ServerKind(
                 title="vLLM",
-                open=_open_vllm,
+                open=_import_on_call("harness.engines.remote.vllm", "VLLMTokenProvider"),
                 abort_all=ControlVerb("/abort_requests", {}),
                 resume=ControlVerb("/resume", {}),
                 paused=PauseQuestion("/is_paused", _read_vllm_pause),
-                examined=Examined("/version", _examine_vllm),
+                examined=Examined("/version", _import_on_call("harness.engines.examine.doctor", "examine_vllm")),
             ),
         ),
     )
@@ -218,7 +199,7 @@ class NamedEngine(NamedTuple):
 
     kind: EngineKind
     rest: str | None
-    """What stands behind the `=`; None without one."""
+    """The text behind the `=`; None without one."""
 
 
 def parse_kind(text: str) -> NamedEngine | None:

@@ -16,13 +16,13 @@ import structlog
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import EngineReplyInvalid, EngineUnavailable
-from harness.types import GenerationRequest, GenerationResult, SamplingParams, TokenIds, as_ids
+from harness.types import GenerationRequest, SamplingParams, TokenIds, as_ids
 
 TOLERANCE = 0.25
 """Nats, in the mean: in bfloat16 scoring is up to 0.1 from decoding, a temperature of 0.7 is 0.6."""
 
 SELF_TEST_S = 60.0
-"""What a server gets for the requests that test it."""
+"""The time that a server has for the requests that test it."""
 
 _TEMPERATURE = 0.7
 _TOKENS = 16
@@ -51,7 +51,7 @@ class ScaleMeasurement(NamedTuple):
 
 
 @asynccontextmanager
-async def tested_in_time(engine: str, seconds: float) -> AsyncIterator[None]:
+async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
     """Bounds the requests with which a server is tested at entry: one that is paused holds them for ever.
 
     Raises `EngineUnavailable`, which says how to continue it.
@@ -95,8 +95,11 @@ async def measure_scale(provider: TokenProvider, *, temperature: float = _TEMPER
     None when none of them does: of tokens the model is certain of, every scale says the same. Raises
     `EngineUnavailable` when somebody aborts the measurement.
     """
+    size = provider.capabilities.vocab_size
     for attempt in range(_PROMPTS):
-        measured = await _measure(provider, _prompt(provider.capabilities.vocab_size, attempt), temperature)
+        # Unrelated ids, spread over the vocabulary.
+        prompt = [(i * size + attempt * 7919) // (_PROMPT_IDS + 1) % size for i in range(1, _PROMPT_IDS + 1)]
+        measured = await _measure(provider, as_ids(prompt), temperature)
         if measured.mean_doubt >= _ENOUGH_DOUBT:
             return measured
     return None
@@ -110,18 +113,10 @@ async def _measure(provider: TokenProvider, prompt: TokenIds, temperature: float
             f"{provider.capabilities.engine} was tested with a request that somebody aborted before its first token;"
             " ask again when whoever ends its requests is done"
         )
-    scored = await provider.score(_whole(sampled), start=prompt.size)
+    whole = as_ids(np.concatenate([sampled.input_ids, sampled.output_ids]))
+    scored = await provider.score(whole, start=prompt.size)
     return ScaleMeasurement(
         tokens=sampled.output_ids.size,
         mean_difference=float(np.abs(sampled.logprobs - scored.logprobs).mean()),
         mean_doubt=float(-scored.logprobs.mean()),
     )
-
-
-def _whole(result: GenerationResult) -> TokenIds:
-    return as_ids(np.concatenate([result.input_ids, result.output_ids]))
-
-
-def _prompt(vocab_size: int, attempt: int) -> TokenIds:
-    """Unrelated ids, spread over the vocabulary."""
-    return as_ids([(i * vocab_size + attempt * 7919) // (_PROMPT_IDS + 1) % vocab_size for i in range(1, 5)])

@@ -20,7 +20,7 @@ from server_patch.repeat_terminate.config import ENABLE
 _PROBE_TOKENS = 2  # more than one: at the last token of a budget the length limit speaks first
 
 GUARD_PROBE = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True)
-"""What a server's guard is asked with which limits it has; it ends the output at its first token."""
+"""Asks a server's guard which limits it has; the guard ends the output at its first token."""
 
 
 def wanted_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
@@ -104,7 +104,7 @@ class SignalCheck(NamedTuple):
     key_ids: list[int]
 
     def disagreement(self, turn: Turn) -> Disagreement | None:
-        """What the engine said that the tokens do not bear out; None when they agree.
+        """The engine's signal where the tokens do not bear it out; None when they agree.
 
         At the token that trips the detector a turn may also end for another reason, which then is the one it gives.
         """

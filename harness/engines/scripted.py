@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
 from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
+from harness.machine.deadlines import within
 from harness.samples.versions import known_version, require_settled
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
@@ -98,19 +99,15 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def scripted_logprobs(ids: TokenIds, start: int, version: str) -> Logprobs:
     """The logprobs of `ids` standing at positions `start`, `start + 1`, ... under the weights `version`."""
+    number = known_version(version)
+    salt = crc32(version.encode()) if number is None else number  # tells the weights of one label from another's
     position = np.arange(start, start + ids.size, dtype=np.int64)
-    mixed = ids.astype(np.int64) * 7919 + position * 104_729 + _salt(version) * 15_485_863
+    mixed = ids.astype(np.int64) * 7919 + position * 104_729 + salt * 15_485_863
     return as_logprobs(-((mixed % 4093) + 1) / 1024)
 
 
-def _salt(version: str) -> int:
-    """A number that tells the weights of one label from those of another."""
-    number = known_version(version)
-    return crc32(version.encode()) if number is None else number
-
-
 class LiveGeneration(msgspec.Struct, frozen=True):
-    """What can be seen of a generation in flight."""
+    """The visible part of a generation in flight."""
 
     request_id: str
     sampled: int
@@ -307,7 +304,10 @@ class ScriptedEngine:
             ids.append(min(self._tokenizer.eos_ids))
         ids = ids[request.continues :]
         stops = StopStrings(self._tokenizer.decode, params.stop)
-        detector = self._detector(input_ids[input_ids.size - request.continues :])
+        detector = None
+        if self._repeat_guard is not None:
+            detector = RepeatDetector(self._repeat_guard, object_key_ids(self._tokenizer))
+            detector.seed(input_ids[input_ids.size - request.continues :].tolist())
         for position, token_id in enumerate(ids[:budget], start=1):
             matched = stops.push(token_id)
             if matched is not None or token_id in params.stop_token_ids:
@@ -318,32 +318,24 @@ class ScriptedEngine:
             return _Ending(ids[:budget], FinishReason.LENGTH)
         return _Ending(ids, step.finish, ids[-1] if ids and step.finish is FinishReason.STOP else None)
 
-    def _detector(self, continued: TokenIds) -> RepeatDetector | None:
-        """The repeat guard of one output that began with `continued`; None without a guard."""
-        if self._repeat_guard is None:
-            return None
-        detector = RepeatDetector(self._repeat_guard, object_key_ids(self._tokenizer))
-        detector.seed(continued.tolist())
-        return detector
-
     async def _play(self, live: _Live, step: ScriptStep, ending: _Ending) -> AsyncIterator[GenerationDelta]:
         """Say the ids of `ending` one by one, or all at once when the step has no delays."""
         upto = len(ending.ids) if step.fault is None else min(step.fault_after, len(ending.ids))
-        if await self._interrupted(live, step.delay_s):
+        if await self._wait(live, step.delay_s):
             return
         while len(live.output) < upto:
             first = not live.output
-            if not first and await self._interrupted(live, step.token_delay_s):
+            if not first and await self._wait(live, step.token_delay_s):
                 return
             size = 1 if step.token_delay_s else upto
             yield live.say(ending.ids[len(live.output) :][:size], self._version)
         if step.fault is not None:
             await self._fail(live, step.fault)
 
-    async def _interrupted(self, live: _Live, delay_s: float) -> bool:
+    async def _wait(self, live: _Live, delay_s: float) -> bool:
         """Wait as long as the script or a pause says; True when the generation is aborted meanwhile."""
         if delay_s:
-            await _wait(live.aborted, delay_s)
+            await within(delay_s, live.aborted.wait())
         if not live.aborted.is_set() and not self._running.is_set():
             await _first(live.aborted, self._running)
         return live.aborted.is_set()
@@ -386,15 +378,6 @@ def _alternatives(ids: TokenIds, logprobs: Logprobs, count: int, vocab_size: int
         return None
     rank = np.arange(count, dtype=np.int32)
     return TopLogprobs((ids[:, None] + rank) % np.int32(vocab_size), logprobs[:, None] - rank.astype(np.float32))
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait for `event`, at most `timeout_s`."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 async def _first(*events: asyncio.Event) -> None:

@@ -29,7 +29,7 @@ from uuid import uuid4
 import msgspec
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode
-from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tested_in_time
+from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.remote.checkpoint import require_fitting
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.in_flight import InFlight
@@ -152,7 +152,7 @@ class SGLangTokenProvider:
             await self.read_version()
             if self.continues_at_entry:
                 await self.resume()
-            async with tested_in_time(self._client.name, self._self_test_s):
+            async with limit_test_time(self._client.name, self._self_test_s):
                 await self._require_guard()
                 if self._scale is LogprobScale.RAW:
                     self._scale = await require_raw_logprobs(self, advice=_ADVICE)

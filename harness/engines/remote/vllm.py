@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 from uuid import uuid4
 
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode
-from harness.engines.logprob_scale import SELF_TEST_S, require_raw_logprobs, tested_in_time
+from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.in_flight import InFlight
 from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores, verify_tokens
@@ -145,7 +145,7 @@ class VLLMTokenProvider:
             await self.read_version()
             if self.continues_at_entry:
                 await self.resume()
-            async with tested_in_time(self._client.name, self._self_test_s):
+            async with limit_test_time(self._client.name, self._self_test_s):
                 await self._require_guard()
                 if self._scale is LogprobScale.RAW:
                     self._scale = await require_raw_logprobs(self, advice=_ADVICE)

@@ -22,6 +22,7 @@ from harness.engines.kinds import server_kinds
 from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.sglang_wire import ServerInfo
@@ -47,8 +48,6 @@ _TEXTS = (
     "Grüße, 日本語, Привет 🙂",
     "<|im_start|>user\nhi<|im_end|>\n",
 )
-
-_Provider = SGLangTokenProvider | VLLMTokenProvider
 
 
 class Answer(StrEnum):
@@ -127,7 +126,7 @@ class ExaminedServer(NamedTuple):
     engine: str
     protocol: str
     version: str
-    provider: type[SGLangTokenProvider] | type[VLLMTokenProvider]
+    provider: type[RemoteProvider]
     model: ServedModel
     weights: Path
     """Where its weights came from, on its machine."""
@@ -232,7 +231,7 @@ def _vocabulary(server: ExaminedServer, tokenizer: Tokenizer | None) -> _Vocabul
 class _Examination(NamedTuple):
     client: EngineClient
     server: ExaminedServer
-    provider: _Provider
+    provider: RemoteProvider
     vocabulary: _Vocabulary
     tokenizer: Tokenizer | None
 

@@ -17,24 +17,19 @@ provider measures that and refuses a server without it, unless the caller states
 """
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from uuid import uuid4
 
 import msgspec
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode
-from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
+from harness.engines.base import Capabilities, EngineHealth, PauseMode
 from harness.engines.remote.checkpoint import require_fitting
-from harness.engines.remote.http_client import EngineClient, Exchange
-from harness.engines.remote.in_flight import InFlight
+from harness.engines.remote.http_client import Exchange
+from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.reply import Asked, abort_unsent, fit_budget, verify_reply, verify_scores
-from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang_wire import (
     Loads,
@@ -49,8 +44,7 @@ from harness.engines.remote.sglang_wire import (
     read_reply,
     score_body,
 )
-from harness.engines.remote.weight_change import WeightChange
-from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
+from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     GenerationDelta,
@@ -62,59 +56,32 @@ from harness.types import (
     as_ids,
     as_logprobs,
 )
-from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 20
 _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 _HEALTH_S = 5.0
 _PAUSED_STATUS = 503
-_ADVICE = (
-    "start SGLang with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or state"
-    " LogprobScale.AFTER_TEMPERATURE and sample at temperature 1"
-)
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
 
 
-class SGLangTokenProvider:
+class SGLangTokenProvider(RemoteProvider):
     """Serves one SGLang worker, or another engine that speaks its protocol and says so (`engines.sglang_server`).
 
-    Args:
-        url: Base address of the worker itself; a router drops fields of the request.
-        vocab_size: Ids are valid in `0..vocab_size-1`; one outside would end the server.
-        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
-        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
-        api_key: Of the server, when it has one.
-        repeat_guard: What the server must end outputs by; entering fails when it does not. None takes the configuration
-            in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
-        self_test_s: What the server gets for the requests that test it at entry; one that is paused answers none.
+    See `RemoteProvider` for the arguments. `url` is the address of the worker itself: a router drops fields of the
+    request. An id outside the vocabulary would end the server, so `vocab_size` must be that of its weights.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        vocab_size: int,
-        logprob_scale: LogprobScale = LogprobScale.RAW,
-        generation_timeout_s: float = 3600.0,
-        api_key: str = "",
-        repeat_guard: RepeatTerminateConfig | None = None,
-        self_test_s: float = SELF_TEST_S,
-    ) -> None:
-        self.continues_at_entry = False
-        """See `ContinuesAtEntry`."""
-        self._self_test_s = self_test_s
-        self._client = EngineClient(url, "sglang", api_key=api_key)
-        self._vocab_size = vocab_size
-        self._scale = logprob_scale
-        self._generation_timeout_s = generation_timeout_s
-        self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
-        self._model: ServedModel | None = None
-        self._server = ServerInfo(max_req_input_len=0)
-        self._served = ServedLabel("default")
-        self._change = WeightChange(self._client.name, self, self._served)
-        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
-        self._guard: str | None = None
+    kind = "sglang"
+    first_label = "default"
+    scale_advice = (
+        "start SGLang with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or state"
+        " LogprobScale.AFTER_TEMPERATURE and sample at temperature 1"
+    )
+
+    _model: ServedModel | None = None
+    """None before the provider has been entered."""
+    _server = ServerInfo(max_req_input_len=0)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -134,37 +101,6 @@ class SGLangTokenProvider:
             weights_digest="",
             repeat_guard=self._guard,
         )
-
-    @property
-    def weight_version(self) -> str:
-        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
-        return self._served.label
-
-    @property
-    def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
-        return OneWorker(self)
-
-    async def __aenter__(self) -> Self:
-        self._client.open()
-        try:
-            self._model = await self._find_model()
-            await self.read_version()
-            if self.continues_at_entry:
-                await self.resume()
-            async with limit_test_time(self._client.name, self._self_test_s):
-                await self._require_guard()
-                if self._scale is LogprobScale.RAW:
-                    self._scale = await require_raw_logprobs(self, advice=_ADVICE)
-        except BaseException:
-            await self._client.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._client.close()
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
@@ -285,20 +221,15 @@ class SGLangTokenProvider:
         )
 
     async def active_guard(self) -> str | None:
-        """Digest of the repeat guard that the server's scheduler runs, None without one; generates a token or two."""
+        """See `RemoteProvider`; the guard is that of the server's scheduler."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         return read_guard(asked, await self._client.call(self._exchange(asked, stream=False), Reply))
 
-    async def _require_guard(self) -> None:
-        if self._wanted_guard is not None:
-            self._guard = await self.active_guard()
-            require_guard(self.capabilities, self._wanted_guard)
-
-    async def _find_model(self) -> ServedModel:
+    async def _connect(self) -> None:
         model = await find_model(self._client)
         self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
         usable = min(model.max_model_len, self._server.max_req_input_len + 1)
-        return msgspec.structs.replace(model, max_model_len=usable)
+        self._model = msgspec.structs.replace(model, max_model_len=usable)
 
     def _prepare(self, request: GenerationRequest) -> Asked:
         if request.params.ignore_eos and request.params.stop_token_ids:
@@ -311,12 +242,6 @@ class SGLangTokenProvider:
     def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
         body = generate_body(asked, stream=stream)
         return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
-
-    def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
-        """`result`, which says what the server serves."""
-        if result.version_spans:
-            self._served.learn(result.version_spans[-1].version, moment)
-        return result
 
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         exchange = self._exchange(asked, stream=True)
@@ -332,5 +257,5 @@ class SGLangTokenProvider:
             )
         yield self._learn_from(verify_reply(asked, read_reply(asked, streamed.whole())), moment)
 
-    async def _end_in_engine(self, request_id: str) -> None:
+    async def _end_in_engine(self, request_id: str, /) -> None:
         await self._client.post("/abort_request", {"rid": request_id}, deadline_s=_CONTROL_S)

@@ -12,22 +12,18 @@ found at entry, stated in `capabilities` and `health`, and never guessed later.
 - A repeat guard that is wanted answers a probe at entry; replies show it only where it ended them.
 """
 
-import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from uuid import uuid4
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode
-from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
-from harness.engines.remote.http_client import EngineClient, Exchange
-from harness.engines.remote.in_flight import InFlight
+from harness.engines.base import Capabilities, EngineHealth, PauseMode
+from harness.engines.remote.http_client import Exchange
+from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores, verify_tokens
-from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
 from harness.engines.remote.vllm_wire import (
@@ -39,8 +35,7 @@ from harness.engines.remote.vllm_wire import (
     read_guard,
     read_piece,
 )
-from harness.engines.remote.weight_change import WeightChange
-from harness.engines.repeat_guard import GUARD_PROBE, require_guard, wanted_guard
+from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     GenerationDelta,
@@ -52,61 +47,29 @@ from harness.types import (
     as_ids,
     as_logprobs,
 )
-from server_patch.repeat_terminate import RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled token that takes one place
 _ENTRY_BYTES = 50  # of a reply, for each token
 _PROBE_S = 60.0
 _HEALTH_S = 5.0
-_ADVICE = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
 
 
 class _Offer(NamedTuple):
-    """What the server turned out to have."""
+    """The model and the endpoint of the server."""
 
     model: ServedModel
     api: TokenApi
 
 
-class VLLMTokenProvider:
-    """Serves one vLLM server.
+class VLLMTokenProvider(RemoteProvider):
+    """Serves one vLLM server; see `RemoteProvider` for the arguments."""
 
-    Args:
-        url: Base address of the server.
-        vocab_size: Ids are valid in `0..vocab_size-1`.
-        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
-        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
-        api_key: Of the server, when it has one.
-        repeat_guard: What the server must end outputs by; entering fails when it does not. None takes the configuration
-            in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
-        self_test_s: What the server gets for the requests that test it at entry; one that is paused answers none.
-    """
+    kind = "vllm"
+    first_label = FIRST_LABEL
+    scale_advice = "start vLLM with --logprobs-mode raw_logprobs, which is its default"
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        vocab_size: int,
-        logprob_scale: LogprobScale = LogprobScale.RAW,
-        generation_timeout_s: float = 3600.0,
-        api_key: str = "",
-        repeat_guard: RepeatTerminateConfig | None = None,
-        self_test_s: float = SELF_TEST_S,
-    ) -> None:
-        self.continues_at_entry = False
-        """See `ContinuesAtEntry`."""
-        self._self_test_s = self_test_s
-        self._client = EngineClient(url, "vllm", api_key=api_key)
-        self._vocab_size = vocab_size
-        self._scale = logprob_scale
-        self._generation_timeout_s = generation_timeout_s
-        self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
-        self._control = VLLMControl(self._client)
-        self._entered_offer: _Offer | None = None
-        self._served = ServedLabel(FIRST_LABEL)
-        self._change = WeightChange(self._client.name, self, self._served)
-        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
-        self._guard: str | None = None
+    _entered_offer: _Offer | None = None
+    """None before the provider has been entered."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -126,38 +89,6 @@ class VLLMTokenProvider:
             repeat_guard=self._guard,
             may_stop_early=False,
         )
-
-    @property
-    def weight_version(self) -> str:
-        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
-        return self._served.label
-
-    @property
-    def workers(self) -> OneWorker:
-        """See `TokenProvider.workers`."""
-        return OneWorker(self)
-
-    async def __aenter__(self) -> Self:
-        self._client.open()
-        try:
-            self._entered_offer = await self._find_offer()
-            await self._control.connect(weights=self._offer.model.root)
-            await self.read_version()
-            if self.continues_at_entry:
-                await self.resume()
-            async with limit_test_time(self._client.name, self._self_test_s):
-                await self._require_guard()
-                if self._scale is LogprobScale.RAW:
-                    self._scale = await require_raw_logprobs(self, advice=_ADVICE)
-        except BaseException:
-            await self._client.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._client.close()
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
@@ -266,15 +197,10 @@ class VLLMTokenProvider:
         )
 
     async def active_guard(self) -> str | None:
-        """Digest of the repeat guard that the engine core runs, None without one; generates a token or two."""
+        """See `RemoteProvider`; the guard is that of the engine core."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
         reply = await self._client.call(self._exchange(asked, stream=False), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
-
-    async def _require_guard(self) -> None:
-        if self._wanted_guard is not None:
-            self._guard = await self.active_guard()
-            require_guard(self.capabilities, self._wanted_guard)
 
     @property
     def _offer(self) -> _Offer:
@@ -282,11 +208,16 @@ class VLLMTokenProvider:
             raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
         return self._entered_offer
 
-    async def _find_offer(self) -> _Offer:
-        """An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere."""
+    @cached_property
+    def _control(self) -> VLLMControl:
+        return VLLMControl(self._client)
+
+    async def _connect(self) -> None:
         model = await find_model(self._client)
+        # An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere.
         answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
-        return _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
+        self._entered_offer = _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
+        await self._control.connect(weights=model.root)
 
     def _prepare(self, request: GenerationRequest) -> Asked:
         return fit_budget(self.capabilities, Asked(self._client.name, request, self._vocab_size))
@@ -305,12 +236,6 @@ class VLLMTokenProvider:
         size_bytes = _ENTRY_BYTES * (len(piece.scored) + len(piece.prompt_scored or ()))
         result = await self._client.apart(size_bytes, lambda: verify_reply(asked, read_piece(asked, api, piece, label)))
         return self._learn_from(result, moment)
-
-    def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
-        """`result`, which says what the server serves."""
-        if result.version_spans:
-            self._served.learn(result.version_spans[-1].version, moment)
-        return result
 
     async def _whole(self, asked: Asked) -> tuple[Piece, str]:
         """An unstreamed reply, and the weight label around it where the reply itself carries none."""

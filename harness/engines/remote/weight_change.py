@@ -56,8 +56,8 @@ class WeightChange:
 
     Args:
         name: Of the server, for messages.
-        server: What is told the steps.
-        served: What the server serves.
+        server: Takes the steps.
+        served: The label of the server.
     """
 
     def __init__(self, name: str, server: ChangingServer, served: ServedLabel) -> None:

@@ -1,0 +1,120 @@
+"""The part of a provider that every engine server over HTTP shares: what it is made of, and how it is entered.
+
+Entering finds out what the server is, learns its weights and tests it: the repeat guard that is wanted must be there,
+and logprobs must be raw unless the caller states another scale. Somebody may have paused the server: it is continued
+first where that was asked for, and otherwise the tests end in time and say so. A server that fails is left at once.
+
+How a server is spoken to is not in here; see `sglang` and `vllm`.
+"""
+
+import os
+from abc import abstractmethod
+from types import TracebackType
+from typing import ClassVar, Self
+
+from harness.engines.base import LogprobScale, OneWorker, TokenProvider
+from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
+from harness.engines.remote.http_client import EngineClient
+from harness.engines.remote.in_flight import InFlight
+from harness.engines.remote.served_label import ServedLabel
+from harness.engines.remote.weight_change import ChangingServer, WeightChange
+from harness.engines.repeat_guard import require_guard, wanted_guard
+from harness.types import GenerationResult
+from server_patch.repeat_terminate import RepeatTerminateConfig
+
+
+class RemoteProvider(TokenProvider, ChangingServer):
+    """Serves one engine server.
+
+    Args:
+        url: Base address of the server.
+        vocab_size: Ids are valid in `0..vocab_size-1`.
+        logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is taken as stated.
+        generation_timeout_s: Bound on one generation, the time it waits in queues and pauses included.
+        api_key: Of the server, when it has one.
+        repeat_guard: The limits by which the server must end outputs; entering fails when it does not. None takes the
+            configuration in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
+        self_test_s: The time of the requests that test the server at entry; one that is paused answers none.
+    """
+
+    kind: ClassVar[str]
+    """How messages call the engine."""
+    first_label: ClassVar[str]
+    """The label of its weights until it has said one."""
+    scale_advice: ClassVar[str]
+    """How to set the server up when its logprobs are not raw."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        vocab_size: int,
+        logprob_scale: LogprobScale = LogprobScale.RAW,
+        generation_timeout_s: float = 3600.0,
+        api_key: str = "",
+        repeat_guard: RepeatTerminateConfig | None = None,
+        self_test_s: float = SELF_TEST_S,
+    ) -> None:
+        self.continues_at_entry = False
+        """See `ContinuesAtEntry`."""
+        self._self_test_s = self_test_s
+        self._client = EngineClient(url, self.kind, api_key=api_key)
+        self._vocab_size = vocab_size
+        self._scale = logprob_scale
+        self._generation_timeout_s = generation_timeout_s
+        self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
+        self._served = ServedLabel(self.first_label)
+        self._change = WeightChange(self._client.name, self, self._served)
+        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
+        self._guard: str | None = None
+
+    @property
+    def weight_version(self) -> str:
+        """As the server said last: at entry, with a reply, asked by `read_version`, or in an update."""
+        return self._served.label
+
+    @property
+    def workers(self) -> OneWorker:
+        """See `TokenProvider.workers`."""
+        return OneWorker(self)
+
+    async def __aenter__(self) -> Self:
+        self._client.open()
+        try:
+            await self._connect()
+            await self.read_version()
+            if self.continues_at_entry:
+                await self.resume()
+            async with limit_test_time(self._client.name, self._self_test_s):
+                if self._wanted_guard is not None:
+                    self._guard = await self.active_guard()
+                    require_guard(self.capabilities, self._wanted_guard)
+                if self._scale is LogprobScale.RAW:
+                    self._scale = await require_raw_logprobs(self, advice=self.scale_advice)
+        except BaseException:
+            await self._client.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    @abstractmethod
+    async def active_guard(self) -> str | None:
+        """Digest of the repeat guard that the engine runs, None without one; generates a token or two."""
+
+    @abstractmethod
+    async def _connect(self) -> None:
+        """Find out what the server is; `capabilities` are valid from then on. Raises `EngineError`."""
+
+    @abstractmethod
+    async def _end_in_engine(self, request_id: str, /) -> None:
+        """Have the server end a request."""
+
+    def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
+        """`result`, whose last version the server serves, as far as was known at `moment`."""
+        if result.version_spans:
+            self._served.learn(result.version_spans[-1].version, moment)
+        return result

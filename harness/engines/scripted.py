@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
 from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
-from harness.machine.deadlines import within
+from harness.machine.deadlines import await_any, within
 from harness.samples.versions import known_version, require_settled
 from harness.tokens.incremental import StopStrings
 from harness.tokens.tokenizer import Tokenizer
@@ -242,7 +242,20 @@ class ScriptedEngine:
             del self._live[request.request_id]
         start = request.prompt_logprobs_from
         scored = None if start is None else await self.score(request.input_ids, start=start)
-        yield self._result(live, ending, scored, monotonic() - began)
+        is_aborted, output = live.aborted.is_set(), as_ids(live.output)
+        logprobs = as_logprobs(np.concatenate([*live.logprobs, as_logprobs(())]))
+        yield GenerationResult(
+            request_id=request.request_id,
+            input_ids=request.input_ids,
+            output_ids=output,
+            logprobs=logprobs,
+            finish_reason=FinishReason.ABORT if is_aborted else ending.reason,
+            version_spans=tuple(live.spans),
+            matched_stop=None if is_aborted else ending.matched,
+            top_logprobs=_alternatives(output, logprobs, request.params.top_logprobs, self._tokenizer.vocab_size),
+            prompt_logprobs=scored,
+            seconds=monotonic() - began,
+        )
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
         """`scripted_logprobs` of the ids from `start` on."""
@@ -337,7 +350,7 @@ class ScriptedEngine:
         if delay_s:
             await within(delay_s, live.aborted.wait())
         if not live.aborted.is_set() and not self._running.is_set():
-            await _first(live.aborted, self._running)
+            await await_any(live.aborted, self._running)
         return live.aborted.is_set()
 
     async def _fail(self, live: _Live, fault: ScriptedFault) -> None:
@@ -355,22 +368,6 @@ class ScriptedEngine:
             case _:
                 assert_never(fault)
 
-    def _result(self, live: _Live, ending: _Ending, scored: PromptLogprobs | None, seconds: float) -> GenerationResult:
-        aborted = live.aborted.is_set()
-        output, logprobs = as_ids(live.output), as_logprobs(np.concatenate([*live.logprobs, as_logprobs(())]))
-        return GenerationResult(
-            request_id=live.request.request_id,
-            input_ids=live.request.input_ids,
-            output_ids=output,
-            logprobs=logprobs,
-            finish_reason=FinishReason.ABORT if aborted else ending.reason,
-            version_spans=tuple(live.spans),
-            matched_stop=None if aborted else ending.matched,
-            top_logprobs=_alternatives(output, logprobs, live.request.params.top_logprobs, self._tokenizer.vocab_size),
-            prompt_logprobs=scored,
-            seconds=seconds,
-        )
-
 
 def _alternatives(ids: TokenIds, logprobs: Logprobs, count: int, vocab_size: int) -> TopLogprobs | None:
     """The token itself and its neighbors in the vocabulary, each one nat less likely."""
@@ -378,14 +375,3 @@ def _alternatives(ids: TokenIds, logprobs: Logprobs, count: int, vocab_size: int
         return None
     rank = np.arange(count, dtype=np.int32)
     return TopLogprobs((ids[:, None] + rank) % np.int32(vocab_size), logprobs[:, None] - rank.astype(np.float32))
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Wait until one of `events` is set."""
-    tasks = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -97,7 +97,11 @@ async def _install(spec: LaneSpec, say: Say) -> Path:
 
 def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
     """The lane of a new process, which is registered everywhere before it becomes the server."""
-    port = spec.port or _free_port()
+    port = spec.port
+    if not port:
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            port = int(probe.getsockname()[1])
     name = f"{spec.engine}-{port}"
     with locked(_directory() / "lock"):  # a name and its folder are one lane's
         _require_unused(name, port)
@@ -162,12 +166,6 @@ def _require_unused(name: str, port: int) -> None:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             raise LaneError(f"port {port} cannot be used ({error.strerror}): choose another, or none") from None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _directory() -> Path:

@@ -2,7 +2,7 @@
 
 `within` trusts the work to obey its cancellation, `attempt` does not: what ignores it is left behind, and its end will
 not go unread; `persist` makes it again until it works; `work_through` does many things, some at a time. `to_the_end` is
-for the few things that must happen although the caller is cancelled.
+for the few things that must happen although the caller is cancelled. `await_any` leaves the bound to its caller.
 """
 
 import asyncio
@@ -30,6 +30,17 @@ async def within(seconds: float, work: Awaitable[object]) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def await_any(*events: asyncio.Event) -> None:
+    """Return when one of `events` is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:

@@ -48,10 +48,15 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     normalizers = logits.logsumexp(dim=-1).numpy()
     logprobs = logits.numpy()[np.arange(len(rows)), token_ids] - normalizers
     _require_finite(logprobs)
-    tops = _top(logits, normalizers, rows)
+    sampled = [Sampled(*pair) for pair in zip(token_ids.tolist(), logprobs.tolist(), strict=True)]
+    counts = [row.params.top_logprobs for row in rows]
+    if not any(counts):
+        return sampled
+    best, best_ids = logits.topk(max(counts))
+    best_logprobs = best.numpy() - normalizers[:, None]
     return [
-        Sampled(int(token_id), float(logprob), *top)
-        for token_id, logprob, top in zip(token_ids, logprobs, tops, strict=True)
+        token._replace(top_ids=ids[:count], top_logprobs=scores[:count])
+        for token, count, ids, scores in zip(sampled, counts, best_ids.tolist(), best_logprobs.tolist(), strict=True)
     ]
 
 
@@ -85,19 +90,6 @@ def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:
     before = (likely - total).exp().cumsum(dim=-1).roll(1)
     before[0] = 0
     return likely[before < top_p][-1]
-
-
-def _top(logits: Tensor, normalizers: Logprobs, rows: Sequence[SamplingRow]) -> list[tuple[list[int], list[float]]]:
-    """Alternatives of each row, as many as it asks for."""
-    most = max(row.params.top_logprobs for row in rows)
-    if not most:
-        return [([], [])] * len(rows)
-    values, ids = logits.topk(most)
-    logprobs = values.numpy() - normalizers[:, None]
-    return [
-        (row_ids[: row.params.top_logprobs], row_values[: row.params.top_logprobs])
-        for row, row_ids, row_values in zip(rows, ids.tolist(), logprobs.tolist(), strict=True)
-    ]
 
 
 def _require_finite(logprobs: Logprobs) -> None:

@@ -151,7 +151,14 @@ class Scheduler:
     def plan(self) -> list[Piece]:
         """Start what can be started and choose what to compute now; not empty while there is work."""
         self._start_waiting()
-        chunks = self._chunks()
+        decoding = sum(sequence.missing == 1 for sequence in self.running)
+        left = max(self.limits.step_tokens - decoding, 1)
+        chunks = []
+        for sequence in self.running:
+            tokens = 1 if sequence.missing == 1 else min(sequence.missing, left)
+            left -= tokens if sequence.missing > 1 else 0
+            if tokens:
+                chunks.append((sequence, tokens))
         for sequence, tokens in chunks:
             if sequence.kv is not None:  # an older one may have sent it back to waiting
                 self._reserve(sequence, sequence.computed + tokens)
@@ -190,18 +197,6 @@ class Scheduler:
         """The work on the KV storage since the last call, in order."""
         taken, self._kv_ops = self._kv_ops, []
         return taken
-
-    def _chunks(self) -> list[tuple[Sequence, int]]:
-        """How many tokens each running sequence computes now, oldest first."""
-        decoding = sum(sequence.missing == 1 for sequence in self.running)
-        left = max(self.limits.step_tokens - decoding, 1)
-        chunks = []
-        for sequence in self.running:
-            tokens = 1 if sequence.missing == 1 else min(sequence.missing, left)
-            left -= tokens if sequence.missing > 1 else 0
-            if tokens:
-                chunks.append((sequence, tokens))
-        return chunks
 
     def _start_waiting(self) -> None:
         for sequence in list(self.waiting):
@@ -277,8 +272,12 @@ class Scheduler:
         while sequence.kv is not None and self._excess(capacity - sequence.capacity) > 0:
             if self._prefixes:
                 self._evict(next(iter(self._prefixes.values())))
-            else:
-                self._preempt(self.running[-1])
+                continue
+            youngest = self.running.pop()
+            assert youngest.kv is not None
+            self._kv_ops.append(KvDrop(youngest.kv))
+            youngest.kv, youngest.capacity, youngest.computed = None, 0, 0
+            self.waiting.appendleft(youngest)
         if sequence.kv is not None:
             sequence.capacity = capacity
 
@@ -302,13 +301,6 @@ class Scheduler:
     def _evict(self, prefix: _Prefix) -> None:
         del self._prefixes[prefix.kv]
         self._kv_ops.append(KvDrop(prefix.kv))
-
-    def _preempt(self, sequence: Sequence) -> None:
-        assert sequence.kv is not None
-        self.running.remove(sequence)
-        self._kv_ops.append(KvDrop(sequence.kv))
-        sequence.kv, sequence.capacity, sequence.computed = None, 0, 0
-        self.waiting.appendleft(sequence)
 
 
 def common_prefix(left: TokenIds, right: TokenIds) -> int:

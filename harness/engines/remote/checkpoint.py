@@ -44,22 +44,19 @@ def require_fitting(current: Path, new: Path) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in the folder; empty when there are no safetensors files in it."""
+    """Shape of every tensor in the folder; empty when there are no safetensors files in it.
+
+    Raises `EngineRejected` when a file of that name is none.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        shapes |= {name: tensor.shape for name, tensor in _header(path).items()}
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            content = file.read(min(length, _LONGEST_HEADER_BYTES))
+        try:
+            entries = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            entries.pop("__metadata__", None)
+            shapes |= {name: msgspec.json.decode(entry, type=_Tensor).shape for name, entry in entries.items()}
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+            raise EngineRejected(f"{path} is not a safetensors file ({error}); weights not changed") from error
     return shapes
-
-
-def _header(path: Path) -> dict[str, _Tensor]:
-    """The tensors that a safetensors file says it holds. Raises `EngineRejected` when it is not such a file."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        content = file.read(min(length, _LONGEST_HEADER_BYTES))
-    try:
-        entries = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        return {
-            name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items() if name != "__metadata__"
-        }
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise EngineRejected(f"{path} is not a safetensors file ({error}); weights not changed") from error

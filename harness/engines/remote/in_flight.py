@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
+from harness.machine.deadlines import await_any
 
 _TAKE_BACK_S = 2.0
 _DISPATCH_S = 0.1  # measured on SGLang: an id is known to the scheduler within milliseconds of the request
@@ -86,7 +87,7 @@ class InFlight:
         try:
             async with asyncio.timeout(self._longest_hold_s):
                 while self.is_held and not live.aborted.is_set():
-                    await _any_of(self._open, live.aborted)
+                    await await_any(self._open, live.aborted)
         except TimeoutError:
             raise EngineUnavailable(
                 f"the engine has been paused for {self._longest_hold_s:g} s; continue it, then ask again"
@@ -120,13 +121,3 @@ class InFlight:
         now = asyncio.get_running_loop().time()
         latest = max((live.sent_at for live in requests if live.sent_at is not None), default=now - _DISPATCH_S)
         await asyncio.sleep(max(0.0, latest + _DISPATCH_S - now))
-
-
-async def _any_of(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)

@@ -107,16 +107,24 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
     except ValueError:
         refuse(asked, f"finish reason {reply.finish_reason!r}, expected one of {', '.join(FinishReason)}")
     tokens = verify_tokens(asked, reply.output_ids, reply.scored)
-    _check_counts(asked, reply, tokens.output_ids.size)
+    size = tokens.output_ids.size
+    if reply.completion_tokens is not None:
+        _require_equal(asked, "the number of output tokens", reply.completion_tokens, size)
+    if reply.prompt_tokens is not None:
+        _require_equal(asked, "the number of input tokens", asked.request.input_ids.size, reply.prompt_tokens)
+    if size > asked.request.params.max_new_tokens:
+        refuse(asked, f"{size} output tokens, at most {asked.request.params.max_new_tokens} were asked for")
+    if not size and reason is not FinishReason.ABORT:
+        refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
     return GenerationResult(
         request_id=asked.request.request_id,
         input_ids=asked.request.input_ids,
         output_ids=tokens.output_ids,
         logprobs=tokens.logprobs,
         finish_reason=reason,
-        version_spans=_verify_spans(asked, reply.version_spans, tokens.output_ids.size),
+        version_spans=_verify_spans(asked, reply.version_spans, size),
         matched_stop=reply.matched_stop if reason is FinishReason.STOP else None,
-        top_logprobs=_verify_top(asked, reply.top, tokens.output_ids.size),
+        top_logprobs=_verify_top(asked, reply.top, size),
         prompt_logprobs=_verify_prompt(asked, reply, reason),
         cached_tokens=reply.cached_tokens,
         seconds=reply.seconds,
@@ -164,17 +172,6 @@ def refuse(asked: Asked, claim: str) -> NoReturn:
     raise EngineReplyInvalid(
         f"{asked.name}: the reply gives {claim}; nothing of it is used, check the version and the options of the server"
     )
-
-
-def _check_counts(asked: Asked, reply: EngineReply, size: int) -> None:
-    if reply.completion_tokens is not None:
-        _require_equal(asked, "the number of output tokens", reply.completion_tokens, size)
-    if reply.prompt_tokens is not None:
-        _require_equal(asked, "the number of input tokens", asked.request.input_ids.size, reply.prompt_tokens)
-    if size > asked.request.params.max_new_tokens:
-        refuse(asked, f"{size} output tokens, at most {asked.request.params.max_new_tokens} were asked for")
-    if not size and reply.finish_reason != FinishReason.ABORT:
-        refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
 
 
 def _verify_logprobs(

@@ -20,7 +20,6 @@ from harness.engines.remote.vllm_messages import (
     CompletionChunk,
     GenerateChunk,
     NamedLogprobs,
-    PromptEntry,
     Usage,
     decode_entries,
     decode_entry,
@@ -266,7 +265,10 @@ def _read_named_token(asked: Asked, name: str, logprob: float | None) -> ScoredT
 
 
 def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:
-    """The wanted end of the prompt's logprobs; what comes before is not decoded."""
+    """The wanted end of the prompt's logprobs; what comes before is not decoded.
+
+    An entry that does not have its token is read as one of another token, which the verification refuses.
+    """
     start = asked.request.prompt_logprobs_from
     try:
         entries = None if start is None else decode_entries(content)
@@ -275,13 +277,11 @@ def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None
         if len(entries) != asked.request.input_ids.size:
             refuse(asked, f"{len(entries)} prompt logprobs for {asked.request.input_ids.size} input tokens")
         wanted: TokenIds = asked.request.input_ids[start:]
-        pairs = zip(wanted.tolist(), entries[start:], strict=True)
-        return [_prompt_token(token_id, decode_entry(entry) or {}) for token_id, entry in pairs]
+        scored = []
+        for token_id, raw in zip(wanted.tolist(), entries[start:], strict=True):
+            entry = decode_entry(raw) or {}
+            named = token_id if token_id in entry else next(iter(entry), token_id)
+            scored.append(_read_token(named, entry[named].logprob if named in entry else None))
+        return scored
     except (msgspec.DecodeError, RecursionError) as error:
         refuse(asked, f"prompt logprobs that are none: {error}")
-
-
-def _prompt_token(token_id: int, entry: Mapping[int, PromptEntry]) -> ScoredToken:
-    """The entry's word about `token_id`, or about another id when it says nothing about that one."""
-    named = token_id if token_id in entry else next(iter(entry), token_id)
-    return _read_token(named, entry[named].logprob if named in entry else None)

@@ -129,11 +129,11 @@ def _open_local(given: Opening) -> TokenProvider:
 def _open_scripted(given: Opening) -> TokenProvider:
     import os
 
-    from harness.engines.repeat_guard import wanted_guard
+    from harness.engines.repeat_guard import choose_guard
     from harness.engines.scripted import Script, ScriptedEngine
 
     script = None if given.script is None else Script.load(given.script)
-    guard = wanted_guard(given.repeat_guard, os.environ)
+    guard = choose_guard(given.repeat_guard, os.environ)
     return ScriptedEngine(given.require_tokenizer("scripted"), script, repeat_guard=guard)
 
 

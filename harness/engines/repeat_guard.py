@@ -1,9 +1,9 @@
 """The repeat guard as the harness sees it: is it wanted, is it really there, did it tell the truth.
 
-The guard itself lives in the engine (`server_patch.repeat_terminate`). Whoever wants one refuses to work with an engine
-that has none, or one with other limits: `Capabilities.repeat_guard` names what a provider has proven, and nothing is
-inferred from stop reasons. Every turn is looked at once more with the same detector; what the engine said stands, a
-disagreement is counted.
+The guard itself lives in the engine (`server_patch.repeat_terminate`). A provider that wants one refuses to work with
+an engine that has none, or one with other limits: `Capabilities.repeat_guard` names what a provider has proven, and
+nothing is inferred from stop reasons. Every turn is looked at once more with the same detector; what the engine said
+stands, a disagreement is counted.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ GUARD_PROBE = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True)
 """Asks a server's guard which limits it has; the guard ends the output at its first token."""
 
 
-def wanted_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
+def choose_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
     """The guard that is wanted: the one stated, else that of the environment; None for none.
 
     Raises `ScenarioError` naming the key or the variable that is wrong.

@@ -32,7 +32,7 @@ from harness.engines.base import PauseMode
 from harness.engines.connect import open_server
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
-from harness.engines.repeat_guard import wanted_guard
+from harness.engines.repeat_guard import choose_guard
 from harness.errors import LaneError, ScenarioError, Unauthorized
 from harness.machine.asgi import listening
 from harness.router.gateway_program import GatewayProgram
@@ -192,7 +192,7 @@ async def route_forever(
 ) -> None:
     """Router and session server until SIGINT or SIGTERM; calls `started` as soon as they answer."""
     vocab_size = chat_tokenizer.tokenizer.vocab_size
-    is_guarded = wanted_guard(settings.repeat_guard, os.environ) is not None
+    is_guarded = choose_guard(settings.repeat_guard, os.environ) is not None
     opening = open_routed(
         routing, program, vocab_size=vocab_size, admin_token=settings.admin_token, is_guarded=is_guarded
     )

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from harness.engines.base import ContinuesAtEntry, TokenProvider
-from harness.engines.repeat_guard import SignalCheck, object_key_ids, require_guard, wanted_guard
+from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
 from harness.server.app import SessionServer
@@ -83,7 +83,7 @@ async def serve(
         if gatekeeper.gate.must_wake_engines and isinstance(engine, ContinuesAtEntry):
             engine.continues_at_entry = True
         await stack.enter_async_context(engine)
-        guard = wanted_guard(settings.repeat_guard, os.environ)
+        guard = choose_guard(settings.repeat_guard, os.environ)
         if guard is not None:
             require_guard(engine.capabilities, guard)
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))

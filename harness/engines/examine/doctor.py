@@ -1,8 +1,8 @@
 """The capabilities of an engine server, each claim with the evidence for it, for `harness engine doctor`.
 
-The kind of the server is found by asking it. What it serves is read, what it can do is tried with a few tiny
-generations, and what would disturb whoever else uses it (a pause, an update of weights) is not tried: there the route
-alone is looked for. A claim that could not be looked into is `unknown` and says why, never a guess.
+The kind of the server is found by asking it. Its model is read, its abilities are tried with a few tiny generations; a
+pause or an update of weights would disturb others who use it and is not tried: there the route alone is looked for. A
+claim that could not be looked into is `unknown` and says why, never a guess.
 """
 
 from collections.abc import Awaitable, Callable

@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def facts(self) -> ModelFacts:
-        """What is known of the model."""
+        """The facts about the model."""
         return self._model.facts
 
     @property

@@ -28,7 +28,7 @@ _SEED_BITS = 63
 
 
 class StopRules(NamedTuple):
-    """What ends a generation besides its own parameters."""
+    """The ends of a generation besides its own parameters."""
 
     eos_ids: frozenset[int]
     context_length: int

@@ -76,7 +76,7 @@ class KvStorage:
         return self._sequences[kv]
 
     def bytes_per_token(self, kv: int) -> int:
-        """What one token of `kv` takes over all layers."""
+        """Memory of one token of `kv` over all layers."""
         return sum(layer.bytes_per_token for layer in self._sequences[kv].layers.values())
 
     def apply(self, ops: list[KvOp]) -> None:

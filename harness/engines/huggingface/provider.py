@@ -21,7 +21,7 @@ from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWo
 from harness.engines.huggingface.generation import StopRules
 from harness.engines.huggingface.scheduler import BatchLimits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
-from harness.engines.repeat_guard import object_key_ids, prove_guard, wanted_guard
+from harness.engines.repeat_guard import choose_guard, object_key_ids, prove_guard
 from harness.errors import EngineError, EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
@@ -57,7 +57,7 @@ class HuggingFaceTokenProvider:
             cores, threads that wait for each other lose to every other process that runs.
         dtype: Name of the torch type of weights and KV; `float32` is exact enough to be the ground truth.
         version: Label of the weights in `model_dir`.
-        name: What the model is called; empty takes the name of the folder.
+        name: The name of the model; empty takes the name of the folder.
         repeat_guard: Ends outputs that repeat themselves; None takes the configuration in the environment
             (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
     """
@@ -82,7 +82,7 @@ class HuggingFaceTokenProvider:
         self._step_tokens = step_tokens
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
         self._dtype = dtype
-        self._repeat_guard = wanted_guard(repeat_guard, os.environ)
+        self._repeat_guard = choose_guard(repeat_guard, os.environ)
         self._object_key_ids: list[int] = []
         self._thread = EngineThread(self._build)
         self._version = version

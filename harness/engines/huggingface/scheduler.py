@@ -27,7 +27,7 @@ _WORTH_WAITING_FOR = 32  # tokens of shared prefix; below that, computing it aga
 
 
 class BatchLimits(NamedTuple):
-    """What the engine may use at once."""
+    """The bounds on what the engine uses at once."""
 
     sequences: int
     """Running sequences."""

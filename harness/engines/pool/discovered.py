@@ -6,7 +6,7 @@
                                 weights change, which is silence with a reason
     no longer listed            left when its last request has ended
 
-Probes never ask an engine for a token, so a paused one passes them. What runs at a URL and who lists it is not decided
+Probes never ask an engine for a token, so a paused one passes them. The list and what runs at its URLs are not decided
 here.
 """
 

@@ -4,8 +4,8 @@ Generations are placed by `placement`; control verbs go to every worker at once,
 error that names each worker and its failure. A worker that cannot be reached when a request is placed is passed over:
 the request has not been sampled there, so nothing is generated twice. Once a token has come, no request moves.
 
-Who the workers are is kept in `workers`; they may join and leave while the pool serves. The pool does not start or
-restart engines, and does not find them; see `discovered`.
+The workers are kept in `workers`; they may join and leave while the pool serves. The pool does not start or restart
+engines, and does not find them; see `discovered`.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ class InFlight:
 
     Args:
         take_back: Ends a request inside the engine; called for requests whose caller has gone.
-        longest_hold_s: What a request waits here for an engine that is paused.
+        longest_hold_s: The time that a request waits here for an engine that is paused.
     """
 
     def __init__(self, take_back: Callable[[str], Awaitable[None]], *, longest_hold_s: float) -> None:

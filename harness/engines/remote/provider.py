@@ -18,7 +18,7 @@ from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.in_flight import InFlight
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
-from harness.engines.repeat_guard import require_guard, wanted_guard
+from harness.engines.repeat_guard import choose_guard, require_guard
 from harness.types import GenerationResult
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -65,7 +65,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
         self._served = ServedLabel(self.first_label)
         self._change = WeightChange(self._client.name, self, self._served)
-        self._wanted_guard = wanted_guard(repeat_guard, os.environ)
+        self._wanted_guard = choose_guard(repeat_guard, os.environ)
         self._guard: str | None = None
 
     @property

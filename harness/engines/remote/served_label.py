@@ -1,9 +1,9 @@
 """The label of the weights that one worker serves, learned from every answer that names it.
 
 Answers arrive in another order than they were given: a request that began before an update ends after it, and of two
-looks the earlier one may come in last. So each answer is weighed against what was known when it was asked for. What was
-asked after the present label had been heard is newer than it, whatever it says: a worker that was started again goes
-back to its first label. What was asked before can only move the label on, never back.
+looks the earlier one may come in last. So each answer is weighed against what was known when it was asked for. An
+answer that was asked for after the present label had been heard is newer than it, whatever it says: a worker that was
+started again goes back to its first label. One that was asked for before can only move the label on, never back.
 """
 
 from harness.samples.versions import is_unsettled, known_version
@@ -13,7 +13,7 @@ class ServedLabel:
     """The label of one worker's weights, as far as it is known.
 
     Args:
-        label: What to assume before the worker has said anything.
+        label: The one to assume before the worker has said anything.
     """
 
     def __init__(self, label: str) -> None:

@@ -6,9 +6,9 @@
 
 Loading and labeling are several calls, and each of them may fail, take too long, or be cancelled. From the first to the
 last the server carries a label that is no version, so whatever it samples in between is refused and never counted as
-somebody's. What a call did that got no answer is asked of the server; what the server cannot say stays unsettled. Old
-weights are never put back: what they were is known to whoever drives the update, or to nobody. An unsettled server
-stays paused until an update succeeds; `resume` of its provider refuses.
+somebody's. After a call that got no answer the server is asked; if it cannot say, it stays unsettled. Old weights are
+never put back: what they were is known to whoever drives the update, or to nobody. An unsettled server stays paused
+until an update succeeds; `resume` of its provider refuses.
 """
 
 import asyncio

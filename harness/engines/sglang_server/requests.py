@@ -1,7 +1,8 @@
 """The bodies of SGLang's native routes, in the words of this project. Pure.
 
-Unknown keys of a body are ignored and unknown sampling parameters refused, as SGLang 0.5.23 does. What SGLang knows and
-this server cannot do is refused too, never left out: a field that is declared as None, a penalty that is not neutral.
+Unknown keys of a body are ignored and unknown sampling parameters refused, as SGLang 0.5.23 does. Wishes that SGLang
+knows and this server cannot fulfil are refused too, never left out: a field that is declared as None, a penalty that is
+not neutral.
 """
 
 from typing import Annotated, Literal, TypeVar

@@ -3,16 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from harness.tokens.tokenizer import Tokenizer
 
 PROMPT = [1, 4093, 198]
 SCRIPTS = [[5, 6, 7, 2], [9, 8, 7, 6, 2]]
 END_OF_TURN = 2
 TOKENS = 6
 VOCAB_SIZE = 49152
+SAYING = '<tool_call>\n{"name": "guess", "arguments": {"number": 12}}\n</tool_call><|im_end|>'
+MESSAGES = [{"role": "user", "content": "Guess my number."}]
 
 
 @dataclass(frozen=True)
@@ -134,3 +139,25 @@ async def test_sglang_refuses_an_id_that_nobody_has(sglang: Engine) -> None:
 async def test_vllm_is_on_its_own_at_an_id_that_nobody_has(vllm: Engine) -> None:
     """Its check of parameters does not know the vocabulary."""
     assert (await vllm.say([VOCAB_SIZE])).ids == (await vllm.say()).ids
+
+
+async def read_by_a_chat_client(engine: Engine, parameter: str, tokenizer: Tokenizer) -> None:
+    """Known words over the engine's own chat route, to the end-of-turn id that ends the script."""
+    script = tokenizer.encode(SAYING)
+    [model] = (await engine.http.get("/v1/models")).raise_for_status().json()["data"]
+    body = {"model": model["id"], "messages": MESSAGES, "max_tokens": 100, parameter: {"force_ids": script}}
+    answer = (await engine.http.post("/v1/chat/completions", json=body, timeout=300)).raise_for_status().json()
+
+    [choice] = answer["choices"]
+    assert choice["message"]["content"].strip() == SAYING.removesuffix("<|im_end|>")
+    assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("stop", len(script))
+
+
+async def test_a_chat_client_of_sglang_reads_the_script(sglang: Engine, model_dir: Path) -> None:
+    """It is handed on as `custom_params`."""
+    await read_by_a_chat_client(sglang, "custom_params", Tokenizer.load(model_dir))
+
+
+async def test_a_chat_client_of_vllm_reads_the_script(vllm: Engine, model_dir: Path) -> None:
+    """It is handed on as `vllm_xargs`."""
+    await read_by_a_chat_client(vllm, "vllm_xargs", Tokenizer.load(model_dir))

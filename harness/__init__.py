@@ -148,5 +148,5 @@ if not TYPE_CHECKING:  # else a type checker would take every name for one that 
 
 
 def __dir__() -> list[str]:
-    """What is loaded, and every public name that is not yet."""
+    """The names that are loaded, and every public name that is not yet."""
     return sorted({*globals(), *__all__})

@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from harness.models import Phase
+from harness.models import FetchPhase
 from harness.models import Progress as Report
 
 _WORDS = {
-    Phase.WAIT: "waiting for another process that fetches",
-    Phase.VERIFY: "verifying",
-    Phase.DOWNLOAD: "downloading",
-    Phase.EXTRACT: "extracting",
-    Phase.CONVERT: "converting",
+    FetchPhase.WAIT: "waiting for another process that fetches",
+    FetchPhase.VERIFY: "verifying",
+    FetchPhase.DOWNLOAD: "downloading",
+    FetchPhase.EXTRACT: "extracting",
+    FetchPhase.CONVERT: "converting",
 }
 
 
@@ -24,9 +24,9 @@ class _Bar:
     def __init__(self, bars: Progress, name: str) -> None:
         self._bars = bars
         self._name = name
-        self._tasks: dict[Phase, TaskID] = {}
+        self._tasks: dict[FetchPhase, TaskID] = {}
 
-    def __call__(self, phase: Phase, done: int, total: int) -> None:
+    def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(f"{_WORDS[phase]} {self._name}", total=None)
         self._bars.update(self._tasks[phase], completed=done, total=total or None)
@@ -38,9 +38,9 @@ class _Lines:
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
         self._name = name
-        self._seen = {Phase.VERIFY}
+        self._seen = {FetchPhase.VERIFY}
 
-    def __call__(self, phase: Phase, done: int, total: int) -> None:
+    def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
         del done, total
         if phase not in self._seen:
             self._seen.add(phase)

@@ -1,6 +1,6 @@
 """An ASGI application on a socket of its own, in the running loop, for the time of a block.
 
-What is served, and how connections are treated, is the caller's configuration of uvicorn.
+The caller's configuration of uvicorn says what is served and how connections are treated.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError
-from harness.machine.progress import Phase, Progress
+from harness.machine.progress import FetchPhase, Progress
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 22
@@ -85,7 +85,7 @@ def is_intact(folder: Path, recipe: Mapping[str, Any], progress: Progress) -> bo
         if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256_of(path) != entry["sha256"]:
             return False
         done += entry["bytes"]
-        progress(Phase.VERIFY, done, total)
+        progress(FetchPhase.VERIFY, done, total)
     return True
 
 
@@ -106,7 +106,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 
 def storage_error(directory: Path, error: OSError) -> ModelError:
-    """What a failed write into the cache means to a user."""
+    """A failed write into the cache, in the words of a user."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(f"no space left in {directory}; free some or point HARNESS_CACHE elsewhere")
     return ModelError(f"cannot write to {directory} ({error}); point HARNESS_CACHE to a writable directory")

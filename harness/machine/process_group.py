@@ -20,7 +20,7 @@ _KILL_S = 5.0  # a process that the kernel holds (a dead network disk) cannot be
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What `/proc/PID/stat` says of a process."""
+    """The state of a process, from `/proc/PID/stat`."""
 
     state: str
     group: int

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Protocol
 
 
-class Phase(StrEnum):
+class FetchPhase(StrEnum):
     """The work that is being done, in the order in which it happens."""
 
     WAIT = "wait"
@@ -19,9 +19,9 @@ class Phase(StrEnum):
 class Progress(Protocol):
     """Called from the thread that fetches, often; must return quickly and must not raise."""
 
-    def __call__(self, phase: Phase, done: int, total: int) -> None:
+    def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
         """`done` of `total` bytes of `phase` are behind us; `total` is 0 where no amount is known."""
 
 
-def silent(phase: Phase, done: int, total: int) -> None:
+def silent(phase: FetchPhase, done: int, total: int) -> None:
     """A `Progress` that nobody watches."""

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.errors import ModelError
-from harness.machine.progress import Phase, Progress
+from harness.machine.progress import FetchPhase, Progress
 from harness.models.gguf_weights import Heads, write_weights
 
 FORMAT_VERSION = 1
@@ -50,7 +50,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields["general.architecture"] != "llama":
         raise ModelError(f"expected a GGUF of architecture llama, got {fields['general.architecture']}")
-    progress(Phase.CONVERT, 0, 0)
+    progress(FetchPhase.CONVERT, 0, 0)
     heads = Heads(fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"])
     write_weights(reader, heads, folder / "model.safetensors", progress)
     _tokenizer(fields).save(str(folder / "tokenizer.json"))

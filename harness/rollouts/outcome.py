@@ -59,6 +59,19 @@ class AgentEnd:
     """Exit code of EXITED, signal number of KILLED."""
     detail: str = ""
 
+    @property
+    def words(self) -> str:
+        """For a reader."""
+        match self.ending:
+            case Ending.EXITED:
+                words = f"exit code {self.code}"
+            case Ending.KILLED:
+                names = {signal.value: signal.name for signal in Signals}
+                words = f"killed by {names.get(self.code, f'signal {self.code}')}"
+            case _:
+                words = self.ending.value.replace("_", " ")
+        return f"{words} ({self.detail})" if self.detail else words
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
@@ -165,7 +178,7 @@ def classify_uncreated(code: str, status: int, message: str) -> Outcome:
 
 def describe(facts: RolloutFacts) -> str:
     """One line for the reader: how the agent ended, after how much, and what it was refused."""
-    parts = [_describe_end(facts.end), _count(facts.answered, "turn")]
+    parts = [facts.end.words, _count(facts.answered, "turn")]
     if facts.failed:
         parts.append(f"{_count(facts.failed, 'turn')} failed")
     if facts.refusals:
@@ -176,24 +189,6 @@ def describe(facts: RolloutFacts) -> str:
     if facts.session_lost is not None:
         parts.append(f"session not readable: {facts.session_lost}")
     return "; ".join(parts)
-
-
-def _describe_end(end: AgentEnd) -> str:
-    match end.ending:
-        case Ending.EXITED:
-            words = f"exit code {end.code}"
-        case Ending.KILLED:
-            words = f"killed by {_signal_name(end.code)}"
-        case _:
-            words = end.ending.value.replace("_", " ")
-    return f"{words} ({end.detail})" if end.detail else words
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _count(number: int, noun: str) -> str:

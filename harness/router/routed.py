@@ -164,7 +164,7 @@ async def open_routed(
             also=[worker.url for worker in workers],
             heard=lambda order: _heed(pool, order),
             describe=describe,
-            # Whoever the gateway may send a request to has been entered: its guard is that of the others.
+            # Every worker that the gateway may send a request to has been entered: its guard is that of the others.
             is_guarded=lambda: (
                 is_guarded
                 and {worker.url for worker in front.workers.current} <= {status.name for status in pool.workers}

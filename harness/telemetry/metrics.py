@@ -1,4 +1,4 @@
-"""What `/metrics` shows, in the Prometheus text format.
+"""The page `/metrics`, in the Prometheus text format.
 
 Each server has a registry of its own, so that several can live in one process. Names are fixed: dashboards depend on
 them. Labels have few values; ids of sessions never become labels.

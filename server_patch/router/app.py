@@ -128,8 +128,8 @@ class RouterFront:
         await self.workers.look()  # a worker that was added a moment ago is told too
         if self._heard is not None:
             self._heard(order)
-        outcomes = await fan_out(self._to_workers, self.workers.current, order, updates=self._updates)
-        return _json(report(order, outcomes), status_of(outcomes))
+        results = await fan_out(self._to_workers, self.workers.current, order, updates=self._updates)
+        return _json(report(order, results), status_of(results))
 
     def _status(self) -> dict[str, Any]:
         gateway = {

@@ -25,7 +25,7 @@ _BODY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerbResult:
     """The result of a verb at one worker."""
 
     url: str
@@ -58,8 +58,8 @@ async def fan_out(
     *,
     updates: Updates | None = None,
     deadline_s: float | None = None,
-) -> list[Outcome]:
-    """Have every worker carry out `order`; the outcomes stand in the order of `workers`.
+) -> list[VerbResult]:
+    """Have every worker carry out `order`; the results stand in the order of `workers`.
 
     `updates` are those of all orders to the same workers. `deadline_s` is the time of each worker; None takes that of
     the verb.
@@ -69,26 +69,26 @@ async def fan_out(
     return await asyncio.gather(*(_tell(http, worker, order, known, seconds) for worker in workers))
 
 
-def report(order: Order, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes as one JSON object; `success` and `message` as an SGLang server would say them."""
-    failed = [outcome.url for outcome in outcomes if not outcome.succeeded]
-    done = f"{len(outcomes) - len(failed)} of {len(outcomes)} workers carried out {order.verb}"
+def report(order: Order, results: Sequence[VerbResult]) -> dict[str, Any]:
+    """The results as one JSON object; `success` and `message` as an SGLang server would say them."""
+    failed = [result.url for result in results if not result.succeeded]
+    done = f"{len(results) - len(failed)} of {len(results)} workers carried out {order.verb}"
     return {
-        "success": bool(outcomes) and not failed,
+        "success": bool(results) and not failed,
         "message": done,
-        "total": len(outcomes),
-        "succeeded": len(outcomes) - len(failed),
+        "total": len(results),
+        "succeeded": len(results) - len(failed),
         "failed": failed,
-        "workers": [asdict(outcome) for outcome in outcomes],
+        "workers": [asdict(result) for result in results],
     }
 
 
-def status_of(outcomes: Sequence[Outcome]) -> int:
+def status_of(results: Sequence[VerbResult]) -> int:
     """200 when every worker did, 207 when some did, 502 when none did, 503 when there is none."""
-    if not outcomes:
+    if not results:
         return 503
-    successes = sum(outcome.succeeded for outcome in outcomes)
-    return 200 if successes == len(outcomes) else 207 if successes else 502
+    successes = sum(result.succeeded for result in results)
+    return 200 if successes == len(results) else 207 if successes else 502
 
 
 class _Refused(Exception):
@@ -149,7 +149,7 @@ class _Errand:
 
 async def _tell(
     http: aiohttp.ClientSession, worker: Worker, order: Order, updates: Updates, deadline_s: float
-) -> Outcome:
+) -> VerbResult:
     errand = _Errand(http, worker.url, updates)
     if order.verb in _PAUSING:
         updates.paused.discard(worker.url)  # from now on it is for the client to say when the worker goes on
@@ -165,7 +165,7 @@ async def _tell(
     except (VerbError, _Refused) as refused:
         error = str(refused)
     seconds = round(monotonic() - began, 4)
-    return Outcome(worker.url, str(worker.engine or ""), not error, errand.status, errand.body, seconds, error)
+    return VerbResult(worker.url, str(worker.engine or ""), not error, errand.status, errand.body, seconds, error)
 
 
 async def _beginning(content: aiohttp.StreamReader) -> bytes:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.errors import RunError
 from harness.suite.scenarios.folder import ScenarioFolder, find_scenarios, load_scenario
-from harness.suite.scenarios.scenario import EngineAddress, Scenario
+from harness.suite.scenarios.scenario import KnownEngine, Scenario
 from harness.suite.scenarios.validation import validate
 
 
@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 class Overrides(_Strict):
     """The options of the command line that override the scenarios."""
 
-    engine: EngineAddress | None = None
+    engine: KnownEngine | None = None
     model: str | None = None
     seed: int | None = None
 

@@ -49,7 +49,7 @@ _UNSETTLED_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
 """Neither the model nor the agent is to blame: such a rollout runs again on resume."""
 
 
-class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a session for a report; its tokens are in the session store and in the samples."""
 
     turns: int = 0
@@ -90,7 +90,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     score: Json
     """The rest of the check's answer, without the reward."""
     score_error: str | None
-    session: SessionFacts
+    session: RecordedSession
     samples: Sequence[Json]
     seconds: float
     met_fault: bool = False

@@ -18,7 +18,7 @@ from harness.samples.codec import sample_to_json
 from harness.samples.rollout import Rollout
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
-from harness.suite.record.rollout_table import RolloutLog, RolloutRecord, SessionFacts
+from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory, disk_full
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
@@ -144,7 +144,7 @@ def record_of(planned: PlannedRollout, rollout: Rollout, score: Score) -> Rollou
         reward=score.reward,
         score=score.details,
         score_error=score.error,
-        session=SessionFacts.of(rollout.session),
+        session=RecordedSession.of(rollout.session),
         samples=[sample_to_json(sample) for sample in rollout.samples],
         seconds=rollout.seconds,
     )

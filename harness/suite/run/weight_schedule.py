@@ -20,7 +20,7 @@ from harness.engines.base import PauseMode
 from harness.models.perturb import perturb_checkpoint
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import Services
-from harness.suite.scenarios.scenario import Weights, WeightUpdate
+from harness.suite.scenarios.scenario import PlannedUpdate, Weights
 from harness.types import Json
 
 _LOOK_EVERY_S = 0.1
@@ -78,7 +78,7 @@ class _Watch:
         """Turns of all sessions so far."""
         return sum(self.turns_of.values())
 
-    def is_time(self, update: WeightUpdate, since: "_Watch") -> bool:
+    def is_time(self, update: PlannedUpdate, since: "_Watch") -> bool:
         """Whether the moment of `update` is now; `since` is how things stood after the update before."""
         if self.turns < since.turns + update.after_turns:
             return False
@@ -117,7 +117,7 @@ class _Schedule:
                     watch.look(await server.sessions())
                 await self._carry_out(version, update)
 
-    async def _carry_out(self, version: int, update: WeightUpdate) -> None:
+    async def _carry_out(self, version: int, update: PlannedUpdate) -> None:
         at_s = time.monotonic() - self._began
         async with self._updater.update(version) as running:
             await running.apply((self._directory.checkpoints / str(version)).resolve())

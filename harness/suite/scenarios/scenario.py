@@ -27,7 +27,7 @@ def _require_known_engine(name: str) -> str:
     return name
 
 
-EngineAddress = Annotated[str, AfterValidator(_require_known_engine)]
+KnownEngine = Annotated[str, AfterValidator(_require_known_engine)]
 """`local`, `scripted`; `sglang`, `vllm`, which the run starts; or `sglang=URL[,URL]`, `vllm=URL[,URL]`, which run."""
 
 
@@ -80,7 +80,7 @@ class RepeatGuardSpec(_Strict):
 class EngineSpec(_Strict):
     """The engine that answers the agent's model calls."""
 
-    name: EngineAddress = "local"
+    name: KnownEngine = "local"
     model: str = "smollm2-135m-instruct"
     """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
     script: str | None = None
@@ -126,7 +126,7 @@ class Sampling(_Strict):
     min_p: float | None = Field(default=None, ge=0, le=1)
 
 
-class WeightUpdate(_Strict):
+class PlannedUpdate(_Strict):
     """One change of the weights under the running sessions."""
 
     when: Literal["in_turn", "in_tool_call", "session_ended"]
@@ -138,7 +138,7 @@ class WeightUpdate(_Strict):
 class Weights(_Strict):
     """Weights that change while the scenario runs: version n is a checkpoint made on the spot."""
 
-    updates: list[WeightUpdate] = Field(min_length=1)
+    updates: list[PlannedUpdate] = Field(min_length=1)
     """In their order; the first one brings version 1."""
     noise: float = Field(default=0.02, gt=0)
     """How far each checkpoint is from the model, in standard deviations of its tensors."""

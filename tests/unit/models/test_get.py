@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import ModelError
 from harness.machine.cache import MANIFEST
-from harness.models import Phase, get_model
+from harness.models import FetchPhase, get_model
 from harness.models.catalogue import SMOLLM2_135M_INSTRUCT
 from harness.tokens.tokenizer import Tokenizer
 
@@ -24,9 +24,9 @@ class Watching:
     """Remembers the progress that was reported."""
 
     def __init__(self) -> None:
-        self.seen: dict[Phase, tuple[int, int]] = {}
+        self.seen: dict[FetchPhase, tuple[int, int]] = {}
 
-    def __call__(self, phase: Phase, done: int, total: int) -> None:
+    def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
         assert total == 0 or done <= total
         self.seen[phase] = (done, total)
 
@@ -71,8 +71,8 @@ def test_a_second_call_checks_and_writes_nothing(fetched: tuple[Path, Watching],
 
     assert get_model(NAME, cache=cache, progress=progress) == folder
     assert state(folder) == before
-    assert progress.seen.keys() == {Phase.VERIFY}
-    assert len(set(progress.seen[Phase.VERIFY])) == 1
+    assert progress.seen.keys() == {FetchPhase.VERIFY}
+    assert len(set(progress.seen[FetchPhase.VERIFY])) == 1
 
 
 def test_a_damaged_model_is_found_and_fetched_again(fetched: tuple[Path, Watching], cache: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_damaged_model_is_found_and_fetched_again(fetched: tuple[Path, Watchin
     get_model(NAME, cache=cache, progress=progress)
 
     assert weights.read_bytes() == content
-    assert {Phase.DOWNLOAD, Phase.EXTRACT, Phase.CONVERT} & progress.seen.keys()
+    assert {FetchPhase.DOWNLOAD, FetchPhase.EXTRACT, FetchPhase.CONVERT} & progress.seen.keys()
     assert not leftover.exists()
 
 

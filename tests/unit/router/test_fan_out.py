@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from harness.engines.scripted import ScriptStep
 from harness.types import GenerationRequest, SamplingParams, as_ids
 from server_patch.router.app import open_http
-from server_patch.router.fan_out import Outcome, Updates, fan_out, report, status_of
+from server_patch.router.fan_out import Updates, VerbResult, fan_out, report, status_of
 from server_patch.router.verbs import VERBS, Engine, Order
 from server_patch.router.workers import Worker, engine_of
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer
@@ -59,7 +59,7 @@ async def mute() -> AsyncIterator[Worker]:
         yield Worker(f"http://127.0.0.1:{listener.getsockname()[1]}", Engine.SGLANG)
 
 
-def successes(outcomes: list[Outcome]) -> list[bool]:
+def successes(outcomes: list[VerbResult]) -> list[bool]:
     return [outcome.succeeded for outcome in outcomes]
 
 
@@ -105,8 +105,8 @@ async def test_a_worker_that_never_answers_costs_its_own_deadline_only(http):
 
 async def test_statuses_of_a_report():
     """All, some, none, and nobody to tell."""
-    done = Outcome("http://a", "sglang", True, 200, None, 0.1, "")
-    failed = Outcome("http://b", "sglang", False, 500, None, 0.1, "no")
+    done = VerbResult("http://a", "sglang", True, 200, None, 0.1, "")
+    failed = VerbResult("http://b", "sglang", False, 500, None, 0.1, "no")
 
     assert [status_of(each) for each in ([done, done], [done, failed], [failed], [])] == [200, 207, 502, 503]
 

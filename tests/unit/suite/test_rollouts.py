@@ -13,7 +13,7 @@ from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.store.sqlite import SQLiteStore
 from harness.suite.judge.accounting import account_run
-from harness.suite.record.rollout_table import RolloutLog, RolloutRecord, SessionFacts, read_rollouts
+from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord, read_rollouts
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.types import Json
 from tests.builders import new_session, take_turn, user
@@ -33,7 +33,7 @@ def _record(**values: Any) -> RolloutRecord:
         "reward": 0.5,
         "score": {},
         "score_error": None,
-        "session": SessionFacts(turns=1, ledger=Ledger(5, 5)),
+        "session": RecordedSession(turns=1, ledger=Ledger(5, 5)),
         "samples": [],
         "seconds": 1.0,
     }
@@ -134,7 +134,7 @@ async def test_tokens_that_came_after_the_record_are_undelivered(tmp_path: Path,
         await store.create(session)
         late = take_turn(session, [user("hi")])
         await store.commit(session.session_id, late)
-    facts = SessionFacts(turns_in_flight=in_flight)
+    facts = RecordedSession(turns_in_flight=in_flight)
     records = [_record(session_id=session.session_id, session=facts)]
 
     with nullcontext() if in_flight else pytest.raises(LedgerImbalance, match="its ledger 0"):
@@ -145,7 +145,7 @@ async def test_tokens_that_came_after_the_record_are_undelivered(tmp_path: Path,
 
 def test_an_unbalanced_session_is_a_bug(tmp_path: Path):
     """Named by its number."""
-    facts = SessionFacts(ledger=Ledger(5, 4))
+    facts = RecordedSession(ledger=Ledger(5, 4))
     with RolloutLog(tmp_path / "run.db"), pytest.raises(LedgerImbalance, match="session 3"):
         account_run(tmp_path / "run.db", [_record(number=3, session=facts)], [])
 

@@ -123,7 +123,7 @@ async def test_a_killed_worker_costs_no_session(sglang_url, model_dir, tmp_path)
 
         version = str(found + 2)
         await load_weights(http, model_dir, version)
-        assert Counter([await talk.turn() for talk in talks]) == {200: SESSIONS}
+        assert Counter(await asyncio.gather(*(talk.turn() for talk in talks))) == {200: SESSIONS}
 
         there = (await standing(http))[lane.url]["sessions"]
         assert 0 < there < SESSIONS
@@ -134,7 +134,7 @@ async def test_a_killed_worker_costs_no_session(sglang_url, model_dir, tmp_path)
                 await asyncio.sleep(0)
         os.killpg(lane.group, signal.SIGKILL)
         broken = Counter(await asyncio.gather(*asked))
-        after = Counter([await talk.turn() for talk in talks])
+        after = Counter(await asyncio.gather(*(talk.turn() for talk in talks)))
         dead = (await http.post("/flush_cache", json={})).json()
         metrics = (await http.get("/router/metrics")).text
         records = [await talk.record() for talk in talks]

@@ -33,10 +33,12 @@ from harness.engines.connect import open_server
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.repeat_guard import choose_guard
-from harness.errors import LaneError, ScenarioError, Unauthorized
+from harness.errors import HarnessError, LaneError, ScenarioError, Unauthorized
 from harness.machine.asgi import listening
 from harness.router.gateway_program import GatewayProgram
+from harness.router.trainer_verbs import TrainerVerbs
 from harness.server.access import credential, require_admin
+from harness.server.app import SessionServer
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.responses import error_response
 from harness.server.serving import RunningServer, serve_forever
@@ -45,6 +47,7 @@ from harness.store.base import SessionStore
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.router import Gateway, GatewayError, RouterFront, attach, launch
 from server_patch.router.app import open_http
+from server_patch.router.background import running
 from server_patch.router.verbs import Order, VerbError
 
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
@@ -116,7 +119,10 @@ class RoutedApp:
         if self._admin_token or credential(headers).startswith(API_KEY_PREFIX):
             kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _CREDENTIALS]
             scope = {**scope, "headers": kept}
-        await self._router(scope, receive, send)
+        try:
+            await self._router(scope, receive, send)
+        except HarnessError as error:  # a verb that sessions do not allow now: no worker was told
+            await error_response(error, to_agent=False)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,16 @@ class Routed:
 
     pool: DiscoveredPool
     gateway: Gateway
-    around: Callable[[ASGIApp], ASGIApp]
+    front: RouterFront
+    admin_token: str | None = None
+
+    @asynccontextmanager
+    async def around(self, server: SessionServer) -> AsyncIterator[ASGIApp]:
+        """Both at one URL; the sessions of `server` take part in the verbs of the router."""
+        verbs = TrainerVerbs(server)
+        async with running(verbs.follow()):
+            self.front.attend(verbs.carry_out)
+            yield RoutedApp(server.app(), self.front, admin_token=self.admin_token)
 
 
 @asynccontextmanager
@@ -178,7 +193,7 @@ async def open_routed(
             limit=settings.worker_limit,
             queue_timeout_s=settings.queue_timeout_s,
         )
-        yield Routed(pool, gateway, lambda sessions: RoutedApp(sessions, front, admin_token=admin_token))
+        yield Routed(pool, gateway, front, admin_token)
 
 
 async def route_forever(

@@ -27,7 +27,7 @@ from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import TurnService
 from harness.server.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, Work
-from harness.sessions.weight_update import SweepReport
+from harness.sessions.weight_update import SweepReport, SweepRequest
 from harness.telemetry.metrics import CONTENT_TYPE
 
 log = structlog.get_logger()
@@ -127,14 +127,24 @@ class SessionServer:
 
     # Weight updates
 
-    async def _sweep(self, request: Request) -> Response:
-        asked = parse_sweep(await read_body(request, self.settings.limits))
+    async def live_version(self) -> int | None:
+        """The policy version that an engine which is ready to score would score by, asked now; None while none is."""
+        await self._turns.live.look()
+        is_paused = (await self._turns.engine.health()).paused
+        return None if is_paused or self._turns.live.is_unsettled else self._turns.live.version
+
+    async def sweep(self, asked: SweepRequest) -> SweepReport:
+        """Score what waits for the live version. Raises `MalformedRequest` when that is not the one asked for."""
         sweep = Sweep(self._turns.engine, self._turns.live, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
-        async with self.callers.attend(ClientConnection(request.receive, request.headers)):
-            report = await sweep.run()
+        report = await sweep.run()
         self._metrics.swept(report.tokens_settled, report.tokens_left)
-        return json_response(report)
+        return report
+
+    async def _sweep(self, request: Request) -> Response:
+        asked = parse_sweep(await read_body(request, self.settings.limits))
+        async with self.callers.attend(ClientConnection(request.receive, request.headers)):
+            return json_response(await self.sweep(asked))
 
     async def _sweep_progress(self, request: Request) -> Response:
         del request

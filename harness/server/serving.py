@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
 
 import structlog
@@ -33,12 +33,12 @@ log = structlog.get_logger()
 _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
 _SHUTDOWN_S = 5
 
-Around = Callable[[ASGIApp], ASGIApp]
-"""Puts the application of a session server into a larger one."""
+Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
+"""Puts the application of a session server into a larger one, for the time of the block."""
 
 
-def _alone(app: ASGIApp) -> ASGIApp:
-    return app
+def _alone(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
+    return nullcontext(server.app())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ async def serve(
         engine.workers.observe(turns.metrics)
         engine.workers.excuse_silence(lambda: gatekeeper.gate.state is GateState.PAUSED)
         await stack.enter_async_context(running(turns.live.follow()))
-        embedded = await stack.enter_async_context(answering(_HangingUpServer(around(server.app())), listener))
+        app = await stack.enter_async_context(around(server))
+        embedded = await stack.enter_async_context(answering(_HangingUpServer(app), listener))
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)

@@ -1,7 +1,8 @@
 """The router as an ASGI application: control verbs are fanned out, the rest passes.
 
     /abort_request, /pause_generation, /continue_generation, /flush_cache,
-    /update_weights_from_disk, /update_weight_version       to every worker, with a report per worker
+    /update_weights_from_disk, _distributed, _tensor,
+    /update_weight_version                                  to every worker, with a report per worker
     GET /router                                             gateway, its restrictions, workers
     anything else                                           the gateway's
 
@@ -10,7 +11,7 @@ that around it.
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server_patch.router.background import running
-from server_patch.router.fan_out import Updates, fan_out, report, status_of
+from server_patch.router.fan_out import Updates, VerbResult, fan_out, report, status_of
 from server_patch.router.gateway import Gateway
 from server_patch.router.guard_signal import amendment
 from server_patch.router.passthrough import Passthrough
@@ -33,12 +34,22 @@ _KEEP_ALIVE_S = 4.0  # shorter than any server's, so that no request goes out on
 _READ_BUFFER_BYTES = 1 << 20
 
 
+Tell = Callable[[], Awaitable[Sequence[VerbResult]]]
+"""Has every worker carry out a verb."""
+
+Attend = Callable[[Order, Tell], Awaitable[Sequence[VerbResult]]]
+"""Carries out a verb by means of `Tell`, and does what has to be done before and after that."""
+
 KeyOf = Callable[[str], str]
 """The API key of the server at an origin (`http://host:port`); empty when it has none."""
 
 
 def _no_key(_origin: str) -> str:
     return ""
+
+
+async def _tell_at_once(_order: Order, tell: Tell) -> Sequence[VerbResult]:
+    return await tell()
 
 
 @asynccontextmanager
@@ -98,7 +109,12 @@ class RouterFront:
         self._pass = Passthrough(http, gateway.url, amend=lambda scope: amendment(scope) if is_guarded() else None)
         self._updates = Updates()
         self._heard = heard
+        self._attend: Attend = _tell_at_once
         self._describe = describe
+
+    def attend(self, attend: Attend) -> None:
+        """From now on `attend` carries out the verbs; what it raises is the caller's to answer."""
+        self._attend = attend
 
     @asynccontextmanager
     async def following(self, interval_s: float = 1.0) -> AsyncIterator[None]:
@@ -125,10 +141,14 @@ class RouterFront:
     async def _fan_out(self, request: Request) -> Response:
         body = await request.body()
         order = Order(request.url.path, request.method, request.url.query, body)
-        await self.workers.look()  # a worker that was added a moment ago is told too
-        if self._heard is not None:
-            self._heard(order)
-        results = await fan_out(self._to_workers, self.workers.current, order, updates=self._updates)
+
+        async def tell() -> Sequence[VerbResult]:
+            await self.workers.look()  # a worker that was added a moment ago is told too
+            if self._heard is not None:
+                self._heard(order)
+            return await fan_out(self._to_workers, self.workers.current, order, updates=self._updates)
+
+        results = await self._attend(order, tell)
         return _json(report(order, results), status_of(results))
 
     def _status(self) -> dict[str, Any]:

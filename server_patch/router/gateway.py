@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +28,8 @@ from server_patch.router.workers import answer_of
 log = structlog.get_logger()
 
 _LEASH = Path(__file__).with_name("leash.py")
+_ATTEMPTS = 3  # at a pair of ports that is free
+_PORT_TAKEN = "Address already in use"
 _LOOPBACK = "127.0.0.1"
 
 LOG_BYTES = 16 << 20
@@ -120,12 +122,20 @@ async def launch(
     `log_file` keeps the last of what it prints: at `log_bytes` it becomes `LOG_FILE.1`, and another one begins. Raises
     `GatewayError` when it does not answer in time; it need not have a worker by then.
     """
-    port, metrics_port = _free_ports(2)
     without_key = [url for url in worker_urls if not keys.get(url)]
-    command = [str(program), *_command_line(kind, without_key, port, metrics_port), *arguments]
-    url = f"http://{_LOOPBACK}:{port}"
-    async with _leashed(command, log_file, log_bytes, env) as child:
-        await _answers(http, url, child, log_file, start_timeout_s)
+    async with AsyncExitStack() as stack:
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            port, metrics_port = _free_ports(2)
+            command = [str(program), *_command_line(kind, without_key, port, metrics_port), *arguments]
+            url = f"http://{_LOOPBACK}:{port}"
+            child = await stack.enter_async_context(_leashed(command, log_file, log_bytes, env))
+            try:
+                await _answers(http, url, child, log_file, start_timeout_s)
+                break
+            except GatewayError:
+                if not attempts_left or _PORT_TAKEN not in _tail(log_file):
+                    raise
+                await stack.aclose()  # another process took a port between the choice and its use
         for worker in (each for each in worker_urls if each not in without_key):
             await _add(http, url, {"url": worker, "api_key": keys[worker]})
         log.info("gateway_started", gateway=url, kind=str(kind), log=str(log_file))

@@ -11,6 +11,8 @@ translated:
                                 /reset_prefix_cache, /update_weight_version
     /update_weight_version      /update_weight_version
 
+`/update_weights_from_distributed` and `/update_weights_from_tensor` have no counterpart there and are refused.
+
 vLLM aborts by prefixed ids only and says that it aborted whatever it was asked; the prefix depends on the endpoint that
 a request came in by, so all of them are sent. vLLM has no lock around a reload: fan-out holds such a worker paused.
 """
@@ -154,6 +156,10 @@ def _update_weights(body: Body) -> Plan:
     return Plan(tuple(calls), while_paused=True)
 
 
+def _receive_weights(_body: Body) -> Plan:
+    raise VerbError("a vLLM worker takes weights from a folder only: /update_weights_from_disk")
+
+
 def _labeled(version: object) -> Call:
     return _post("/update_weight_version", {"new_version": version})
 
@@ -182,6 +188,8 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "/continue_generation": Verb(_POST, _CONTROL_S, _continue),
         "/flush_cache": Verb(frozenset({"GET", "POST"}), _CONTROL_S, _flush),
         "/update_weights_from_disk": Verb(_POST, _WEIGHTS_S, _update_weights),
+        "/update_weights_from_distributed": Verb(_POST, _WEIGHTS_S, _receive_weights),
+        "/update_weights_from_tensor": Verb(_POST, _WEIGHTS_S, _receive_weights),
         "/update_weight_version": Verb(_POST, _CONTROL_S, _update_version),
     }
 )

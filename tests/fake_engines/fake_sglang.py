@@ -187,6 +187,8 @@ class FakeSGLang(FakeServer):
         if body["model_path"] == str(UNFIT_WEIGHTS):
             self.weights = None
             return web.json_response({"success": False, "message": "shapes differ"}, status=400)
+        if body.get("abort_all_requests"):
+            await self.engine.abort(None)
         self.weights = body["model_path"]
         if version := body.get("weight_version"):
             self.engine.relabel(version)

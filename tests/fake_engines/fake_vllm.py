@@ -81,10 +81,6 @@ class FakeVLLM(FakeServer):
     async def _told(self, wire: Any, result: GenerationResult) -> Told:
         told = Told.truth(result, self.engine.weight_version, self._scale(wire.params()))
         self._note(told)
-        if wire.wants_prompt():
-            scored = await self.engine.score(result.input_ids, start=1)
-            told.prompt_named = result.input_ids[1:].tolist()
-            told.prompt_logprobs = scored.logprobs.tolist()
         self._guarded(told, self._watched(wire))
         if told.probed:
             told.finish, told.matched = VLLM_FINISH, probe_answer(told.probed)
@@ -189,7 +185,13 @@ class _Wire:
 
     def generation(self, request: web.Request) -> GenerationRequest:
         session_id = request.headers.get("x-session-id")
-        return GenerationRequest(as_ids(self.prompt()), self.params(), self.body["request_id"], session_id)
+        return GenerationRequest(
+            as_ids(self.prompt()),
+            self.params(),
+            self.body["request_id"],
+            session_id,
+            prompt_logprobs_from=1 if self.wants_prompt() else None,
+        )
 
     def prompt(self) -> list[int]:
         return self.body.get("token_ids") or self.body["prompt"]

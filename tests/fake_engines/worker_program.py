@@ -31,6 +31,8 @@ class WorkerSGLang(FakeSGLang):
             web.post("/v1/completions", self._echo),
             web.route("*", "/flush_cache", self._flush),
             web.post("/update_weight_version", self._relabel),
+            web.post("/update_weights_from_distributed", self._receive),
+            web.post("/update_weights_from_tensor", self._receive),
         ]
 
     async def _echo(self, request: web.Request) -> web.Response:
@@ -45,6 +47,11 @@ class WorkerSGLang(FakeSGLang):
         version = (await request.json())["new_version"]
         await self.engine.update_weights(Path("unused"), version)
         return web.json_response({"success": True, "new_version": version})
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        if version := (await request.json()).get("weight_version"):
+            self.engine.relabel(version)
+        return web.json_response({"success": True, "message": "done"})
 
 
 class WorkerVLLM(FakeVLLM):

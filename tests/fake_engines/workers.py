@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.engines.scripted import ScriptStep
 from tests.fake_engines.fake_server import FakeServer, serving
@@ -48,6 +50,21 @@ async def fake_workers(*kinds: str, step: ScriptStep | None = None) -> AsyncIter
             await stack.enter_async_context(fake.engine)
             await stack.enter_async_context(serving(fake, notices_disconnects=kind == "vllm"))
         yield fakes
+
+
+@dataclass
+class FakeGateway:
+    """Lists workers and answers chats as a guarded SGLang does, whoever of them is asked."""
+
+    listed: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    """What was shown as one, in order."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.keys.append(Headers(scope=scope).get("authorization", ""))
+        workers = {"workers": [{"url": url} for url in self.listed]}
+        answer = workers if scope["path"] == "/workers" else {"choices": [{"finish_reason": "stop"}]}
+        await JSONResponse(answer)(scope, receive, send)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ async def running(lives: list[Life]) -> AsyncIterator[tuple[WatchedEngine, Runni
             fake_provider(engine),
             toy_template(),
             MemoryStore(),
-            around=lambda app: Mortality(app, lives, lambda: 0.0),
+            around=lambda server: nullcontext(Mortality(server.app(), lives, lambda: 0.0)),
         )
         server = await stack.enter_async_context(session_server)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=30))

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 from abc import ABC, abstractmethod
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -100,7 +100,11 @@ class KillableServer(Restartable):
     async def start(self) -> None:
         """Serve; see `Restartable.start`."""
         serving = serve(
-            self._engine, self._chat_tokenizer, open_store(self._database), self._settings, around=self._seam.around
+            self._engine,
+            self._chat_tokenizer,
+            open_store(self._database),
+            self._settings,
+            around=lambda server: nullcontext(self._seam.around(server.app())),
         )
         self._running = await self._holds.enter_async_context(serving)
         self.url = self._running.url

@@ -6,6 +6,8 @@ mean change between two checkpoints that this test accepts.
 """
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import TokenIds, as_ids
+from harness.types import Json, TokenIds, as_ids
+from tests import ground_truth
 from tests.builders import user
 from tests.controllers.weight_agents import Agents, unmet_versions, versions_of
 from tests.ground_truth import logprobs_of
@@ -30,11 +33,11 @@ from tests.session_servers.served import Client
 pytestmark = [pytest.mark.model]
 
 TOLERANCE = 1e-3
-USED_TOLERANCE = 5e-3
-"""Alone on a server two forward passes agree to 2e-5, and one on weights of another version is off by 0.2 on
-average. On a server that other tests had used before, 1.7e-3 was seen once, and is not explained yet."""
+"""Two forward passes agree to 2e-5, one on weights of another version is off by 0.2 on average, and one behind a single
+token of old keys and values by 0.03. Once, on a busy machine, 1.7e-3 was seen: `evidence` is for the next time."""
 NOISE = 0.03
-TURN = {"max_tokens": 80, "temperature": 0.7, "stop": ["."]}
+TURN = {"max_tokens": 120, "temperature": 0.7, "stop": [".", ",", "\n"]}
+"""Ends soon and by itself: a branch that was cut at its limit could not go on."""
 LONG_TURN = {"max_tokens": 200, "temperature": 0.3}
 ENDLESS_TURN = {"min_tokens": 3000, "max_tokens": 3500, "temperature": 0.7}
 """Cannot end before every update has fallen into it."""
@@ -78,7 +81,7 @@ async def _agents(
             await engine.update_weights(model_dir, "0")
 
 
-async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: RemoteAgents):
+async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: RemoteAgents, tmp_path: Path):
     """Two updates inside one turn, one between turns, and a sweep for sessions that do not ask again."""
     *in_turn, between, _finished = sessions = [await agents.create() for _ in range(5)]
     await asyncio.gather(*(agents.turn(session) for session in sessions))
@@ -102,14 +105,32 @@ async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: Remote
 
     assert [report.problems for report in reports] == [(), ()]
     assert verdict.third_states == []
-    assert verdict.behavior_difference < USED_TOLERANCE
-    assert verdict.proximal_difference < USED_TOLERANCE
-    assert verdict.moved > 10 * USED_TOLERANCE
+    largest = max(verdict.behavior_difference, verdict.proximal_difference)
+    assert largest < TOLERANCE, await evidence(agents, samples, tmp_path)
+    assert verdict.moved > 10 * TOLERANCE
     [cut] = (await agents.client.record(endless))["turns"]
     assert len(cut["segments"]) > 1
     assert {"0", "2"} <= {span["version"] for span in cut["weight_versions"]}
     assert versions_of(samples[3]) == {0, 1, 2}
     assert set().union(*(unmet_versions(sample) for sample in samples)) <= {2}
+
+
+async def evidence(agents: RemoteAgents, samples: list[Json], folder: Path) -> str:
+    """Tells whether the engine was wrong then, is wrong now, or this process is wrong about the truth."""
+    file = folder / "samples.jsonl"
+    file.write_text("".join(f"{json.dumps(sample)}\n" for sample in samples), encoding="utf-8")
+    pairs = [f"{version}={directory}" for version, directory in agents.checkpoints.items()]
+    truth = await asyncio.create_subprocess_exec(
+        *(sys.executable, ground_truth.__file__, str(file), *pairs), stdout=asyncio.subprocess.PIPE
+    )
+    said = (await truth.communicate())[0].decode()
+    now = []
+    for sample in samples:
+        ids = as_ids(sample["tokens"])
+        scored = (await agents.engine.score(ids, start=1)).logprobs
+        now.append(np.abs(scored - await asyncio.to_thread(plain_logprobs, agents.checkpoints[2], ids)).max())
+    kept = [f"session {n}: {sample['behavior_versions']}" for n, sample in enumerate(samples)]
+    return "\n".join(["by another process:", said, f"scored again under version 2: {now}", *kept])
 
 
 @pytest.mark.parametrize("engine", [pytest.param("vllm", marks=on_real(LaneEngine.VLLM))])

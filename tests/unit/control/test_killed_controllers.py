@@ -7,6 +7,7 @@ engines that stand still for it; who dies keeps gate and engines for the time of
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import httpx
 import pytest
@@ -95,7 +96,13 @@ async def play(kinds: tuple[str, str], lives: list[Life]) -> None:
     clock, engine = SetClock(), NotingEngine()
     for life in lives:
         life.ttl_s = TTL_S if life.is_mortal else LONG_TTL_S
-    serving = serve(engine, toy_template(), MemoryStore(), around=lambda app: Mortality(app, lives, clock), clock=clock)
+    serving = serve(
+        engine,
+        toy_template(),
+        MemoryStore(),
+        around=lambda server: nullcontext(Mortality(server.app(), lives, clock)),
+        clock=clock,
+    )
     async with (
         asyncio.timeout(3 * PATIENCE_S),
         serving as running,

@@ -1,13 +1,10 @@
 """Sessions and the router at one URL: which path is whose, what needs the admin token, what is said of workers."""
 
 import asyncio
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import harness.router.gateway_program as gateway_program_module
@@ -17,7 +14,7 @@ from harness.router.routed import RoutedApp, RouterSettings, open_routed
 from harness.server.registry import API_KEY_PREFIX
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer
-from tests.fake_engines.workers import PATIENCE_S, fake_workers, serving_app
+from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
 
 KEY = {"authorization": f"Bearer {API_KEY_PREFIX}abc"}
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi."}]}
@@ -132,21 +129,6 @@ def test_an_installation_that_hangs_says_what_to_do(monkeypatch: pytest.MonkeyPa
     assert [path.suffix for path in (tmp_path / "gateways").iterdir()] == [".lock"]
 
 
-@dataclass
-class FakeGateway:
-    """Lists workers and answers chats as a guarded SGLang does, whoever of them is asked."""
-
-    listed: list[str] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    """What was shown as one, in order."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.keys.append(Headers(scope=scope).get("authorization", ""))
-        workers = {"workers": [{"url": url} for url in self.listed]}
-        answer = workers if scope["path"] == "/workers" else {"choices": [{"finish_reason": "stop"}]}
-        await JSONResponse(answer)(scope, receive, send)
-
-
 async def test_every_worker_is_asked_with_its_own_key(
     smg: GatewayProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +141,7 @@ async def test_every_worker_is_asked_with_its_own_key(
         async with (
             open_routed(settings, smg, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
             routed.pool,
-            serving_app(routed.around(saying("sessions"))) as url,
+            serving_app(RoutedApp(saying("sessions"), routed.front, admin_token="secret")) as url,
             httpx.AsyncClient(base_url=url, headers=TOKEN, timeout=PATIENCE_S) as http,
         ):
             async with asyncio.timeout(PATIENCE_S):
@@ -185,7 +167,7 @@ async def test_a_gateway_that_runs_already_gets_the_key_that_its_address_names(m
         settings = RouterSettings(router_url=f"{upstream}#key=GATEWAY_KEY", interval_s=0.05)
         async with (
             open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
-            serving_app(routed.around(saying("sessions"))) as url,
+            serving_app(RoutedApp(saying("sessions"), routed.front, admin_token="secret")) as url,
             httpx.AsyncClient(base_url=url, headers=TOKEN) as http,
         ):
             await http.post("/v1/chat/completions", json=CHAT)
@@ -203,7 +185,7 @@ async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> N
         async with (
             opening as routed,
             routed.pool,
-            serving_app(routed.around(saying("sessions"))) as url,
+            serving_app(RoutedApp(saying("sessions"), routed.front)) as url,
             httpx.AsyncClient(base_url=url) as http,
         ):
             signaled = (await http.post("/v1/chat/completions", json={})).json()
@@ -227,7 +209,7 @@ async def test_a_pause_that_means_nothing_ends_no_pause(mode: object) -> None:
         async with (
             open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size) as routed,
             routed.pool,
-            serving_app(routed.around(saying("sessions"))) as url,
+            serving_app(RoutedApp(saying("sessions"), routed.front)) as url,
             httpx.AsyncClient(base_url=url) as http,
         ):
             for each in ("abort", mode):

@@ -74,6 +74,7 @@ def test_new_weights_are_loaded_flushed_and_named_while_paused() -> None:
         ("/pause_generation", [1], "expected a JSON object, got list"),
         ("/abort_request", {"rid": 5}, "expected rid to be an id or a list of ids, got 5"),
         ("/update_weights_from_disk", {}, "expected model_path to be a path, got None"),
+        ("/update_weights_from_tensor", {}, "takes weights from a folder only: /update_weights_from_disk"),
     ],
 )
 def test_what_vllm_cannot_be_told_is_refused_by_name(verb: str, body: object, message: str) -> None:

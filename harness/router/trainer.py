@@ -1,0 +1,116 @@
+"""What a trainer wants of the sessions when all it says is SGLang's control verbs: a table and a few states, no I/O.
+
+Such a trainer knows engines and no sessions. Between the verbs that it sends, sessions must neither ask for tokens in
+vain nor lose turns, so the verbs stand for a hold on the gate: shut before the first worker is told, open after the
+last one was.
+
+    verb                                     gate before    gate after
+    /pause_generation                        shut, swept    shut until /continue_generation
+    /update_weight_version, and
+    /update_weights_* with a weight_version  shut, swept    open, unless workers were paused
+    /update_weights_* without one            shut, swept    shut for a while: more parts and the label may follow
+    /abort_request with abort_all            shut           shut for a while: see below
+    /continue_generation                     as it was      open
+    any other                                as it was      as it was
+
+An `abort_all` does not say why. One that is followed by a pause or by new weights within the time allowed began an
+update: its turns go on afterwards. One that nothing follows ended a rollout: its sessions end. `/continue_generation`
+says that it was neither, and a drain of the gate that it was the end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from server_patch.router.verbs import Order, VerbError
+
+
+class Intent(StrEnum):
+    """What a verb is about, as far as sessions are concerned."""
+
+    PAUSE = "pause"
+    CONTINUE = "continue"
+    NEW_WEIGHTS = "new_weights"
+    """Weights are complete, and have their label."""
+    PART_OF_WEIGHTS = "part_of_weights"
+    """Weights that have no label yet, and may not be complete."""
+    ABORT_ALL = "abort_all"
+
+
+class Then(StrEnum):
+    """What becomes of a gate that nobody said anything of for the time allowed."""
+
+    OPEN = "open"
+    END = "end"
+    """Every session ends, then it opens."""
+
+
+_BY_VERB: Mapping[str, Intent] = MappingProxyType(
+    {
+        "/pause_generation": Intent.PAUSE,
+        "/continue_generation": Intent.CONTINUE,
+        "/update_weight_version": Intent.NEW_WEIGHTS,
+        "/update_weights_from_disk": Intent.PART_OF_WEIGHTS,
+        "/update_weights_from_distributed": Intent.PART_OF_WEIGHTS,
+        "/update_weights_from_tensor": Intent.PART_OF_WEIGHTS,
+    }
+)
+
+
+def intent_of(order: Order) -> Intent | None:
+    """What `order` is about; None when sessions are not concerned, or when workers will refuse it."""
+    try:
+        fields = order.fields
+    except VerbError:
+        return None
+    if order.verb == "/abort_request":
+        return Intent.ABORT_ALL if fields.get("abort_all") else None
+    intent = _BY_VERB.get(order.verb)
+    is_labeled = intent is Intent.PART_OF_WEIGHTS and fields.get("weight_version") is not None
+    return Intent.NEW_WEIGHTS if is_labeled else intent
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What the trainer has said so far. A value: every step gives the next one."""
+
+    is_shut: bool = False
+    """The gate is held in the trainer's name."""
+    is_pausing: bool = False
+    """It has paused workers, and did not continue them yet."""
+    due: float | None = None
+    """When `then` happens unless another verb comes before; in seconds of the server's clock."""
+    then: Then = Then.OPEN
+
+    def shuts_for(self, intent: Intent) -> bool:
+        """The gate has to be shut before workers are told."""
+        return intent is not Intent.CONTINUE
+
+    def sweeps_for(self, intent: Intent) -> bool:
+        """What waits for the live version has to be scored before workers are told: it may disappear next.
+
+        Workers that stand still score nothing, and what an update has begun to replace is no version any more.
+        """
+        is_update_under_way = self.due is not None and self.then is Then.OPEN
+        return intent not in (Intent.CONTINUE, Intent.ABORT_ALL) and not self.is_pausing and not is_update_under_way
+
+    def told(self, intent: Intent, *, obeyed: int, until: float) -> "Trainer":
+        """Workers were told, and `obeyed` of them did it.
+
+        `until` is the end of the time that is allowed for another verb to follow.
+        """
+        if self.is_pausing and intent is not Intent.CONTINUE:
+            return self
+        waits = Trainer(is_shut=True, due=until, then=self.then if intent is Intent.ABORT_ALL else Then.OPEN)
+        if not obeyed and intent is not Intent.CONTINUE:
+            return waits if self.is_shut else self  # it may be tried again
+        match intent:
+            case Intent.CONTINUE | Intent.NEW_WEIGHTS:
+                return Trainer()
+            case Intent.PAUSE:
+                return Trainer(is_shut=True, is_pausing=True)
+            case Intent.PART_OF_WEIGHTS:
+                return waits
+            case Intent.ABORT_ALL:
+                return waits if self.is_shut else replace(waits, then=Then.END)

@@ -1,0 +1,154 @@
+"""Control verbs that come to the router, carried out at the workers without losing what sessions are doing.
+
+What a verb means for the gate is decided in `trainer`; here it is done: the hold is placed, what waits for the live
+version is scored, workers are told, the gate opens. Verbs that concern sessions come one after the other. The hold is
+one like any other: while somebody else's covers the engines a verb is refused (`engines_held`) and no worker told, and
+a trainer that falls silent under its own pause shuts nobody out for longer than `HOLD_TTL_S`.
+
+What workers serve afterwards nobody has to be told: every turn asks them before it begins or goes on.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from harness.client.gate import new_holder
+from harness.errors import EnginesHeld, MalformedRequest, StoreError
+from harness.machine.deadlines import within
+from harness.router.trainer import Intent, Then, Trainer, intent_of
+from harness.server.app import SessionServer
+from harness.server.wire import HoldRequest, ReleaseRequest
+from harness.sessions.gate import GateState, Hold, HoldKind
+from harness.sessions.weight_update import SweepRequest
+from server_patch.router.app import Tell
+from server_patch.router.fan_out import VerbResult
+from server_patch.router.verbs import Order
+
+HOLD_TTL_S = 900.0
+"""How long the gate stays shut after the last verb of a trainer that has paused workers and continues none."""
+FOLLOW_S = 5.0
+"""How soon another verb has to follow an `abort_all` to make it part of an update, or a part of weights."""
+SWEEP_S = 30.0
+"""How long what waits for the live version is scored before workers are told."""
+
+ABORT_ENDED_SESSIONS = "abort_all_ended_sessions"
+"""Logged when nothing followed an `abort_all`, with the number of sessions that it ended."""
+
+_HOLDER = "trainer"
+_SWEPT_AT_ONCE = 8
+_LONGEST_LOOK_S = 1.0  # the clock may be set
+
+log = structlog.get_logger()
+
+
+class TrainerVerbs:
+    """The part that the sessions of `server` take in the verbs of a trainer."""
+
+    def __init__(self, server: SessionServer) -> None:
+        self._server = server
+        self._gatekeeper = server.gatekeeper
+        self._trainer = Trainer()
+        self._one_at_a_time = asyncio.Lock()  # a verb that ends may not open the gate under one that is carried out
+
+    async def carry_out(self, order: Order, tell: Tell) -> Sequence[VerbResult]:
+        """What became of `order` at each worker.
+
+        Raises `EnginesHeld` while a hold of somebody else covers them, `StoreError` when the hold cannot be kept; no
+        worker has been told then.
+        """
+        intent = intent_of(order)
+        if intent is None:
+            return await tell()
+        async with self._one_at_a_time:
+            others = [hold for hold in self._gatekeeper.gate.holds if not _is_of_trainer(hold)]
+            if intent is Intent.ABORT_ALL and others:
+                return await tell()  # whoever shut the gate knows what for
+            if holder := next((hold.holder for hold in others if hold.engines), None):
+                raise EnginesHeld(f"the engines are paused by the hold of {holder!r}: wait until it is released")
+            return await self._carry_out(intent, tell)
+
+    async def _carry_out(self, intent: Intent, tell: Tell) -> Sequence[VerbResult]:
+        before = self._recall()
+        results: Sequence[VerbResult] = ()
+        try:
+            if before.shuts_for(intent):
+                await self._shut()
+            if before.sweeps_for(intent):
+                await self._sweep()
+            results = await tell()
+            return results
+        finally:
+            obeyed = sum(result.succeeded for result in results)
+            until = self._gatekeeper.clock() + FOLLOW_S
+            self._trainer = before.told(intent, obeyed=obeyed, until=until)
+            if not self._trainer.is_shut:
+                await self._open(engines_continued=obeyed == len(results) or not before.is_pausing)
+            self._gatekeeper.look_again()  # there may be something that is due
+
+    async def follow(self) -> None:
+        """Do what is due when no verb has followed in time, for ever."""
+        while True:
+            await self._gatekeeper.until(lambda: self._trainer.due is not None)
+            await within(min(max(0.0, self._left_s), _LONGEST_LOOK_S), self._gatekeeper.until(self._is_over))
+            async with self._one_at_a_time:
+                if self._trainer.due is not None and self._is_over():
+                    await self._do_what_is_due()
+
+    @property
+    def _left_s(self) -> float:
+        return (self._trainer.due or 0.0) - self._gatekeeper.clock()
+
+    def _is_over(self) -> bool:
+        """No other verb is waited for; a drain says that none will come."""
+        return self._left_s <= 0 or self._gatekeeper.gate.state is GateState.DRAINING
+
+    async def _do_what_is_due(self) -> None:
+        try:
+            if self._trainer.then is Then.END and self._gatekeeper.gate.state is not GateState.DRAINING:
+                log.warning(ABORT_ENDED_SESSIONS, sessions=await self._server.sessions.drain(), waited_s=FOLLOW_S)
+        except StoreError as error:  # the sessions accept no turn all the same
+            log.warning("session_end_not_kept", error=error.message)
+        self._trainer = Trainer()
+        await self._open(engines_continued=True)
+
+    @property
+    def _hold(self) -> Hold | None:
+        return next(filter(_is_of_trainer, self._gatekeeper.gate.holds), None)
+
+    def _recall(self) -> Trainer:
+        """What the trainer has said, as far as it still counts.
+
+        A hold that ran out was all of it: the server has continued the engines. One that an earlier server left behind
+        is that of a pause.
+        """
+        if self._hold is None:
+            return Trainer()
+        return self._trainer if self._trainer.is_shut else Trainer(is_shut=True, is_pausing=True)
+
+    async def _shut(self) -> None:
+        holder = self._hold.holder if self._hold else new_holder(_HOLDER)
+        wanted = HoldRequest(holder, HOLD_TTL_S, engines=True)
+        await self._gatekeeper.keep(self._gatekeeper.place(wanted, HoldKind.PAUSE))
+
+    async def _open(self, *, engines_continued: bool) -> None:
+        if self._hold is None:
+            return
+        try:
+            await self._gatekeeper.release(ReleaseRequest(self._hold.holder, engines_continued))
+        except StoreError as error:  # the gate is open all the same; a later server ends the hold when its time is over
+            log.warning("gate_hold_not_forgotten", error=error.message)
+
+    async def _sweep(self) -> None:
+        """Score what waits for the live version; what is not reached keeps its behavior values, and is counted."""
+        version = await self._server.live_version()
+        if version is None:
+            return
+        try:
+            await self._server.sweep(SweepRequest(version, SWEEP_S, _SWEPT_AT_ONCE))
+        except MalformedRequest as error:  # workers were updated behind the router's back meanwhile
+            log.warning("sweep_failed", error=error.message)
+
+
+def _is_of_trainer(hold: Hold) -> bool:
+    return hold.holder.startswith(f"{_HOLDER}-")

@@ -1,0 +1,109 @@
+"""What a trainer that speaks only SGLang's verbs wants of the sessions, as a table and a few states."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.router.trainer import Intent, Then, Trainer, intent_of
+from server_patch.router.verbs import Order
+
+UNTIL = 10.0
+
+
+def order(verb: str, **fields: object) -> Order:
+    """A verb with a body."""
+    return Order(verb, "POST", "", json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (order("/pause_generation"), Intent.PAUSE),
+        (order("/pause_generation", mode="in_place"), Intent.PAUSE),
+        (order("/continue_generation"), Intent.CONTINUE),
+        (order("/abort_request", abort_all=True), Intent.ABORT_ALL),
+        (order("/abort_request", rid="a"), None),
+        (order("/abort_request"), None),
+        (order("/flush_cache"), None),
+        (order("/update_weight_version", new_version="3"), Intent.NEW_WEIGHTS),
+        (order("/update_weights_from_disk", model_path="/w", weight_version="3"), Intent.NEW_WEIGHTS),
+        (order("/update_weights_from_disk", model_path="/w"), Intent.PART_OF_WEIGHTS),
+        (order("/update_weights_from_distributed", names=[]), Intent.PART_OF_WEIGHTS),
+        (order("/update_weights_from_distributed", weight_version="3"), Intent.NEW_WEIGHTS),
+        (order("/update_weights_from_tensor", weight_version=None), Intent.PART_OF_WEIGHTS),
+        (Order("/pause_generation", "POST", "", b"[1]"), None),
+        (Order("/abort_request", "POST", "", b"{"), None),
+    ],
+)
+def test_a_verb_says_what_it_is_about(said: Order, meant: Intent | None):
+    """Weights without a label may be followed by more of them, and what workers will refuse concerns nobody."""
+    assert intent_of(said) is meant
+
+
+def after(*intents: Intent, obeyed: int = 1) -> Trainer:
+    """What holds when these have been carried out."""
+    trainer = Trainer()
+    for intent in intents:
+        trainer = trainer.told(intent, obeyed=obeyed, until=UNTIL)
+    return trainer
+
+
+OPEN = Trainer()
+PAUSED = Trainer(is_shut=True, is_pausing=True)
+PARTLY_UPDATED = Trainer(is_shut=True, due=UNTIL, then=Then.OPEN)
+CUT = Trainer(is_shut=True, due=UNTIL, then=Then.END)
+
+
+@pytest.mark.parametrize(
+    ("intents", "holds"),
+    [
+        ((), OPEN),
+        ((Intent.PAUSE,), PAUSED),
+        ((Intent.PAUSE, Intent.PAUSE), PAUSED),
+        ((Intent.PAUSE, Intent.CONTINUE), OPEN),
+        ((Intent.CONTINUE,), OPEN),
+        ((Intent.NEW_WEIGHTS,), OPEN),
+        ((Intent.PART_OF_WEIGHTS,), PARTLY_UPDATED),
+        ((Intent.PART_OF_WEIGHTS, Intent.PART_OF_WEIGHTS, Intent.NEW_WEIGHTS), OPEN),
+        ((Intent.PART_OF_WEIGHTS, Intent.ABORT_ALL), PARTLY_UPDATED),
+        ((Intent.PAUSE, Intent.PART_OF_WEIGHTS, Intent.NEW_WEIGHTS), PAUSED),
+        ((Intent.PAUSE, Intent.ABORT_ALL, Intent.NEW_WEIGHTS), PAUSED),
+        ((Intent.ABORT_ALL,), CUT),
+        ((Intent.ABORT_ALL, Intent.ABORT_ALL), CUT),
+        ((Intent.ABORT_ALL, Intent.PAUSE), PAUSED),
+        ((Intent.ABORT_ALL, Intent.PART_OF_WEIGHTS), PARTLY_UPDATED),
+        ((Intent.ABORT_ALL, Intent.NEW_WEIGHTS), OPEN),
+        ((Intent.ABORT_ALL, Intent.CONTINUE), OPEN),
+    ],
+)
+def test_the_gate_after_verbs(intents: tuple[Intent, ...], holds: Trainer):
+    """The table of the module."""
+    assert after(*intents) == holds
+
+
+@pytest.mark.parametrize("intent", [each for each in Intent if each is not Intent.CONTINUE])
+def test_a_verb_that_no_worker_obeyed_changes_nothing(intent: Intent):
+    """Except that an abort before it was none of a rollout's end: an update was tried."""
+    assert Trainer().told(intent, obeyed=0, until=UNTIL) == OPEN
+    assert PAUSED.told(intent, obeyed=0, until=UNTIL) == PAUSED
+    assert CUT.told(intent, obeyed=0, until=UNTIL).then is (Then.END if intent is Intent.ABORT_ALL else Then.OPEN)
+
+
+def test_weights_are_swept_for_before_they_go_and_once():
+    """A pause is the last moment; without one the first part of the new weights is."""
+    assert [OPEN.sweeps_for(intent) for intent in Intent] == [True, False, True, True, False]
+    assert CUT.sweeps_for(Intent.PAUSE)
+    assert not any(trainer.sweeps_for(intent) for trainer in (PAUSED, PARTLY_UPDATED) for intent in Intent)
+
+
+@given(st.lists(st.tuples(st.sampled_from(Intent), st.integers(0, 2)), max_size=12))
+def test_whatever_comes_the_gate_can_be_opened(said: list[tuple[Intent, int]]):
+    """It is shut for a pause, or for a time; never for anything else, and `/continue_generation` ends both."""
+    trainer = Trainer()
+    for intent, obeyed in said:
+        trainer = trainer.told(intent, obeyed=obeyed, until=UNTIL)
+        assert trainer.is_shut == (trainer.is_pausing or trainer.due is not None)
+        assert not (trainer.is_pausing and trainer.due is not None)
+        assert trainer.told(Intent.CONTINUE, obeyed=0, until=UNTIL) == OPEN

@@ -1,0 +1,347 @@
+"""A trainer that speaks only SGLang's verbs, to the router, under running sessions: no turn is lost to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.engines.scripted import ScriptStep, scripted_logprobs
+from harness.router.routed import RouterSettings, open_routed
+from harness.router.trainer_verbs import HOLD_TTL_S
+from harness.server.app import SessionServer
+from harness.server.serving import serve
+from harness.sessions.gate import GateState
+from harness.store.connect import open_store
+from harness.types import Json, as_ids
+from tests.builders import toy_template, user
+from tests.fake_engines.fake_server import FakeServer, Fault
+from tests.fake_engines.providers import toy_tokenizer
+from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
+from tests.session_servers.served import eventually
+
+LONG = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 20, token_delay_s=0.002)
+BRIEF = ScriptStep(text="Understood.")
+KINDS = ["sglang", "vllm"]
+
+
+@dataclass
+class Clock:
+    """The time of day, which passes when told."""
+
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Router:
+    """A router with its sessions in this process, and its workers."""
+
+    http: httpx.AsyncClient
+    server: SessionServer
+    workers: list[FakeServer]
+    clock: Clock
+
+    async def verb(self, path: str, status: int = 200, **fields: object) -> Json:
+        """A verb of the trainer, answered so."""
+        answer = await self.http.post(path, json=fields)
+        assert answer.status_code == status, answer.text
+        body: Json = answer.json()
+        return body
+
+    async def create(self) -> str:
+        """A new session."""
+        created = await self.http.post("/sessions", json={})
+        assert created.status_code == 200, created.text
+        session_id: str = created.json()["session_id"]
+        return session_id
+
+    async def turn(self, session_id: str, *texts: str) -> httpx.Response:
+        """A model call; `texts` are what user and model said so far."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)] or [user("Hi.")]
+        body = {"model": "m", "messages": messages}
+        return await self.http.post(f"/sessions/{session_id}/v1/chat/completions", json=body)
+
+    async def turns(self, session_id: str) -> list[Json]:
+        """The recorded ones."""
+        turns: list[Json] = (await self.http.get(f"/sessions/{session_id}?ids=prompts")).json()["turns"]
+        return turns
+
+    async def sample(self, session_id: str) -> Json:
+        """The one sample of a session."""
+        [sample] = (await self.http.get(f"/sessions/{session_id}/samples")).json()["samples"]
+        return dict(sample)
+
+    async def sampling(self) -> None:
+        """Return when some worker has sampled tokens of a request that is in flight."""
+        await eventually(lambda: any(live.sampled for worker in self.workers for live in worker.engine.live))
+
+    @property
+    def gate(self) -> GateState:
+        return self.server.gatekeeper.gate.state
+
+    def pass_time(self, seconds: float) -> None:
+        """The clock is set forward, and looked at."""
+        self.clock.now += seconds
+        self.server.gatekeeper.look_again()
+
+
+@asynccontextmanager
+async def routing(
+    *kinds: str, step: ScriptStep = BRIEF, store: str = "memory", clock: Clock | None = None
+) -> AsyncIterator[Router]:
+    """A router in front of fake workers that serve version 0."""
+    gateway, clock = FakeGateway(), clock or Clock()
+    async with fake_workers(*kinds, step=step) as workers, serving_app(gateway) as upstream:
+        for worker in workers:
+            worker.engine.relabel("0")
+        gateway.listed = [worker.url for worker in workers]
+        async with routing_to(upstream, store, clock) as (http, server):
+            yield Router(http, server, workers, clock)
+
+
+@asynccontextmanager
+async def routing_to(upstream: str, store: str, clock: Clock) -> AsyncIterator[tuple[httpx.AsyncClient, SessionServer]]:
+    """A router in front of a gateway."""
+    settings = RouterSettings(router_url=upstream, interval_s=0.05)
+    async with (
+        open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size) as routed,
+        serve(routed.pool, toy_template(), open_store(store, clock), around=routed.around, clock=clock) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        yield http, running.server
+
+
+def require_true_proximal(sample: Json, *, newest: int) -> None:
+    """Every sampled token that is older than `newest` has the logprob of its next version, by the engine's own rule."""
+    tokens, start = as_ids(sample["tokens"]), len(sample["tokens"]) - sample["response_length"]
+    columns = zip(sample["behavior_versions"], sample["proximal_versions"], sample["proximal_logprobs"], strict=True)
+    for i, (behavior, proximal, logprob) in enumerate(columns):
+        if 0 <= behavior < newest:
+            at = start + i
+            true = scripted_logprobs(tokens[at : at + 1], at, str(behavior + 1))
+            assert (proximal, logprob) == (behavior + 1, pytest.approx(float(true[0])))
+
+
+@pytest.mark.parametrize("kinds", [KINDS, ["sglang", "sglang"]], ids="+".join)
+async def test_five_updates_inside_one_turn_leave_one_turn(kinds: list[str]):
+    """By pause, weights, continue: it goes on every time, and every token that met its next version is scored by it."""
+    async with routing(*kinds, step=LONG) as router:
+        session = await router.create()
+        asking = asyncio.create_task(router.turn(session))
+        for version in range(1, 6):
+            await router.sampling()
+            await router.verb("/pause_generation", mode="abort")
+            await router.verb("/update_weights_from_disk", model_path="/weights/b", weight_version=str(version))
+            await router.verb("/continue_generation")
+        answer = await asking
+        [turn] = await router.turns(session)
+        sample = await router.sample(session)
+
+    assert answer.status_code == 200
+    assert (turn["status"], len(turn["segments"])) == ("completed", 6)
+    assert set(sample["behavior_versions"]) - {-1} == {0, 1, 2, 3, 4, 5}
+    require_true_proximal(sample, newest=5)
+
+
+async def test_what_waits_for_the_live_version_is_scored_before_it_goes():
+    """A session in a tool call asks for nothing meanwhile: the pause of the next update is its last moment."""
+    async with routing(*KINDS) as router:
+        session = await router.create()
+        assert (await router.turn(session)).status_code == 200
+        for version in (1, 2):
+            await router.verb("/pause_generation")
+            await router.verb("/update_weights_from_disk", model_path="/weights/b", weight_version=str(version))
+            await router.verb("/continue_generation")
+        sample = await router.sample(session)
+
+    assert set(sample["proximal_versions"]) - {-1} == {1}
+    require_true_proximal(sample, newest=1)
+
+
+async def test_the_gate_is_shut_before_workers_are_told_and_opened_after():
+    """A turn that came in between would be asked of a worker that stands still, and cut."""
+    async with routing("sglang") as router:
+        [worker] = router.workers
+        session = await router.create()
+        seen = []
+        for path in ("/pause_generation", "/continue_generation"):
+            worker.holds[path] = asyncio.Event()
+            asked = len(worker.posted)
+            telling = asyncio.create_task(router.verb(path))
+            await eventually(lambda asked=asked: len(worker.posted) > asked)
+            seen.append(router.gate)
+            worker.holds[path].set()
+            await telling
+            seen.append(router.gate)
+            if path == "/pause_generation":
+                waiting = asyncio.create_task(router.turn(session))
+                await eventually(lambda: router.server.gatekeeper.held == 1)
+
+        assert seen == [GateState.PAUSED, GateState.PAUSED, GateState.PAUSED, GateState.OPEN]
+        assert (await waiting).status_code == 200
+
+
+async def test_new_weights_without_a_pause_shut_the_gate_for_their_time():
+    """What the update cuts short goes on under the weights that it brought."""
+    async with routing(*KINDS, step=LONG) as router:
+        session = await router.create()
+        asking = asyncio.create_task(router.turn(session))
+        await router.sampling()
+        body = {"model_path": "/weights/b", "weight_version": "1", "abort_all_requests": True}
+        await router.verb("/update_weights_from_disk", **body)
+        assert router.gate is GateState.OPEN
+        await router.verb("/abort_request", abort_all=True)
+        await router.verb("/update_weight_version", new_version="2")
+        answer = await asking
+        [turn] = await router.turns(session)
+        sample = await router.sample(session)
+
+    assert (answer.status_code, turn["status"]) == (200, "completed")
+    assert max(sample["behavior_versions"]) == 2
+    require_true_proximal(sample, newest=2)
+
+
+@pytest.mark.parametrize("path", ["/update_weights_from_disk", "/update_weights_from_distributed"])
+async def test_weights_without_a_label_keep_the_gate_shut_until_it_comes(path: str):
+    """Or until nothing has come for a while: a turn under the old label would be of the new weights."""
+    async with routing("sglang") as router:
+        session = await router.create()
+        for wait in (False, True):
+            for _ in range(2):
+                await router.verb(path, model_path="/weights/b")
+                assert router.gate is GateState.PAUSED
+            if wait:
+                router.pass_time(60)
+                await eventually(lambda: router.gate is GateState.OPEN)
+            else:
+                await router.verb("/update_weight_version", new_version="1")
+        assert router.gate is GateState.OPEN
+        assert (await router.turn(session)).status_code == 200
+
+
+async def test_an_abort_that_nothing_follows_is_the_end_of_a_rollout():
+    """Turns in flight are stored as ABORTED and answered 404; sessions of the next rollout come after."""
+    async with routing(*KINDS, step=LONG) as router:
+        session, idle = await router.create(), await router.create()
+        asking = asyncio.create_task(router.turn(session))
+        await router.sampling()
+        await router.verb("/abort_request", abort_all=True)
+        creating = asyncio.create_task(router.create())
+        await eventually(lambda: router.server.gatekeeper.held == 2)
+        router.pass_time(60)
+        answer = await asking
+        [turn] = await router.turns(session)
+
+        assert (answer.status_code, answer.headers["x-should-retry"], turn["status"]) == (404, "false", "aborted")
+        assert (await router.turn(idle)).status_code == 404
+        assert router.gate is GateState.OPEN
+        assert (await router.turn(await creating)).status_code == 200
+
+
+async def test_an_abort_that_weights_follow_ends_nothing():
+    """However long they take."""
+    async with routing(*KINDS, step=LONG) as router:
+        session = await router.create()
+        asking = asyncio.create_task(router.turn(session))
+        await router.sampling()
+        await router.verb("/abort_request", abort_all=True)
+        await router.verb("/pause_generation")
+        router.pass_time(60)
+        await router.verb("/update_weights_from_disk", model_path="/weights/b", weight_version="1")
+        router.pass_time(60)
+        await router.verb("/continue_generation")
+
+        assert (await asking).status_code == 200
+        assert len(await router.turns(session)) == 1
+
+
+async def test_a_drain_says_that_an_abort_is_the_end():
+    """Nobody waits for what follows then, whichever of the two came first."""
+    async with routing("sglang", step=LONG) as router:
+        for verbs in (("/abort_request", "/sessions/drain"), ("/sessions/drain", "/abort_request")):
+            session = await router.create()
+            asking = asyncio.create_task(router.turn(session))
+            await router.sampling()
+            for path in verbs:
+                await router.verb(path, **({"abort_all": True} if path == "/abort_request" else {}))
+            assert (await asking).status_code == 404
+            await eventually(lambda: [hold.holder for hold in router.server.gatekeeper.gate.holds] == ["anonymous"])
+            await router.verb("/sessions/resume")
+
+
+async def test_verbs_that_make_no_sense_change_nothing():
+    """Nothing to continue, a pause twice, a pause that no worker obeys, an abort of nobody."""
+    async with routing("sglang") as router:
+        [worker] = router.workers
+        await router.verb("/continue_generation")
+        worker.faults["/pause_generation"] = [Fault.REFUSED]
+        await router.verb("/pause_generation", status=502)
+        assert router.gate is GateState.OPEN
+        for _ in range(2):
+            await router.verb("/pause_generation")
+            assert router.gate is GateState.PAUSED
+        await router.verb("/continue_generation")
+        await router.verb("/abort_request", rid="nobody")
+        assert router.gate is GateState.OPEN
+        assert (await router.turn(await router.create())).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/pause_generation", "/update_weight_version", "/continue_generation"])
+async def test_while_somebody_else_has_the_engines_a_verb_is_refused(path: str):
+    """And no worker told: two updates that interleave leave weights of neither."""
+    async with routing("sglang") as router:
+        [worker] = router.workers
+        await router.verb("/sessions/pause", holder="update-1", engines=True)
+        asked = list(worker.posted)
+        refused = await router.verb(path, status=409, new_version="7")
+
+        assert refused["error"]["code"] == "engines_held"
+        assert worker.posted == asked
+        await router.verb("/abort_request", abort_all=True)
+        await router.verb("/sessions/resume", holder="update-1", engines_continued=True)
+        assert router.gate is GateState.OPEN
+
+
+async def test_a_trainer_that_pauses_and_falls_silent_shuts_nobody_out_for_ever():
+    """Its hold runs out, the engines are continued, and it may begin again."""
+    async with routing(*KINDS) as router:
+        await router.verb("/pause_generation")
+        session = asyncio.create_task(router.create())
+        router.pass_time(HOLD_TTL_S - 1)
+        await router.verb("/pause_generation")
+        router.pass_time(HOLD_TTL_S - 1)
+        assert router.gate is GateState.PAUSED
+        router.pass_time(2)
+        assert (await router.turn(await session)).status_code == 200
+
+        await router.verb("/continue_generation")
+        await router.verb("/pause_generation")
+        assert router.gate is GateState.PAUSED
+        await router.verb("/continue_generation")
+        assert router.gate is GateState.OPEN
+
+
+async def test_a_router_that_is_started_again_in_the_middle_of_an_update_is_still_paused(tmp_path: Path):
+    """Until the trainer says that it is over; a worker that stands still could not be entered, so this one goes on."""
+    store, clock, gateway = str(tmp_path / "sessions.db"), Clock(), FakeGateway()
+    async with fake_workers("sglang") as [worker], serving_app(gateway) as upstream:
+        gateway.listed = [worker.url]
+        async with routing_to(upstream, store, clock) as (http, server):
+            router = Router(http, server, [worker], clock)
+            session = await router.create()
+            await router.verb("/pause_generation")
+        async with httpx.AsyncClient(base_url=worker.url) as trainer:
+            (await trainer.post("/continue_generation", json={})).raise_for_status()
+        async with routing_to(upstream, store, clock) as (http, server):
+            router = Router(http, server, [worker], clock)
+            asking = asyncio.create_task(router.turn(session))
+            await eventually(lambda: router.server.gatekeeper.held == 1)
+            await router.verb("/continue_generation")
+            assert (await asking).status_code == 200

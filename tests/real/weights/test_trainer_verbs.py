@@ -18,10 +18,10 @@ from tests.ground_truth import compare
 
 DEADLINE_S = 600
 UPDATES = 5
-SESSIONS = 4
+SESSIONS = 3
 TOLERANCE = 1e-3
 NOISE = 0.03
-STORY = {"model": "m", "max_tokens": 500, "temperature": 0.7}
+STORY = {"model": "m", "max_tokens": 250, "temperature": 0.7}
 
 
 @pytest.mark.parametrize("is_behind_our_back", [False, True], ids=["to the router", "to the worker"])

@@ -86,6 +86,7 @@ async def serve(
         guard = choose_guard(settings.repeat_guard, os.environ)
         if guard is not None:
             require_guard(engine.capabilities, guard)
+            metrics.guard_proven()
         check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
         turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock)
         stack.callback(turns.heavy_work.close)

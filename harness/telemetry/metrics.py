@@ -42,6 +42,9 @@ class ServerMetrics:
         self._repeat_terminated = Counter(
             "harness_repeat_terminated_turns", "Turns that the repeat guard ended", registry=self._registry
         )
+        self._guard_active = Gauge(
+            "harness_repeat_guard_active", "1 when every turn runs under the repeat guard", registry=self._registry
+        )
         self._guard_disagreements = Counter(
             "harness_repeat_guard_disagreements",
             "Turns whose tokens do not bear out what the repeat guard said",
@@ -131,6 +134,10 @@ class ServerMetrics:
     def workers_serving(self, count: int) -> None:
         """How many workers of the pool serve now."""
         self._workers.set(count)
+
+    def guard_proven(self) -> None:
+        """The engine runs the repeat guard that is wanted; a worker that does not serves nobody."""
+        self._guard_active.set(1)
 
     def guard_disagreed(self) -> None:
         """The repeat guard's signal for a turn is not what its tokens say."""

@@ -106,6 +106,7 @@ async def test_the_signal_reaches_client_record_sample_and_metrics() -> None:
     ]
     assert (sample["repeat_terminated"], sample["status"]) == (1, "truncated")
     assert record["ledger"]["generated"] == record["ledger"]["trained"] == sum(sample["loss_mask"])
+    assert "harness_repeat_guard_active 1.0" in metrics
     assert "harness_repeat_terminated_turns_total 1.0" in metrics
     assert "harness_repeat_guard_disagreements_total 0.0" in metrics
 

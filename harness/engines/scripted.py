@@ -231,17 +231,20 @@ class ScriptedEngine:
         check_request(self.capabilities, request)
         if request.request_id in self._live:
             raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
-        began = monotonic()
+        began, start = monotonic(), request.prompt_logprobs_from
+        scored: PromptLogprobs | None = None
         live = self._live[request.request_id] = _Live(request)
         try:
             step = self._next_step(request)
             ending = self._ending(step, request)
             async for delta in self._play(live, step, ending):
+                if scored is None and start is not None:  # an engine reads its input before it samples
+                    scored = await self.score(request.input_ids, start=start)
                 yield delta
         finally:
             del self._live[request.request_id]
-        start = request.prompt_logprobs_from
-        scored = None if start is None else await self.score(request.input_ids, start=start)
+        if scored is None and start is not None:
+            scored = await self.score(request.input_ids, start=start)
         is_aborted, output = live.aborted.is_set(), as_ids(live.output)
         logprobs = as_logprobs(np.concatenate([*live.logprobs, as_logprobs(())]))
         yield GenerationResult(

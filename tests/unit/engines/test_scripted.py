@@ -114,6 +114,20 @@ async def test_prompt_logprobs_come_with_the_result():
     assert result.prompt_logprobs.logprobs.tolist() == scripted_logprobs(PROMPT[1:], 1, "0").tolist()
 
 
+async def test_an_input_is_scored_by_the_weights_that_read_it():
+    """New weights that cut an output short come after its input was read, as on every engine."""
+    scripted = engine(ScriptStep(text="hello", token_delay_s=60))
+    saying = asyncio.create_task(say(scripted, prompt_logprobs_from=1))
+    while not any(live.sampled for live in scripted.live):
+        await asyncio.sleep(0)
+    await scripted.abort(None)
+    scripted.relabel("1")
+    scored = (await saying).prompt_logprobs
+
+    assert scored.version == "0"
+    assert scored.logprobs.tolist() == scripted_logprobs(PROMPT[1:], 1, "0").tolist()
+
+
 async def test_alternatives_begin_with_the_token_itself():
     """Best first, one row per output token, every id inside the vocabulary."""
     result = await say(engine(), SamplingParams(99, top_logprobs=3))

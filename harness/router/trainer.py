@@ -100,9 +100,11 @@ class Trainer:
 
         `until` is the end of the time that is allowed for another verb to follow.
         """
-        if self.is_pausing and intent is not Intent.CONTINUE:
+        # Said again and again until nothing runs, an abort may not put off the end that it waits for.
+        is_repeated_abort = self.then is Then.END and intent is Intent.ABORT_ALL
+        if is_repeated_abort or (self.is_pausing and intent is not Intent.CONTINUE):
             return self
-        waits = Trainer(is_shut=True, due=until, then=self.then if intent is Intent.ABORT_ALL else Then.OPEN)
+        waits = Trainer(is_shut=True, due=until)
         if not obeyed and intent is not Intent.CONTINUE:
             return waits if self.is_shut else self  # it may be tried again
         match intent:

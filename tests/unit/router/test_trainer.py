@@ -91,6 +91,13 @@ def test_a_verb_that_no_worker_obeyed_changes_nothing(intent: Intent):
     assert CUT.told(intent, obeyed=0, until=UNTIL).then is (Then.END if intent is Intent.ABORT_ALL else Then.OPEN)
 
 
+@pytest.mark.parametrize("obeyed", [0, 1])
+def test_an_abort_that_is_said_again_puts_off_no_end(obeyed: int):
+    """Trainers say it until nothing runs any more, and what waits at the gate runs until its session ends."""
+    assert CUT.told(Intent.ABORT_ALL, obeyed=obeyed, until=UNTIL + 1) == CUT
+    assert PARTLY_UPDATED.told(Intent.ABORT_ALL, obeyed=obeyed, until=UNTIL + 1).due == UNTIL + 1
+
+
 def test_weights_are_swept_for_before_they_go_and_once():
     """A pause is the last moment; without one the first part of the new weights is."""
     assert [OPEN.sweeps_for(intent) for intent in Intent] == [True, False, True, True, False]

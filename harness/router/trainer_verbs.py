@@ -71,19 +71,24 @@ class TrainerVerbs:
     async def _carry_out(self, intent: Intent, tell: Tell) -> Sequence[VerbResult]:
         before = self._recall()
         results: Sequence[VerbResult] = ()
+        is_telling = False
         try:
             if before.shuts_for(intent):
                 await self._shut()
             if before.sweeps_for(intent):
                 await self._sweep()
+            is_telling = True
             results = await tell()
+            is_telling = False
             return results
         finally:
             obeyed = sum(result.succeeded for result in results)
             until = self._gatekeeper.clock() + FOLLOW_S
             self._trainer = before.told(intent, obeyed=obeyed, until=until)
             if not self._trainer.is_shut:
-                await self._open(engines_continued=obeyed == len(results) or not before.is_pausing)
+                # Nobody knows who obeyed a verb that broke off, and a worker that is not listed now did not.
+                are_continued = not before.is_pausing or 0 < len(results) == obeyed
+                await self._open(engines_continued=are_continued and not is_telling)
             self._gatekeeper.look_again()  # there may be something that is due
 
     async def follow(self) -> None:

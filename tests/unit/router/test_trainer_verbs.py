@@ -1,7 +1,7 @@
 """A trainer that speaks only SGLang's verbs, to the router, under running sessions: no turn is lost to it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,14 @@ import pytest
 
 from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.router.routed import RouterSettings, open_routed
-from harness.router.trainer_verbs import HOLD_TTL_S
+from harness.router.trainer_verbs import HOLD_TTL_S, TrainerVerbs
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.sessions.gate import GateState
 from harness.store.connect import open_store
 from harness.types import Json, as_ids
+from server_patch.router.fan_out import VerbResult
+from server_patch.router.verbs import Order
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer, Fault
 from tests.fake_engines.providers import toy_tokenizer
@@ -345,3 +347,39 @@ async def test_a_router_that_is_started_again_in_the_middle_of_an_update_is_stil
             await eventually(lambda: router.server.gatekeeper.held == 1)
             await router.verb("/continue_generation")
             assert (await asking).status_code == 200
+
+
+@pytest.mark.parametrize("verb", ["/pause_generation", "/continue_generation"])
+async def test_a_verb_that_breaks_off_leaves_no_worker_paused(verb: str):
+    """A router that stops cuts it short; nobody knows then who obeyed, so the server continues the engines itself."""
+    async with routing("sglang") as router:
+        [worker] = router.workers
+        verbs, telling = TrainerVerbs(router.server), asyncio.Event()
+        if verb == "/continue_generation":
+            await router.verb("/pause_generation")
+
+        async def tell() -> Sequence[VerbResult]:
+            telling.set()
+            await asyncio.Event().wait()
+            return ()
+
+        carrying_out = asyncio.create_task(verbs.carry_out(Order(verb, "POST", "", b"{}"), tell))
+        await telling.wait()
+        carrying_out.cancel()
+        await asyncio.wait({carrying_out})
+
+        assert router.gate is GateState.OPEN
+        await eventually(lambda: "/continue_generation" in worker.posted)
+
+
+async def test_a_continue_that_no_worker_heard_is_made_good():
+    """The gateway listed none at the time: those that stand still are continued by the server."""
+    async with routing("sglang") as router:
+        [worker] = router.workers
+        await router.verb("/pause_generation")
+
+        async def tell() -> Sequence[VerbResult]:
+            return ()
+
+        await TrainerVerbs(router.server).carry_out(Order("/continue_generation", "POST", "", b"{}"), tell)
+        await eventually(lambda: "/continue_generation" in worker.posted)

@@ -19,7 +19,7 @@ from harness.machine.deadlines import within
 from harness.router.trainer import Intent, Then, Trainer, intent_of
 from harness.server.app import SessionServer
 from harness.server.wire import HoldRequest, ReleaseRequest
-from harness.sessions.gate import GateState, Hold, HoldKind
+from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.weight_update import SweepRequest
 from server_patch.router.app import Tell
 from server_patch.router.fan_out import VerbResult
@@ -61,10 +61,9 @@ class TrainerVerbs:
         if intent is None:
             return await tell()
         async with self._one_at_a_time:
-            others = [hold for hold in self._gatekeeper.gate.holds if not _is_of_trainer(hold)]
-            if intent is Intent.ABORT_ALL and others:
+            if intent is Intent.ABORT_ALL and self._others:
                 return await tell()  # whoever shut the gate knows what for
-            if holder := next((hold.holder for hold in others if hold.engines), None):
+            if holder := next((hold.holder for hold in self._others if hold.engines), None):
                 raise EnginesHeld(f"the engines are paused by the hold of {holder!r}: wait until it is released")
             return await self._carry_out(intent, tell)
 
@@ -105,12 +104,13 @@ class TrainerVerbs:
         return (self._trainer.due or 0.0) - self._gatekeeper.clock()
 
     def _is_over(self) -> bool:
-        """No other verb is waited for; a drain says that none will come."""
-        return self._left_s <= 0 or self._gatekeeper.gate.state is GateState.DRAINING
+        """No other verb is waited for; somebody else who shuts the gate after an abort knows what it was for."""
+        is_answered = self._trainer.then is Then.END and bool(self._others)
+        return self._left_s <= 0 or is_answered
 
     async def _do_what_is_due(self) -> None:
         try:
-            if self._trainer.then is Then.END and self._gatekeeper.gate.state is not GateState.DRAINING:
+            if self._trainer.then is Then.END and self._hold is not None and not self._others:
                 log.warning(ABORT_ENDED_SESSIONS, sessions=await self._server.sessions.drain(), waited_s=FOLLOW_S)
         except StoreError as error:  # the sessions accept no turn all the same
             log.warning("session_end_not_kept", error=error.message)
@@ -120,6 +120,10 @@ class TrainerVerbs:
     @property
     def _hold(self) -> Hold | None:
         return next(filter(_is_of_trainer, self._gatekeeper.gate.holds), None)
+
+    @property
+    def _others(self) -> list[Hold]:
+        return [hold for hold in self._gatekeeper.gate.holds if not _is_of_trainer(hold)]
 
     def _recall(self) -> Trainer:
         """What the trainer has said, as far as it still counts.

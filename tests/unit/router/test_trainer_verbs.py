@@ -15,6 +15,7 @@ from harness.router.trainer_verbs import HOLD_TTL_S, TrainerVerbs
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.sessions.gate import GateState
+from harness.sessions.weight_update import SweepReport, SweepRequest
 from harness.store.connect import open_store
 from harness.types import Json, as_ids
 from server_patch.router.fan_out import VerbResult
@@ -383,3 +384,39 @@ async def test_a_continue_that_no_worker_heard_is_made_good():
 
         await TrainerVerbs(router.server).carry_out(Order("/continue_generation", "POST", "", b"{}"), tell)
         await eventually(lambda: "/continue_generation" in worker.posted)
+
+
+@pytest.mark.parametrize("verb", ["/sessions/pause", "/sessions/resume"])
+async def test_an_abort_that_somebody_else_answers_ends_nothing(verb: str):
+    """Who shuts the gate after it knows what for, and so does an operator who opens it."""
+    async with routing("sglang", step=LONG) as router:
+        session = await router.create()
+        await router.verb("/abort_request", abort_all=True)
+        [hold] = router.server.gatekeeper.gate.holds
+        await router.verb(verb, holder="operator" if verb == "/sessions/pause" else hold.holder)
+        router.pass_time(6)
+        await eventually(lambda: hold.holder not in {each.holder for each in router.server.gatekeeper.gate.holds})
+        await router.verb("/sessions/pause", holder="operator")
+        await router.verb("/sessions/resume", holder="operator")
+
+        assert (await router.turn(session)).status_code == 200
+
+
+async def test_parts_of_weights_are_swept_for_once_under_a_drain(monkeypatch: pytest.MonkeyPatch):
+    """After the first part nothing can be scored under the old label any more, whoever else shuts the gate."""
+    async with routing("sglang") as router:
+        sweeps: list[SweepRequest] = []
+        sweep = router.server.sweep
+
+        async def note(asked: SweepRequest) -> SweepReport:
+            sweeps.append(asked)
+            return await sweep(asked)
+
+        monkeypatch.setattr(router.server, "sweep", note)
+        await router.verb("/sessions/drain")
+        for _ in range(3):
+            await router.verb("/update_weights_from_distributed")
+            router.pass_time(1)
+            await asyncio.sleep(0.05)
+
+    assert len(sweeps) == 1

@@ -9,6 +9,7 @@ What workers serve afterwards nobody has to be told: every turn asks them before
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 
 import structlog
@@ -36,6 +37,7 @@ ABORT_ENDED_SESSIONS = "abort_all_ended_sessions"
 """Logged when nothing followed an `abort_all`, with the number of sessions that it ended."""
 
 _HOLDER = "trainer"
+_HOLDERS = re.compile(rf"{_HOLDER}-[0-9a-f]{{16}}")  # of `new_holder`: others may call theirs `trainer-0`
 _SWEPT_AT_ONCE = 8
 _LONGEST_LOOK_S = 1.0  # the clock may be set
 
@@ -160,4 +162,4 @@ class TrainerVerbs:
 
 
 def _is_of_trainer(hold: Hold) -> bool:
-    return hold.holder.startswith(f"{_HOLDER}-")
+    return _HOLDERS.fullmatch(hold.holder) is not None

@@ -296,19 +296,27 @@ async def test_verbs_that_make_no_sense_change_nothing():
         assert (await router.turn(await router.create())).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/pause_generation", "/update_weight_version", "/continue_generation"])
-async def test_while_somebody_else_has_the_engines_a_verb_is_refused(path: str):
+@pytest.mark.parametrize(
+    ("path", "holder"),
+    [
+        ("/pause_generation", "update-1"),
+        ("/update_weight_version", "update-1"),
+        ("/continue_generation", "update-1"),
+        ("/continue_generation", "trainer-1"),
+    ],
+)
+async def test_while_somebody_else_has_the_engines_a_verb_is_refused(path: str, holder: str):
     """And no worker told: two updates that interleave leave weights of neither."""
     async with routing("sglang") as router:
         [worker] = router.workers
-        await router.verb("/sessions/pause", holder="update-1", engines=True)
+        await router.verb("/sessions/pause", holder=holder, engines=True)
         asked = list(worker.posted)
         refused = await router.verb(path, status=409, new_version="7")
 
         assert refused["error"]["code"] == "engines_held"
         assert worker.posted == asked
         await router.verb("/abort_request", abort_all=True)
-        await router.verb("/sessions/resume", holder="update-1", engines_continued=True)
+        await router.verb("/sessions/resume", holder=holder, engines_continued=True)
         assert router.gate is GateState.OPEN
 
 

@@ -57,7 +57,7 @@ class Order:
         """The decoded body. Raises `VerbError` when it is not a JSON object."""
         try:
             body = json.loads(self.body) if self.body else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise VerbError(f"{self.verb}: the body is not JSON ({error})") from error
         if not isinstance(body, dict):
             raise VerbError(f"{self.verb}: expected a JSON object, got {type(body).__name__}")

@@ -35,6 +35,7 @@ def order(verb: str, **fields: object) -> Order:
         (order("/update_weights_from_tensor", weight_version=None), Intent.PART_OF_WEIGHTS),
         (Order("/pause_generation", "POST", "", b"[1]"), None),
         (Order("/abort_request", "POST", "", b"{"), None),
+        (Order("/abort_request", "POST", "", b"[" * 100_000), None),
     ],
 )
 def test_a_verb_says_what_it_is_about(said: Order, meant: Intent | None):

@@ -1,9 +1,10 @@
 """Control verbs that come to the router, carried out at the workers without losing what sessions are doing.
 
 What a verb means for the gate is decided in `trainer`; here it is done: the hold is placed, what waits for the live
-version is scored, workers are told, the gate opens. Verbs that concern sessions come one after the other. The hold is
-one like any other: while somebody else's covers the engines a verb is refused (`engines_held`) and no worker told, and
-a trainer that falls silent under its own pause shuts nobody out for longer than `HOLD_TTL_S`.
+version is scored, workers are told, the gate opens. Verbs that concern sessions come one after the other; an
+`abort_all` that comes meanwhile is part of the one under way. The hold is one like any other: while somebody else's
+covers the engines a verb is refused (`engines_held`) and no worker told, and a trainer that falls silent under its own
+pause shuts nobody out for longer than `HOLD_TTL_S`.
 
 What workers serve afterwards nobody has to be told: every turn asks them before it begins or goes on.
 """
@@ -62,6 +63,8 @@ class TrainerVerbs:
         intent = intent_of(order)
         if intent is None:
             return await tell()
+        if intent is Intent.ABORT_ALL and self._one_at_a_time.locked():
+            return await tell()  # it is for the verb under way, which may wait for the turns that it ends
         async with self._one_at_a_time:
             if intent is Intent.ABORT_ALL and self._others:
                 return await tell()  # whoever shut the gate knows what for

@@ -265,6 +265,26 @@ async def test_an_abort_that_weights_follow_ends_nothing():
         assert len(await router.turns(session)) == 1
 
 
+async def test_an_abort_beside_an_update_is_for_the_update():
+    """Its worker may wait for the turns in flight: it hears of the abort at once, and no rollout ends by it."""
+    async with routing("sglang", step=LONG) as router:
+        [worker] = router.workers
+        session = await router.create()
+        asking = asyncio.create_task(router.turn(session))
+        await router.sampling()
+        loading = worker.holds["/update_weights_from_disk"] = asyncio.Event()
+        body = {"model_path": "/weights/b", "weight_version": "1"}
+        updating = asyncio.create_task(router.verb("/update_weights_from_disk", **body))
+        await eventually(lambda: "/update_weights_from_disk" in worker.posted)
+        await router.verb("/abort_request", abort_all=True)
+        loading.set()
+        await updating
+
+        assert router.gate is GateState.OPEN
+        assert (await asking).status_code == 200
+        assert set((await router.sample(session))["behavior_versions"]) - {-1} == {0, 1}
+
+
 async def test_a_drain_says_that_an_abort_is_the_end():
     """Nobody waits for what follows then, whichever of the two came first."""
     async with routing("sglang", step=LONG) as router:

@@ -12,6 +12,10 @@ from harness.errors import LaneError, ScenarioError
 from harness.router.gateway_program import GatewayProgram, gateway_program
 from harness.router.routed import RoutedApp, RouterSettings, open_routed
 from harness.server.registry import API_KEY_PREFIX
+from harness.server.serving import serve
+from harness.server.settings import ServerSettings
+from harness.store.memory import MemoryStore
+from tests.builders import toy_template
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer
 from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
@@ -173,6 +177,31 @@ async def test_a_gateway_that_runs_already_gets_the_key_that_its_address_names(m
             await http.post("/v1/chat/completions", json=CHAT)
 
     assert set(gateway.keys) == {"Bearer k3y"}
+
+
+async def test_a_session_server_that_is_a_router_too_lets_operators_alone_turn_its_workers() -> None:
+    """As `harness router` puts both together; the gateway never sees the admin token."""
+    gateway = FakeGateway()
+    async with fake_workers("sglang") as [worker], serving_app(gateway) as upstream:
+        gateway.listed = [worker.url]
+        settings = RouterSettings(router_url=upstream, interval_s=0.05)
+        async with (
+            open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
+            serve(
+                routed.pool,
+                toy_template(),
+                MemoryStore(),
+                ServerSettings(admin_token="secret"),
+                around=routed.around,
+            ) as running,
+            httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http,
+        ):
+            answers = [await http.post("/flush_cache", headers=headers) for headers in ({}, KEY, TOKEN)]
+            await http.post("/v1/chat/completions", json=CHAT, headers=TOKEN)
+
+    assert [answer.status_code for answer in answers] == [401, 401, 200]
+    assert worker.paths.count("/flush_cache") == 1
+    assert set(gateway.keys) == {""}
 
 
 async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> None:

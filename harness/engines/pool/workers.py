@@ -228,13 +228,13 @@ class Workers:
 
 
 def fence_left_behind(workers: EngineWorkers, version: int) -> None:
-    """Keep from serving whom an update to `version` has not reached; those that it left behind earlier serve again.
+    """Keep from serving whom an update to `version` has not reached; whom one left behind or broke off in serves again.
 
     A fence for another reason stays, and an engine on its own is never fenced.
     """
     for worker in workers:
         has_it = is_version(worker.weight_version, version)
-        if has_it and worker.fence == MISSED_UPDATE:
+        if has_it and worker.fence in (MISSED_UPDATE, UNSETTLED):
             workers.unfence(worker.name)
         elif not has_it and not worker.fence:
             workers.fence(worker.name, MISSED_UPDATE)

@@ -12,10 +12,11 @@ from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget, UpdateStep
 from harness.engines.base import PauseMode
 from harness.engines.pool.pool import EnginePool
-from harness.engines.pool.workers import MISSED_UPDATE
+from harness.engines.pool.workers import MISSED_UPDATE, UNSETTLED
 from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.codec import sample_from_json
+from harness.samples.versions import unsettled_label
 from harness.sessions.weight_update import SweepRequest
 from harness.types import as_ids
 from tests.builders import user
@@ -171,6 +172,20 @@ async def test_a_worker_that_cannot_load_is_fenced_and_reported():
         assert update.report.servers[0].weights.fenced == {"1": "0"}
         assert [worker.fence for worker in pool.workers] == ["", ""]
         assert later.report.problems == ()
+
+
+async def test_a_worker_that_an_update_has_settled_serves_although_another_does_not_go_on():
+    """The pool judges its workers when all have gone on; until then this one would be the only one that could serve."""
+    workers = [NotingEngine(), NotingEngine()]
+    async with EnginePool(workers) as pool:
+        workers[1].relabel(unsettled_label("1"))
+        await pool.read_version()
+        assert [worker.fence for worker in pool.workers] == ["", UNSETTLED]
+        workers[0].fails["resume"] = EngineError("500")
+        async with WeightUpdater([pool], [], budget=QUICK).update(2) as update:
+            await update.apply(CHECKPOINT)
+
+        assert [worker.fence for worker in pool.workers] == ["", ""]
 
 
 async def test_a_server_with_providers_of_its_own_fences_what_was_left_behind():

@@ -54,7 +54,7 @@ layers: setup-dev
 # A fifth of the random examples. Four workers keep two cores busy, because a test waits for servers, processes and clocks
 # longer than it computes; more threads of torch would only wait for each other.
 unit: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 4 -q --hypothesis-profile=check -m "not model and not agent" tests/unit
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 6 -q --hypothesis-profile=check -m "not model and not agent" tests/unit
 
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)

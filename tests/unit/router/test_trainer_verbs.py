@@ -26,7 +26,8 @@ from tests.fake_engines.providers import toy_tokenizer
 from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
 from tests.session_servers.served import eventually
 
-LONG = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 20, token_delay_s=0.002)
+LONG = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 8, token_delay_s=0.002)
+LONGER = ScriptStep(text=LONG.text * 2, token_delay_s=0.002)
 BRIEF = ScriptStep(text="Understood.")
 KINDS = ["sglang", "vllm"]
 
@@ -135,7 +136,7 @@ def require_true_proximal(sample: Json, *, newest: int) -> None:
 @pytest.mark.parametrize("kinds", [KINDS, ["sglang", "sglang"]], ids="+".join)
 async def test_five_updates_inside_one_turn_leave_one_turn(kinds: list[str]):
     """By pause, weights, continue: it goes on every time, and every token that met its next version is scored by it."""
-    async with routing(*kinds, step=LONG) as router:
+    async with routing(*kinds, step=LONGER) as router:
         session = await router.create()
         asking = asyncio.create_task(router.turn(session))
         for version in range(1, 6):

@@ -1,6 +1,7 @@
 """Five updates inside one turn on real SGLang, by a trainer that knows no sessions, held against every checkpoint."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -35,11 +36,13 @@ async def test_five_updates_inside_one_turn_lose_nothing(
     async with (
         httpx.AsyncClient(base_url=sglang_url, timeout=DEADLINE_S) as worker,
         open_routed(settings, smg, vocab_size=chat_tokenizer.tokenizer.vocab_size) as routed,
+        AsyncExitStack() as afterwards,
     ):
         found = (await worker.get("/model_info")).json()["weight_version"]
         first = int(found) + 1 if found.isdecimal() else 0
         checkpoints = {first + n: (model_dir, moved)[n % 2] for n in range(UPDATES + 1)}
         await update(worker, model_dir, first)
+        afterwards.push_async_callback(update, worker, model_dir, first + UPDATES + 1)  # others use this server, too
         async with (
             serve(routed.pool, chat_tokenizer, MemoryStore(), around=routed.around) as running,
             httpx.AsyncClient(base_url=running.url, timeout=DEADLINE_S) as http,
@@ -49,12 +52,11 @@ async def test_five_updates_inside_one_turn_lose_nothing(
             asking = [asyncio.create_task(tell_a_story(http, session_id)) for session_id in ids]
             trainer = worker if is_behind_our_back else http
             for version in list(checkpoints)[1:]:
-                await sampled_more(worker)
+                await sample_more(worker, asking)
                 await update(trainer, checkpoints[version], version)
             answers = await asyncio.gather(*asking)
             turns = [(await http.get(f"/sessions/{each}")).json()["turns"] for each in ids]
             samples = [(await http.get(f"/sessions/{each}/samples")).json()["samples"] for each in ids]
-        await update(worker, model_dir, first + UPDATES + 1)
     verdict = await asyncio.to_thread(compare, [sample for [sample] in samples], checkpoints)
     print("\n".join(verdict.lines()))
 
@@ -77,12 +79,14 @@ async def tell_a_story(http: httpx.AsyncClient, session_id: str) -> httpx.Respon
     return await http.post(f"/sessions/{session_id}/v1/chat/completions", json=body)
 
 
-async def sampled_more(worker: httpx.AsyncClient) -> None:
-    """Return when every session is sampling, and has for a while."""
+async def sample_more(worker: httpx.AsyncClient, asking: list[asyncio.Task[httpx.Response]]) -> None:
+    """Return when stories have gone on for a while, or all of them have ended."""
     async with asyncio.timeout(DEADLINE_S):
-        while not any(load["num_running_reqs"] for load in (await worker.get("/v1/loads")).json()["loads"]):
+        while not all(task.done() for task in asking):
+            if any(load["num_running_reqs"] for load in (await worker.get("/v1/loads")).json()["loads"]):
+                await asyncio.sleep(0.5)
+                return
             await asyncio.sleep(0.05)
-    await asyncio.sleep(0.5)
 
 
 async def update(trainer: httpx.AsyncClient, weights: Path, version: int) -> None:

@@ -75,17 +75,16 @@ def intent_of(order: Order) -> Intent | None:
 class Trainer:
     """What the trainer has said so far. A value: every step gives the next one."""
 
-    is_shut: bool = False
-    """The gate is held in the trainer's name."""
     is_pausing: bool = False
     """It has paused workers, and did not continue them yet."""
     due: float | None = None
     """When `then` happens unless another verb comes before; in seconds of the server's clock."""
     then: Then = Then.OPEN
 
-    def shuts_for(self, intent: Intent) -> bool:
-        """The gate has to be shut before workers are told."""
-        return intent is not Intent.CONTINUE
+    @property
+    def is_shut(self) -> bool:
+        """The gate is held in the trainer's name."""
+        return self.is_pausing or self.due is not None
 
     def sweeps_for(self, intent: Intent) -> bool:
         """What waits for the live version has to be scored before workers are told: it may disappear next.
@@ -104,14 +103,14 @@ class Trainer:
         is_repeated_abort = self.then is Then.END and intent is Intent.ABORT_ALL
         if is_repeated_abort or (self.is_pausing and intent is not Intent.CONTINUE):
             return self
-        waits = Trainer(is_shut=True, due=until)
+        waits = Trainer(due=until)
         if not obeyed and intent is not Intent.CONTINUE:
             return waits if self.is_shut else self  # it may be tried again
         match intent:
             case Intent.CONTINUE | Intent.NEW_WEIGHTS:
                 return Trainer()
             case Intent.PAUSE:
-                return Trainer(is_shut=True, is_pausing=True)
+                return Trainer(is_pausing=True)
             case Intent.PART_OF_WEIGHTS:
                 return waits
             case Intent.ABORT_ALL:

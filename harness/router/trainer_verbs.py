@@ -77,7 +77,7 @@ class TrainerVerbs:
         results: Sequence[VerbResult] = ()
         is_telling = False
         try:
-            if before.shuts_for(intent):
+            if intent is not Intent.CONTINUE:
                 await self._shut()
             if before.sweeps_for(intent):
                 await self._sweep()
@@ -138,7 +138,7 @@ class TrainerVerbs:
         """
         if self._hold is None:
             return Trainer()
-        return self._trainer if self._trainer.is_shut else Trainer(is_shut=True, is_pausing=True)
+        return self._trainer if self._trainer.is_shut else Trainer(is_pausing=True)
 
     async def _shut(self) -> None:
         holder = self._hold.holder if self._hold else new_holder(_HOLDER)

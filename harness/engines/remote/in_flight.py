@@ -1,8 +1,9 @@
 """The requests of this process that an engine server is working on.
 
 A request that nobody waits for any more is taken back from the engine, so that it does not go on sampling. A request
-that arrives while the engine is paused waits here: SGLang loses an abort of a request that it holds itself. An abort
-is not sent before its request can have reached the engine's scheduler, for the same reason.
+that arrives while the engine is paused waits here: SGLang loses an abort of a request that it holds itself. An engine
+that has not read a request yet loses the abort of it too, without a word; so an abort is sent when its request has
+probably arrived, and again until the engine has been heard about that request.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from harness.machine.deadlines import await_any
 
 _TAKE_BACK_S = 2.0
 _DISPATCH_S = 0.1  # measured on SGLang: an id is known to the scheduler within milliseconds of the request
+_LONGEST_PAUSE_S = 2.0
+_REPEATS_S = 30.0  # an engine that is silent for so long has other troubles than a lost abort
 
 
 @dataclass(slots=True)
@@ -25,6 +28,8 @@ class LiveRequest:
     sent_at: float | None = None
     """Loop time at which it left for the engine."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    """The engine has begun to answer, or nobody asks it any more: no abort can miss the request from then on."""
 
 
 class InFlight:
@@ -77,6 +82,7 @@ class InFlight:
             await self._give_up(live)
             raise
         finally:
+            live.heard.set()
             del self._live[request_id]
 
     async def admit(self, live: LiveRequest) -> bool:
@@ -100,13 +106,29 @@ class InFlight:
     async def tell_to_end(self, request_id: str | None) -> list[LiveRequest]:
         """The live requests that an abort of `request_id` (None: of all) is for, each marked, none twice.
 
-        Returns when the engine's scheduler knows those that have left.
+        Returns when the engine's scheduler probably knows those that have left.
         """
         told = [live for key, live in self._live.items() if request_id in (None, key) and not live.aborted.is_set()]
         for live in told:
             live.aborted.set()
         await self._await_dispatch(told)
         return told
+
+    async def tell_again(self, told: list[LiveRequest]) -> None:
+        """Repeat the abort of those that the engine has not been heard about, until there are none, for 30 s."""
+        loop = asyncio.get_running_loop()
+        until, pause_s = loop.time() + _REPEATS_S, _DISPATCH_S
+        while loop.time() < until:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    for live in told:
+                        await live.heard.wait()
+            missing = [live for live in told if live.sent_at is not None and not live.heard.is_set()]
+            if not missing:
+                return
+            for live in missing:
+                await self._take_back(live.request_id)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _give_up(self, live: LiveRequest) -> None:
         """Take a request back; when that fails, its closed connection is what ends it in the engine."""

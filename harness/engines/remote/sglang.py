@@ -121,6 +121,7 @@ class SGLangTokenProvider(RemoteProvider):
                 return
             async with aclosing(self._stream(asked)) as pieces:
                 async for piece in pieces:
+                    live.heard.set()
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
@@ -145,6 +146,7 @@ class SGLangTokenProvider(RemoteProvider):
             await self._client.post("/abort_request", {"abort_all": True}, deadline_s=_CONTROL_S)
         elif any(live.sent_at is not None for live in told):
             await self._end_in_engine(request_id)
+        await self._flight.tell_again(told)
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:

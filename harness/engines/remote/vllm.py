@@ -104,11 +104,13 @@ class VLLMTokenProvider(RemoteProvider):
             await self._flight.admit(live)
             if request.prompt_logprobs_from is not None:  # they do not come with a stream
                 result = await self._whole_result(asked)
+                live.heard.set()
                 yield GenerationDelta(result.output_ids, result.logprobs)
                 yield result
                 return
             async with aclosing(self._stream(asked)) as pieces:
                 async for piece in pieces:
+                    live.heard.set()
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
@@ -135,6 +137,7 @@ class VLLMTokenProvider(RemoteProvider):
             await self._control.abort_all()
         elif told:
             await self._end_in_engine(*(live.request_id for live in told))
+        await self._flight.tell_again(told)
         return len(told)
 
     async def pause(self, mode: PauseMode) -> None:

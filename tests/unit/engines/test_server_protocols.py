@@ -19,6 +19,12 @@ from tests.fake_engines.providers import FAKE_KINDS, SLOWLY, fake_provider, make
 from tests.session_servers.served import PATIENCE_S, eventually
 
 PROMPT = as_ids([40, 41, 42])
+GENERATING = {
+    "sglang": "/generate",
+    "sglang-incremental": "/generate",
+    "vllm": "/inference/v1/generate",
+    "vllm-completions": "/v1/completions",
+}
 UNSCALED = {"logprob_scale": LogprobScale.AFTER_TEMPERATURE}
 
 
@@ -75,6 +81,25 @@ async def test_sglang_loses_no_abort_of_a_request_that_came_during_a_pause():
         await provider.resume()
 
     assert (result.finish_reason, fake.bodies) == (FinishReason.ABORT, [])
+
+
+@pytest.mark.parametrize("names_it", [True, False], ids=["one", "all"])
+@pytest.mark.parametrize("kind", FAKE_KINDS)
+async def test_an_abort_that_overtakes_its_request_ends_it_all_the_same(kind: str, names_it: bool):
+    """Both servers ignore an abort of an id that they have not read yet."""
+    fake, path = make_fake(kind, scripted_engine(SLOWLY)), GENERATING[kind]
+    async with serving(fake, notices_disconnects=False), fake_provider(fake, **UNSCALED) as provider:
+        fake.posted.clear()
+        fake.holds[path] = asyncio.Event()
+        request = GenerationRequest(PROMPT, SamplingParams(max_new_tokens=400), request_id=uuid4().hex)
+        task = asyncio.ensure_future(provider.generate(request))
+        await eventually(lambda: path in fake.posted)
+        abort = asyncio.ensure_future(provider.abort(request.request_id if names_it else None))
+        await eventually(lambda: any("abort" in posted for posted in fake.posted))
+        fake.holds[path].set()
+        result, told = await asyncio.gather(task, abort)
+
+    assert (result.finish_reason, told) == (FinishReason.ABORT, 1)
 
 
 @pytest.mark.parametrize("kind", ["sglang", "sglang-incremental"])

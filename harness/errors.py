@@ -23,7 +23,7 @@
     ├── ServerBusy                 503 + Retry-After: too much waits to be read and encoded
     │   └── ServerStopping         the server ends; the next one on its store goes on with the turn
     ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
-    ├── EngineError                the engine failed; the tokens it produced are in the ledger
+    ├── EngineError                the engine failed; what it handed over is in the ledger, the rest is `unknown`
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
     │   │   └── WeightsUnsettled   an update of its weights is under way or broke off
     │   ├── EngineConnectionLost   died in the middle of a generation
@@ -296,6 +296,8 @@ class EngineError(HarnessError):
     code = "engine_error"
     retryable = True
     told = "the engine failed; the server's log says how"
+    may_have_sampled: bool = True
+    """Tokens may have been sampled that were not handed over: nobody but the engine knows how many (I4)."""
 
 
 class EngineUnavailable(EngineError):
@@ -303,6 +305,7 @@ class EngineUnavailable(EngineError):
 
     status = 503
     code = "engine_unavailable"
+    may_have_sampled = False
     told = "no engine can be reached, or it takes no requests now; ask again later"
 
 
@@ -319,6 +322,7 @@ class EngineRejected(EngineError):
     status = 400
     code = "engine_rejected"
     retryable = False
+    may_have_sampled = False
     told = "the engine refused the request; the server's log has its words"
 
 

@@ -211,6 +211,17 @@ class Discarded:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownOutput:
+    """A request that an engine has not answered to its end, and may have sampled for: beside the ledger's sum (I4)."""
+
+    request_id: str
+    at_most: int
+    """Tokens that it can have sampled beyond those that arrived."""
+    reason: str
+    """The code of the error that kept them away."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One model call of a session, as recorded.
 
@@ -257,6 +268,8 @@ class Turn:
     forced_tokens: int = 0
     """Tokens at the end of `output_ids` that a guard forced; never trained."""
     discarded: tuple[Discarded, ...] = ()
+    unknown: tuple[UnknownOutput, ...] = ()
+    """Its requests whose end was never heard."""
     proximal_logprobs: Logprobs | None = None
     """Per output token; None while every token holds its behavior value (I7)."""
     proximal_versions: npt.NDArray[np.int32] | None = None

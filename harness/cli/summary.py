@@ -159,9 +159,11 @@ def _facts(report: RunReport) -> Table:
 def _ledger_words(ledger: Ledger) -> str:
     dropped = sum(ledger.dropped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
+    unknown = ledger.unknown
+    unheard = f"; unknown: at most {unknown.tokens:,} of {unknown.requests:,} requests" if unknown.requests else ""
     return (
         f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
-        f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}"
+        f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}{unheard}"
     )
 
 

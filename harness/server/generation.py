@@ -29,6 +29,8 @@ from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission
 from harness.types import GenerationResult, Turn
 
+_GIVEN_UP = "given_up"  # why the end of a request was not heard, where no engine failed
+
 log = structlog.get_logger()
 
 
@@ -102,7 +104,8 @@ class Generation:
         """Ask for the rest of the output, and count a cut that no gate, no pause and no new weights explain."""
         epoch, before = self.gatekeeper.gate.epoch, self._newest
         self.output = self.output.keep_or_restart(self.admission.params)
-        self.output = self.output.join(await self._ask()).end_as_whole(self.admission.params, self.endings)
+        result = await self._ask()  # which may change `output` before it returns
+        self.output = self.output.join(result).end_as_whole(self.admission.params, self.endings)
         if self._newest != before:
             self._unsolicited_aborts = 0  # it is seen only now what they were for
         if self.output.is_complete or not self.may_go_on:
@@ -167,9 +170,15 @@ class Generation:
             prompt_logprobs_from=self._scoring_start(),
         )
         version = self.live.version
-        async with self._stop_on_dismissal(request.request_id):
-            result = await self.engine.generate(request)
-        result = await self.live.number_labels(result)
+        try:
+            async with self._stop_on_dismissal(request.request_id):
+                result = await self.engine.generate(request)
+            result = await self.live.number_labels(result)
+        except BaseException as error:  # a cancellation too: nobody waits for it any more
+            if not isinstance(error, EngineError) or error.may_have_sampled:
+                reason = error.code if isinstance(error, HarnessError) else _GIVEN_UP
+                self.output = self.output.lose(request, reason)
+            raise
         scoring = result.prompt_logprobs
         if scoring is None:
             return result

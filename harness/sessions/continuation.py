@@ -42,6 +42,7 @@ from harness.types import (
     TokenIds,
     TopLogprobs,
     Turn,
+    UnknownOutput,
     VersionSpan,
     as_ids,
     as_logprobs,
@@ -78,6 +79,8 @@ class Output:
     cached_tokens: int = 0
     """Input tokens of the first request whose KV cache was reused."""
     discarded: tuple[Discarded, ...] = ()
+    unknown: tuple[UnknownOutput, ...] = ()
+    """Requests whose end was never heard."""
     scorings: tuple[PromptLogprobs, ...] = ()
     """Logprobs of input tokens, by absolute position, that came along with the requests."""
     searched: int = 0
@@ -94,7 +97,8 @@ class Output:
         if not turn.is_suspended:
             last_request = turn.segments[-1].request_id if turn.segments else ""
             lost = Discarded(last_request, int(turn.output_ids.size), DropReason.FAILED_TURN)
-            return cls(as_ids(()), as_logprobs(()), discarded=(*turn.discarded, *([lost] if lost.tokens else [])))
+            discarded = (*turn.discarded, *([lost] if lost.tokens else []))
+            return cls(as_ids(()), as_logprobs(()), discarded=discarded, unknown=turn.unknown)
         return cls(
             turn.output_ids,
             turn.logprobs,
@@ -102,6 +106,7 @@ class Output:
             version_spans=turn.version_spans,
             segments=turn.segments,
             discarded=turn.discarded,
+            unknown=turn.unknown,
         )
 
     @property
@@ -138,6 +143,11 @@ class Output:
             scorings=(*self.scorings, *scored),
         )
 
+    def lose(self, request: GenerationRequest, reason: str) -> Self:
+        """This output after a request whose end was not heard: for all we know it has used up its budget."""
+        lost = UnknownOutput(request.request_id, request.params.max_new_tokens, reason)
+        return replace(self, unknown=(*self.unknown, lost))
+
     def end_as_whole(self, params: SamplingParams, endings: Endings) -> Self:
         """This output, ended where it ends as a whole: an engine judges by the tokens of its own request only."""
         if self.finish is not FinishReason.ABORT and len(self.segments) <= 1:
@@ -166,7 +176,7 @@ class Output:
             return self
         lost = [Discarded(each.request_id, each.end - each.start, DropReason.RESTARTED) for each in self.segments]
         dropped = (*self.discarded, *(each for each in lost if each.tokens))
-        return replace(self.nothing(), discarded=dropped, scorings=self.scorings)
+        return replace(self.nothing(), discarded=dropped, unknown=self.unknown, scorings=self.scorings)
 
     def next_request(
         self,

@@ -2,17 +2,22 @@
 
 The two sides are counted apart: `generated` grows when an engine reports tokens, the other side is what the samples of
 this moment would deliver. A difference is a bug and fails the run.
+
+An engine may sample and not hand over: the connection breaks, its process dies, its reply is not to be believed, or
+nobody waits for it any more. Those tokens are on neither side. They are `unknown`, as requests and as the most that
+they can have come to, so that the sum and the engine's own counter can be held against each other.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple, Self
 
 from harness.errors import LedgerImbalance
 from harness.samples.merge import Selection, merge_branches
 from harness.turn_ends import TurnStatus
-from harness.types import Turn
+from harness.types import Turn, UnknownOutput
 
 
 class DropReason(StrEnum):
@@ -35,6 +40,35 @@ class DropReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """What engines may have sampled and have not handed over."""
+
+    requests: int = 0
+    """Those whose end was never heard."""
+    tokens: int = 0
+    """The most that they can have sampled beyond what arrived."""
+
+    @classmethod
+    def of(cls, outputs: Iterable[UnknownOutput]) -> Self:
+        """The sum of `outputs`."""
+        counted = list(outputs)
+        return cls(len(counted), sum(each.at_most for each in counted))
+
+    def __add__(self, other: "Unknown") -> "Unknown":
+        return Unknown(self.requests + other.requests, self.tokens + other.tokens)
+
+    def __sub__(self, other: "Unknown") -> "Unknown":
+        return Unknown(self.requests - other.requests, self.tokens - other.tokens)
+
+    def to_json(self) -> dict[str, int]:
+        """The form served over HTTP and written to run directories."""
+        return {"requests": self.requests, "tokens": self.tokens}
+
+
+NOTHING_UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """Token counts; `masked` are sampled tokens that are delivered but not trained."""
 
@@ -42,6 +76,8 @@ class Ledger:
     trained: int = 0
     masked: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    unknown: Unknown = NOTHING_UNKNOWN
+    """Beside the sum: it is no part of `generated`."""
 
     @property
     def difference(self) -> int:
@@ -63,11 +99,25 @@ class Ledger:
             "trained": self.trained,
             "masked": self.masked,
             "dropped": dict(self.dropped),
+            "unknown": self.unknown.to_json(),
         }
 
 
-def account(turns: Sequence[Turn], generated: int, selection: Selection, left_behind: int = 0) -> Ledger:
-    """The ledger of one session, were its samples collected now; `left_behind` tokens are of no turn that it has."""
+class NewOutput(NamedTuple):
+    """The part of a turn's output that its last attempt brought."""
+
+    sampled: int
+    unknown: Unknown
+
+
+def account(
+    turns: Sequence[Turn],
+    generated: int,
+    selection: Selection,
+    left_behind: int = 0,
+    unknown_left_behind: Unknown = NOTHING_UNKNOWN,
+) -> Ledger:
+    """The ledger of one session, were its samples collected now; what was left behind is of no turn that it has."""
     branches = merge_branches(turns, selection)
     kept = {turn.index for branch in branches for turn in branch.kept}
     trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
@@ -87,16 +137,19 @@ def account(turns: Sequence[Turn], generated: int, selection: Selection, left_be
             dropped[reason] += turn.output_ids.size
         for each in turn.discarded:
             dropped[each.reason] += each.tokens
-    return Ledger(generated, trained, masked, dict(dropped))
+    unknown = unknown_left_behind + Unknown.of(each for turn in turns for each in turn.unknown)
+    return Ledger(generated, trained, masked, dict(dropped), unknown)
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
     """The ledger of a run from those of its sessions."""
     generated = trained = masked = 0
     dropped: Counter[str] = Counter()
+    unknown = NOTHING_UNKNOWN
     for ledger in ledgers:
         generated += ledger.generated
         trained += ledger.trained
         masked += ledger.masked
         dropped.update(ledger.dropped)
-    return Ledger(generated, trained, masked, dict(dropped))
+        unknown += ledger.unknown
+    return Ledger(generated, trained, masked, dict(dropped), unknown)

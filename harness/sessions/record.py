@@ -8,6 +8,7 @@ from collections import Counter
 from enum import StrEnum
 
 from harness.samples.merge import count_empty
+from harness.sessions.ledger import Ledger
 from harness.sessions.session import Session
 from harness.types import Json, Turn
 
@@ -71,7 +72,7 @@ def empty_record(session_id: str | None, phase: str | None = "unknown", metadata
         "turns": [],
         "turns_in_flight": 0,
         "refusals": {},
-        "ledger": {"generated": 0, "trained": 0, "masked": 0, "dropped": {}},
+        "ledger": Ledger().to_json(),
         "empty_samples": 0,
     }
 
@@ -111,6 +112,9 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
         ],
         "discarded": [
             {"request_id": each.request_id, "tokens": each.tokens, "reason": each.reason} for each in turn.discarded
+        ],
+        "unknown": [
+            {"request_id": each.request_id, "at_most": each.at_most, "reason": each.reason} for each in turn.unknown
         ],
         "messages_delta": list(turn.messages_delta),
         "reply": dict(turn.reply),

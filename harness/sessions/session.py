@@ -20,7 +20,7 @@ from harness.samples.proximal import oldest_version, score_turns, scoring_start
 from harness.samples.versions import version_of
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence
-from harness.sessions.ledger import Ledger, account
+from harness.sessions.ledger import NOTHING_UNKNOWN, Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.tree import AttachPoint, TurnTree
@@ -59,6 +59,8 @@ class SessionConfig:
     """The drained session whose turns this one takes over (`sessions.takeover`)."""
     left_behind: int = 0
     """Tokens that were sampled for turns of that session which do not come along."""
+    unknown_left_behind: Unknown = NOTHING_UNKNOWN
+    """What may have been sampled for them, and was not handed over."""
 
 
 class Session:
@@ -209,19 +211,23 @@ class Session:
         if self._latest_with_body.get(admission.request.digest) == index:
             del self._latest_with_body[admission.request.digest]  # its retry is a turn of its own
 
-    def record(self, turn: Turn) -> int:
-        """Take in the outcome of an admitted turn, once it is durable; returns how many tokens were sampled for it.
+    def record(self, turn: Turn) -> NewOutput:
+        """Take in the outcome of an admitted turn, once it is durable; returns what it adds to the ledger.
 
         Only now can it be extended: what the store does not have has no children (I9).
         """
         self.phase = advance(self.phase, Command.COMMIT)
         admission = self._in_flight.pop(turn.index)
         self._abandoned.discard(turn.index)
-        sampled = turn.sampled_tokens - (0 if admission.prior is None else admission.prior.sampled_tokens)
-        self._generated += sampled
+        prior = admission.prior
+        new = NewOutput(
+            turn.sampled_tokens - (0 if prior is None else prior.sampled_tokens),
+            Unknown.of(turn.unknown) - Unknown.of(() if prior is None else prior.unknown),
+        )
+        self._generated += new.sampled
         self._tree.add(turn, admission.path.extend(turn.output_ids))
         self._waiting.note(turn)
-        return sampled
+        return new
 
     def waiting_for(self, version: int) -> Set[int]:
         """Indices of the turns that may have tokens that wait for the policy version `version`; cheap to ask (I7)."""
@@ -295,7 +301,8 @@ class Session:
 
     def ledger(self) -> Ledger:
         """Where the tokens sampled so far would go, were the samples collected now."""
-        return account(self.turns, self._generated, self.config.selection, self.config.left_behind)
+        config = self.config
+        return account(self.turns, self._generated, config.selection, config.left_behind, config.unknown_left_behind)
 
     def samples(self, live_version: int | None = None) -> list[Sample]:
         """The samples that a trainer would get, were they collected now, under `live_version` where that is known."""

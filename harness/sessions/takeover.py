@@ -6,19 +6,20 @@ comes then is new: nothing is sampled twice. The turns move, they are not copied
 turns that are left behind, are in the ledger of the successor from then on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.errors import MalformedRequest
 from harness.samples.proximal import oldest_version
 from harness.sessions.admission import Limits, is_too_old
+from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Turn
 
 
-def successor_config(previous: Session, config: SessionConfig, taken: Iterable[Turn]) -> SessionConfig:
+def successor_config(previous: Session, config: SessionConfig, taken: Sequence[Turn]) -> SessionConfig:
     """`config` for the session that takes the turns `taken` over from `previous`, with the metadata of both.
 
     Raises `MalformedRequest` when `previous` cannot be taken over.
@@ -37,8 +38,13 @@ def successor_config(previous: Session, config: SessionConfig, taken: Iterable[T
         raise MalformedRequest(
             f"matching: expected that of the resumed session, {list(previous.config.matching)}", param="matching"
         )
-    left_behind = previous.ledger().generated - sum(turn.sampled_tokens for turn in taken)
-    return replace(config, metadata={**previous.config.metadata, **config.metadata}, left_behind=left_behind)
+    ledger = previous.ledger()
+    return replace(
+        config,
+        metadata={**previous.config.metadata, **config.metadata},
+        left_behind=ledger.generated - sum(turn.sampled_tokens for turn in taken),
+        unknown_left_behind=ledger.unknown - Unknown.of(each for turn in taken for each in turn.unknown),
+    )
 
 
 def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) -> list[Turn]:

@@ -129,6 +129,7 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         notes={**notes, **reply.notes, **_error_note(error)},
         forced_tokens=output.forced_tokens,
         discarded=output.discarded,
+        unknown=output.unknown,
     )
     if prior is not None and prior.is_suspended:
         turn = keep_scores(turn, prior)

@@ -14,7 +14,7 @@ from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
-from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, VersionSpan
+from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, UnknownOutput, VersionSpan
 
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines) VALUES (?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
@@ -23,7 +23,8 @@ KEEP_LABEL = "INSERT OR REPLACE INTO weight_labels (label, number) VALUES (?, ?)
 SELECT_LABELS = "SELECT label, number FROM weight_labels"
 INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, created_at) VALUES (?, ?, ?, ?, ?)"
 INSERT_TURN = (
-    "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT OR REPLACE INTO turns"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 UPDATE_PHASE = "UPDATE sessions SET phase = ?, closed_at = ?, closed_because = ? WHERE session_id = ?"
 MOVE_TURN = "UPDATE turns SET session_id = ?, turn_end = ?, delivered = ? WHERE session_id = ? AND turn = ?"
@@ -45,6 +46,10 @@ SELECT sessions.session_id, COALESCE(SUM(length(output_ids) / 4 + (
     SELECT COALESCE(SUM(json_extract(value, '$.tokens')), 0) FROM json_each(discarded)
 )), 0) AS tokens
 FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id
+"""
+COUNT_UNKNOWN = """
+SELECT session_id, COUNT(*) AS requests, SUM(json_extract(value, '$.at_most')) AS tokens
+FROM turns, json_each(turns.unknown) GROUP BY session_id
 """
 SELECT_SESSION = "SELECT * FROM sessions WHERE session_id = ?"
 # Rows from before store version 7 have a finish reason in the place of the end, in words that no end has but for those
@@ -129,6 +134,7 @@ def turn_row(session_id: str, turn: Turn) -> Row:
         turn.forced_tokens,
         _text(turn.discarded),
         *_scores(turn),
+        _text(turn.unknown),
     )
 
 
@@ -172,6 +178,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         notes=decode(row["notes"]),
         forced_tokens=row["forced_tokens"],
         discarded=decode(row["discarded"], type=tuple[Discarded, ...]),
+        unknown=decode(row["unknown"], type=tuple[UnknownOutput, ...]),
         proximal_logprobs=None if row["proximal_logprobs"] is None else _logprobs(row["proximal_logprobs"]),
         proximal_versions=None if row["proximal_versions"] is None else _ids(row["proximal_versions"]),
     )

@@ -83,9 +83,9 @@ CREATE TABLE weight_labels (
 # Rows stay as they are, and what an old one says is told when it is read (`rows.SELECT_TURNS`). Rewriting all of them
 # would take the disk and the minutes of a whole copy, and one page that is damaged would keep the store from opening.
 _TURN_ENDS = "ALTER TABLE turns RENAME COLUMN finish_reason TO turn_end;"
-_WITH_TURN_ENDS = "CREATE TEMP VIEW turns AS SELECT *, finish_reason AS turn_end FROM main.turns"
+_UNKNOWN_OUTPUT = "ALTER TABLE turns ADD COLUMN unknown TEXT NOT NULL DEFAULT '[]';"
 
-STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS, _WEIGHT_LABELS, _TURN_ENDS)
+STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS, _WEIGHT_LABELS, _TURN_ENDS, _UNKNOWN_OUTPUT)
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 
 SCHEMA_VERSION = FIRST_VERSION + len(STEPS)
@@ -105,8 +105,11 @@ def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
 
     Raises `StoreError`, `sqlite3.Error`.
     """
-    if readable_version(path, connection) < FIRST_VERSION + STEPS.index(_TURN_ENDS) + 1:
-        connection.execute(_WITH_TURN_ENDS)
+    steps_made = readable_version(path, connection) - FIRST_VERSION
+    made_later = {_TURN_ENDS: "finish_reason AS turn_end", _UNKNOWN_OUTPUT: "'[]' AS unknown"}
+    columns = [column for step, column in made_later.items() if STEPS.index(step) >= steps_made]
+    if columns:
+        connection.execute(f"CREATE TEMP VIEW turns AS SELECT *, {', '.join(columns)} FROM main.turns")  # noqa: S608
 
 
 def readable_version(path: Path, connection: sqlite3.Connection) -> int:

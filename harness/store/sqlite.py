@@ -18,6 +18,7 @@ import msgspec
 from harness.errors import StoreError
 from harness.machine.clock import Clock
 from harness.sessions.gate import Hold
+from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase
 from harness.sessions.session import Session
 from harness.store import rows
@@ -169,6 +170,13 @@ def count_generated(path: Path) -> dict[str, int]:
     """Sampled tokens of every session of a store, discarded ones included, counted by SQLite. Raises `StoreError`."""
     with reading(path) as connection:
         return {row["session_id"]: row["tokens"] for row in connection.execute(rows.COUNT_GENERATED)}
+
+
+def count_unknown(path: Path) -> dict[str, Unknown]:
+    """What was not handed over of every session of a store that has any, counted by SQLite. Raises `StoreError`."""
+    with reading(path) as connection:
+        found = connection.execute(rows.COUNT_UNKNOWN).fetchall()
+        return {row["session_id"]: Unknown(row["requests"], row["tokens"]) for row in found}
 
 
 def read_sessions(path: Path) -> list[Session]:

@@ -7,6 +7,7 @@ them. Labels have few values; ids of sessions never become labels.
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from harness.sessions.ledger import NewOutput
 from harness.types import Turn
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -22,6 +23,12 @@ class ServerMetrics:
         self._turns = Counter("harness_turns", "Recorded turns", ["status"], registry=self._registry)
         self._ends = Counter("harness_turn_ends", "Why recorded turns ended", ["end"], registry=self._registry)
         self._tokens = Counter("harness_tokens_generated", "Sampled tokens", registry=self._registry)
+        self._unknown_requests = Counter(
+            "harness_unknown_requests", "Engine requests whose end was never heard", registry=self._registry
+        )
+        self._unknown_tokens = Counter(
+            "harness_unknown_tokens", "The most that engines can have sampled for them unheard", registry=self._registry
+        )
         self._errors = Counter("harness_errors", "Error answers", ["code"], registry=self._registry)
         self._over_limit = Counter(
             "harness_over_limit", "Requests that held more than a limit allows", ["limit"], registry=self._registry
@@ -114,12 +121,14 @@ class ServerMetrics:
         """How many turns are admitted and have no outcome now."""
         self._in_flight.set(count)
 
-    def turn_recorded(self, turn: Turn, sampled: int) -> None:
-        """An admitted turn came to an end, for which `sampled` tokens were sampled."""
+    def turn_recorded(self, turn: Turn, new: NewOutput) -> None:
+        """An admitted turn came to an end, which adds `new` to the ledger."""
         self._turns.labels(str(turn.status)).inc()
         self._ends.labels(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
-        self._tokens.inc(sampled)
+        self._tokens.inc(new.sampled)
+        self._unknown_requests.inc(new.unknown.requests)
+        self._unknown_tokens.inc(new.unknown.tokens)
         self._engine.observe(turn.seconds)
 
     def turn_served(self, overhead_s: float) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 WAITING = {"client_left", "session_ended", "gate_timeout", "engine_failed", "server_stopped", "server_failed"}
 """Ends of turns whose partial output is in no sample until somebody goes on with it."""
+NONE_UNKNOWN = {"requests": 0, "tokens": 0}
+"""Of a ledger whose engines handed over everything."""
 
 
 @dataclass
@@ -35,6 +37,7 @@ class StoredTurn:
     segments: list[dict[str, Any]]
     discarded: list[dict[str, Any]]
     forced: int
+    unknown: list[dict[str, Any]]
 
     @property
     def is_usable(self) -> bool:
@@ -92,6 +95,7 @@ def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
         json.loads(row["segments"]),
         json.loads(row["discarded"]),
         row["forced_tokens"],
+        json.loads(row["unknown"]),
     )
 
 
@@ -112,7 +116,7 @@ def ledger_of(session: StoredSession) -> dict[str, Any]:
         index = usable[index].parent
     end = next((n for n, turn in enumerate(branch, start=1) if turn.status != "completed"), len(branch))
     kept, trailing = {turn.index for turn in branch[:end]}, {turn.index for turn in branch[end:]}
-    ledger: dict[str, Any] = {"generated": 0, "trained": 0, "masked": 0, "dropped": {}}
+    ledger: dict[str, Any] = {"generated": 0, "trained": 0, "masked": 0, "dropped": {}, "unknown": dict(NONE_UNKNOWN)}
     for turn in session.turns.values():
         ledger["generated"] += len(turn.output) + sum(each["tokens"] for each in turn.discarded)
         if turn.index in kept:
@@ -122,6 +126,8 @@ def ledger_of(session: StoredSession) -> dict[str, Any]:
             drop(ledger, "after_incomplete" if turn.index in trailing else reason_of(turn), len(turn.output))
         for each in turn.discarded:
             drop(ledger, each["reason"], each["tokens"])
+        ledger["unknown"]["requests"] += len(turn.unknown)
+        ledger["unknown"]["tokens"] += sum(each["at_most"] for each in turn.unknown)
     return ledger
 
 

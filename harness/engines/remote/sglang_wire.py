@@ -131,7 +131,9 @@ def read_reply(asked: Asked, reply: Reply) -> EngineReply:
     meta = _meta(asked, reply)
     finish = meta.finish_reason or refuse(asked, "no finish reason")
     if finish.status_code is not None:
-        raise error_for_status(finish.status_code, f"{asked.name}: {finish.message}")
+        error = error_for_status(finish.status_code, f"{asked.name}: {finish.message}")
+        error.may_have_sampled |= meta.completion_tokens > 0  # a request can time out while it runs, too
+        raise error
     # An abort may come before a scheduler has seen the request, so it alone may lack the guard's mark.
     if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
         refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")

@@ -2,15 +2,17 @@
 
 The session store says what was generated, the ledgers of the sessions where it went, and the exported samples what a
 trainer will see. Sessions that no settled rollout stands for (earlier attempts, a killed run) are dropped as
-`interrupted`. A difference is a bug and raises `LedgerImbalance`.
+`interrupted`. A difference is a bug and raises `LedgerImbalance`. Of what engines did not hand over (`unknown`) the
+store has the sum; no session may say more.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import LedgerImbalance
-from harness.sessions.ledger import DropReason, Ledger, total
-from harness.store.sqlite import count_generated
+from harness.sessions.ledger import NOTHING_UNKNOWN, DropReason, Ledger, Unknown, total
+from harness.store.sqlite import count_generated, count_unknown
 from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table, only_reading
 from harness.types import Sample
 
@@ -48,7 +50,18 @@ def ledger_of(database: Path, settled: Sequence[RolloutRecord]) -> Ledger:
     abandoned = Ledger(lost, dropped={INTERRUPTED: lost} if lost else {})
     ledger = total([*(record.ledger for record in settled), *undelivered, abandoned])
     ledger.check("run")
-    return ledger
+    unknown = count_unheard(database)
+    if unknown.requests < ledger.unknown.requests or unknown.tokens < ledger.unknown.tokens:
+        raise LedgerImbalance(f"run: the store holds {unknown} as unknown, the sessions {ledger.unknown}")
+    return replace(ledger, unknown=unknown)
+
+
+def count_unheard(database: Path) -> Unknown:
+    """What engines did not hand over in any session that the store holds."""
+    with only_reading(database) as connection:
+        if not has_table(connection, "sessions"):
+            return NOTHING_UNKNOWN
+    return sum(count_unknown(database).values(), NOTHING_UNKNOWN)
 
 
 def count_tokens(database: Path) -> dict[str, int]:

@@ -105,7 +105,9 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     def ledger(self) -> Ledger:
         """Where the session's tokens went; those of a rollout that is not settled are in no sample."""
         ledger = self.session.ledger
-        return ledger if self.is_settled else Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated})
+        if self.is_settled:
+            return ledger
+        return Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated}, unknown=ledger.unknown)
 
     def export_samples(self) -> list[Sample]:
         """Its samples, with what only the run knows: reward, index and group."""

@@ -28,6 +28,7 @@ from tests.builders import (
     tokens_of,
     user,
 )
+from tests.session_servers.store_file import NONE_UNKNOWN
 
 
 def grow(session: Session, *answers: str, incomplete: int | None = None, reason=FinishReason.LENGTH) -> list[Turn]:
@@ -113,6 +114,7 @@ def test_a_sample_ends_with_the_first_incomplete_turn(reason, status, incomplete
         "trained": sum(turn.output_ids.size for turn in turns[: incomplete + 1]),
         "masked": 0,
         "dropped": {"after_incomplete": lost} if dropped else {},
+        "unknown": NONE_UNKNOWN,
     }
 
 

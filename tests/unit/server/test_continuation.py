@@ -10,6 +10,7 @@ from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
 from tests.builders import EOS, toy_tokenizer, user
 from tests.session_servers.served import eventually, says, serving
+from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
 SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.05)
@@ -40,7 +41,7 @@ async def test_a_turn_that_a_pause_cut_short_goes_on_after_it():
     assert (turn["status"], turn["output_ids"]) == ("completed", [*ids(SLOW.text), EOS])
     assert [span["version"] for span in turn["weight_versions"]] == ["0", "1"]
     assert [each["finish_reason"] for each in turn["segments"]] == ["abort", "stop"]
-    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}}
+    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
 
 
 async def test_a_turn_may_be_paused_any_number_of_times():
@@ -234,4 +235,4 @@ async def test_an_engine_that_fails_after_a_partial_leaves_it_for_the_retry():
     assert partial["ledger"]["generated"] == partial["ledger"]["dropped"]["undelivered"] > 0
     assert message["content"] == SLOW.text
     assert [len(turn["segments"]) for turn in record["turns"]] == [2]
-    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}}
+    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}

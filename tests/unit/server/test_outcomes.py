@@ -18,7 +18,7 @@ from harness.types import GenerationRequest, GenerationResult, Json, Turn
 from tests.builders import body, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.asgi_client import Answer, Exchange
 from tests.session_servers.served import eventually, says, serving_with, url_of
-from tests.session_servers.store_file import ledger_of, read_file
+from tests.session_servers.store_file import NONE_UNKNOWN, ledger_of, read_file
 
 HI = [user("hi")]
 RETRY = {"x-stainless-retry-count": "1"}
@@ -219,7 +219,11 @@ async def test_a_retry_that_takes_a_lost_turn_up_before_its_loser_is_told_has_it
     assert (loser.answer.status, retry.answer.status) == (503, 200)
     assert retry.answer.json()["choices"][0]["message"]["content"] == "kept"
     assert [turn["status"] for turn in record["turns"]] == ["completed"]
-    assert record["ledger"] == ledger == {"generated": 10, "trained": 5, "masked": 0, "dropped": {"failed_turn": 5}}
+    assert (
+        record["ledger"]
+        == ledger
+        == {"generated": 10, "trained": 5, "masked": 0, "dropped": {"failed_turn": 5}, "unknown": NONE_UNKNOWN}
+    )
 
 
 async def test_a_bug_ends_the_turn_it_is_met_in(tmp_path):

@@ -10,6 +10,7 @@ from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.versions import unsettled_label
 from tests.builders import EOS, toy_tokenizer, user
 from tests.session_servers.served import eventually, says, serving, url_of
+from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
 SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.01)
@@ -62,7 +63,7 @@ async def test_a_retry_goes_on_with_the_partial():
     assert answer["choices"][0]["message"]["content"] == SLOW.text
     assert turn["output_ids"] == [*toy_tokenizer().encode_plain(SLOW.text), EOS]
     assert (len(turn["segments"]), turn["delivered"]) == (2, True)
-    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}}
+    assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
 
 
 async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():

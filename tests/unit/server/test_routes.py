@@ -11,6 +11,7 @@ from harness.errors import HarnessError, ScenarioError
 from harness.server.settings import ServerSettings
 from tests.builders import body, user
 from tests.session_servers.served import says, serving, url_of
+from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
 
@@ -123,7 +124,7 @@ async def test_an_unknown_session_has_an_empty_record_and_no_turns():
         [],
         {"samples": []},
     )
-    assert record["ledger"] == {"generated": 0, "trained": 0, "masked": 0, "dropped": {}}
+    assert record["ledger"] == {"generated": 0, "trained": 0, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
     assert (turn.status_code, turn.json()["error"]["code"]) == (404, "session_not_found")
     assert turn.headers["x-should-retry"] == "false"
 

@@ -10,6 +10,7 @@ from harness.server.settings import ServerSettings
 from harness.sessions.record import session_record
 from tests.builders import EOS, body, tool, toy_tokenizer, user
 from tests.session_servers.served import RawClient, Served, eventually, says, serving, url_of
+from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
 ADD = [tool("add", properties={"a": {"type": "integer"}})]
@@ -38,7 +39,7 @@ async def test_an_answer_and_its_record_agree():
     assert turn["weight_versions"] == [{"version": "0", "start": 0, "end": 6}]
     assert (turn["messages_delta"], turn["sampling"]["asked"]["temperature"]) == (HI, 0.5)
     assert record["metadata"] == {"task": 1}
-    assert record["ledger"] == {"generated": 6, "trained": 6, "masked": 0, "dropped": {}}
+    assert record["ledger"] == {"generated": 6, "trained": 6, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
 
 
 async def test_a_tool_loop_is_one_branch_of_exact_prompts():
@@ -388,7 +389,8 @@ async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
     expected = sum(len(ids(f"answer {number}")) + 1 for number in range(10))
     assert [len(record["turns"]) for record in records] == [10] * 200
     assert all(
-        record["ledger"] == {"generated": expected, "trained": expected, "masked": 0, "dropped": {}}
+        record["ledger"]
+        == {"generated": expected, "trained": expected, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
         for record in records
     )
 

@@ -15,6 +15,7 @@ from harness.tokens.matching import chain_keys, next_key
 from harness.turn_ends import TurnStatus
 from harness.types import FinishReason, as_ids
 from tests.builders import admit, assistant, fail, finish, new_session, prompt_of, take_turn, tokens_of, tool, user
+from tests.session_servers.store_file import NONE_UNKNOWN
 
 
 def test_a_request_attaches_to_the_deepest_turn_it_continues():
@@ -141,6 +142,7 @@ def test_a_turn_that_was_lost_can_be_asked_again_and_not_extended():
         "trained": 0,
         "masked": 0,
         "dropped": {"failed_turn": turn.output_ids.size},
+        "unknown": NONE_UNKNOWN,
     }
 
 

@@ -2,14 +2,17 @@
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.errors import StoreError
+from harness.sessions.ledger import Unknown
 from harness.sessions.session import Session, SessionConfig
-from harness.store.schema import FIRST_VERSION, SCHEMA_VERSION
-from harness.store.sqlite import SQLiteStore, read_sessions
+from harness.store.schema import _UNKNOWN_OUTPUT, FIRST_VERSION, SCHEMA_VERSION, STEPS
+from harness.store.sqlite import SQLiteStore, count_unknown, read_sessions
+from harness.types import UnknownOutput
 
 VERSION_2 = """
 CREATE TABLE sessions (
@@ -64,6 +67,24 @@ async def test_a_store_of_an_earlier_version_goes_on(old_store: Path) -> None:
     assert [(session.session_id, session.turns[0].output_ids.tolist()) for session in loaded.sessions] == [("a", [2])]
     assert [session.session_id for session in read_sessions(old_store)] == ["a", "b", "c"]
     assert tables_of(old_store) == tables_of(old_store.with_name("new.db"))
+
+
+async def test_a_store_from_before_unknown_output_reads_as_one_without_any(old_store: Path) -> None:
+    """As it is and brought up to date; from then on it keeps what engines did not hand over."""
+    with closing(sqlite3.connect(old_store)) as connection:
+        for version, step in enumerate(STEPS[: STEPS.index(_UNKNOWN_OUTPUT)], start=FIRST_VERSION + 1):
+            connection.executescript(f"{step} PRAGMA user_version = {version};")
+    as_it_is, counted = read_sessions(old_store), count_unknown(old_store)
+    lost = UnknownOutput("r", 7, "engine_connection_lost")
+    async with SQLiteStore(old_store) as store:
+        [loaded] = (await store.load()).sessions
+        await store.commit("a", replace(loaded.turns[0], unknown=(lost,)))
+
+    assert [turn.unknown for session in as_it_is for turn in session.turns] == [()]
+    assert (counted, loaded.ledger().unknown) == ({}, Unknown())
+    [kept] = [session for session in read_sessions(old_store) if session.session_id == "a"]
+    assert (kept.turns[0].unknown, kept.ledger().unknown) == ((lost,), Unknown(1, 7))
+    assert count_unknown(old_store) == {"a": Unknown(1, 7)}
 
 
 async def test_a_store_of_a_later_version_is_refused_by_name(old_store: Path) -> None:

@@ -3,6 +3,7 @@
 import sqlite3
 import tracemalloc
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 
 from harness.errors import Cause, LedgerImbalance, StoreError
 from harness.samples.rollout import OutcomeKind
-from harness.sessions.ledger import Ledger
+from harness.sessions.ledger import Ledger, Unknown
+from harness.sessions.session import Session, SessionConfig
 from harness.store.sqlite import SQLiteStore
-from harness.suite.judge.accounting import account_run
+from harness.suite.judge.accounting import account_run, ledger_of
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord, read_rollouts
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
-from harness.types import Json
+from harness.types import Json, UnknownOutput
 from tests.builders import new_session, take_turn, user
 
 
@@ -141,6 +143,25 @@ async def test_tokens_that_came_after_the_record_are_undelivered(tmp_path: Path,
         ledger = account_run(tmp_path / "run.db", records, [])
         tokens = late.output_ids.size
         assert ledger == Ledger(tokens, dropped={"undelivered": tokens})
+
+
+async def test_a_run_counts_what_engines_did_not_hand_over(tmp_path: Path):
+    """Of every session that the store holds, those of abandoned attempts too; a record that says more is a bug."""
+    sessions = [Session(name, "", SessionConfig(), 0.0) for name in "ab"]
+    lost = UnknownOutput("r", 9, "engine_connection_lost")
+    async with SQLiteStore(tmp_path / "run.db") as store:
+        for session in sessions:
+            await store.create(session)
+            await store.commit(session.session_id, replace(take_turn(session, [user("hi")]), unknown=(lost, lost)))
+    tokens = sessions[0].ledger().generated
+
+    def record(requests: int) -> RolloutRecord:
+        ledger = Ledger(tokens, tokens, unknown=Unknown(requests, 9 * requests))
+        return _record(session_id="a", session=RecordedSession(turns=1, ledger=ledger))
+
+    assert ledger_of(tmp_path / "run.db", [record(2)]).unknown == Unknown(4, 36)
+    with pytest.raises(LedgerImbalance, match="as unknown"):
+        ledger_of(tmp_path / "run.db", [record(5)])
 
 
 def test_an_unbalanced_session_is_a_bug(tmp_path: Path):

@@ -70,6 +70,16 @@ class SessionSummary(msgspec.Struct, frozen=True):
     turns_in_flight: int
 
 
+class RoutedWorker(NamedTuple):
+    """A worker of a router, as the router knows it."""
+
+    url: str
+    engine: str | None
+    """The kind of engine; None while the worker has never answered."""
+    is_serving: bool
+    """Sessions are served by it."""
+
+
 class Collected(NamedTuple):
     """Everything a rollout is made of, as the server had it at one moment."""
 
@@ -177,6 +187,14 @@ class SessionServerClient:
         """
         return decode(await self._post_once("/sessions/weights", ExpectedWeights(version)), LiveWeights)
 
+    # The router that the server may be
+
+    async def routed_workers(self, *, deadline_s: float) -> list[RoutedWorker]:
+        """The workers that a `harness router` lists; a server that is none answers 404."""
+        answer = decode(await self._call(BRIEF, "GET", "/router", deadline_s=deadline_s), _RouterAnswer)
+        serving = {worker.name for worker in answer.sessions.workers if not worker.fence}
+        return [RoutedWorker(each.url, each.engine, each.url in serving) for each in answer.workers]
+
     async def _post_once(self, path: str, body: msgspec.Struct) -> bytes:
         return await self._connections.ask(HELD, "POST", path, msgspec.to_builtins(body), timeout_s=None)
 
@@ -210,6 +228,25 @@ class SessionServerClient:
 
 class _SessionList(msgspec.Struct):
     sessions: list[SessionSummary]
+
+
+class _Listed(msgspec.Struct):
+    url: str
+    engine: str | None
+
+
+class _InPool(msgspec.Struct):
+    name: str
+    fence: str
+
+
+class _Pool(msgspec.Struct):
+    workers: list[_InPool]
+
+
+class _RouterAnswer(msgspec.Struct):
+    workers: list[_Listed]
+    sessions: _Pool
 
 
 class _CollectedAnswer(msgspec.Struct):

@@ -40,6 +40,7 @@ from harness.control.abort_report import (
 from harness.control.engines import EngineWorker, as_workers
 from harness.control.left_paused import look_for_paused
 from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.control.routed import learn_workers
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import OBEY_S, attempt, read_end, to_the_end
 
@@ -68,8 +69,8 @@ async def abort_rollout(
     Args:
         pending: Tasks of the rollout; what they return comes back in `AbortReport.results`.
         session_servers: All that the rollout's agents talk to.
-        engine_workers: All that generate for them: `sglang=http://...`, `vllm=http://...`, an address, a provider, or
-            an `EngineWorker`.
+        engine_workers: All that generate for them: `sglang=http://...`, `vllm=http://...`, an address, a provider, an
+            `EngineWorker`, or `router=http://...` for every worker of a `harness router`.
         agent_hooks: Of whoever runs the agents; `SessionManager.abort_hooks()` makes one.
         budget: How long each step may take.
         keep: The fate of rollouts that are cut short.
@@ -78,13 +79,21 @@ async def abort_rollout(
             them so. Otherwise they are reported.
 
     Never raises for anything that goes wrong on the way. Cancelled, it cancels `pending`, opens the gates, and goes.
+    Before anything has changed it raises for a router that is none, or whose workers cannot be reached from here
+    (`learn_workers`); `pending` goes on then.
     """
     tasks = [asyncio.ensure_future(each) for each in pending]
     async with AsyncExitStack() as stack:
         budget, holder = budget or AbortBudget(), new_holder("abort")
         servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
         gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
-        abort = _Abort(tasks, gates, as_workers(engine_workers), agent_hooks, budget)
+        abort = _Abort(tasks, gates, agent_hooks, budget)
+        try:
+            await abort.learn_engines(engine_workers, session_servers)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
         try:
             async with renew_holds(gates):
                 abort.mark(keep)
@@ -105,13 +114,12 @@ class _Abort:
         self,
         tasks: Sequence[asyncio.Future[object]],
         gates: Sequence[GateClient],
-        workers: Sequence[EngineWorker],
         hooks: Sequence[AgentHooks],
         budget: AbortBudget,
     ) -> None:
         self._tasks = tasks
         self._gates = gates
-        self._workers = workers
+        self._workers: tuple[EngineWorker, ...] = ()
         self._hooks = hooks
         self._budget = budget
         self._began = time.monotonic()
@@ -125,6 +133,16 @@ class _Abort:
         self._results: list[object] = []
         self._failures: list[TaskFailure] = []
         self._resumed: list[ServerAnswer] = []
+
+    async def learn_engines(
+        self,
+        engines: Sequence[TokenProvider | EngineWorker | str],
+        servers: Sequence[SessionServerAddress | str],
+    ) -> None:
+        """Before the first step: who has to be told, at the routers among `engines` too."""
+        self._workers = as_workers(
+            await learn_workers(engines, servers, self._budget.left_s(self._budget.engines_s, 0))
+        )
 
     def mark(self, keep: Keep) -> None:
         """Step 1: nothing begins any more."""

@@ -3,9 +3,10 @@
     SGLang   POST /abort_request  {"abort_all": true}
     vLLM     POST /abort_requests {}                     in dev mode only
 
-Both answer at once and do not say what they ended; whether anything still runs is for the session servers to tell. A
-router passes none of this on, so every worker is told directly. The verbs are those of `engines.kinds`. A worker whose
-kind is not known is tried in the order of that table: a server that lacks a route answers 404 and nothing happens.
+Both answer at once and do not say what they ended; whether anything still runs is for the session servers to tell.
+Every worker is told directly, those of a router too (`routed.py`). The verbs are those of `engines.kinds`. A worker
+whose kind is not known is tried in the order of that table: a server that lacks a route answers 404 and nothing
+happens.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -89,6 +90,12 @@ class EngineServer:
         async with self._connect() as client:
             if not await self._is_done(client, [kind.resume for kind in self._kinds], deadline_s):
                 raise EngineRejected(f"{client.name} has no route that continues it")
+
+    async def require_answer(self, *, deadline_s: float) -> None:
+        """Raises `EngineError` unless the server answers, as one of its kind, and takes the key."""
+        async with self._connect() as client:
+            for examined in [kind.examined for kind in self._kinds if kind.examined is not None]:
+                await client.get_text(examined.path, deadline_s=deadline_s)
 
     @property
     def _kinds(self) -> Sequence[ServerKind]:

@@ -26,6 +26,7 @@ from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import AbortBudget, Answer, ServerAnswer
 from harness.control.engines import EngineWorker, as_workers
 from harness.control.quiesce import at_every_gate, quieten
+from harness.control.routed import learn_workers
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import to_the_end
 
@@ -62,9 +63,11 @@ async def paused_rollout(
 ) -> AsyncIterator[PauseReport]:
     """For the time of the block no agent gets an answer and no engine is busy with them.
 
-    Of `budget` the seconds of draining, engines and resuming count. Never raises for what goes wrong on the way.
+    Engines are named as for `abort_rollout`, which also says what is raised before anything has changed. Of `budget`
+    the seconds of draining, engines and resuming count. Never raises for what goes wrong on the way.
     """
     budget, holder = budget or AbortBudget(), new_holder("pause")
+    workers = as_workers(await learn_workers(engine_workers, session_servers, budget.engines_s))
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
         gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
@@ -79,7 +82,7 @@ async def paused_rollout(
             async with renew_holds(gates):
                 paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
                 reached = [gate for gate, answer in zip(gates, paused, strict=True) if answer.error is None]
-                quiet = await quieten(as_workers(engine_workers), reached, budget.engines_s)
+                quiet = await quieten(workers, reached, budget.engines_s)
                 report = PauseReport(tuple(paused), tuple(quiet.engines), quiet.turns_left)
                 held = sum(answer.gate.held for answer in paused if answer.gate)
                 _log.info(ROLLOUT_PAUSED, held=held, problems=report.problems)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.control.engines import EngineServer
+from harness.control.routed import SilentEngine
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.engines.base import EngineWorkers, LogprobScale, TokenProvider
 from harness.engines.kinds import parse_kind, server_kinds
 from harness.engines.pool.workers import fence_left_behind
-from harness.errors import EngineError, ScenarioError, UnknownWeightVersion
+from harness.errors import EngineError, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.machine.deadlines import attempt, persist
 from harness.samples.versions import is_unsettled, is_version, known_version, policy_version
 from harness.sessions.weight_update import SweepRequest
@@ -47,15 +48,21 @@ class Engines(NamedTuple):
 
 
 async def reach(
-    engines: Sequence[TokenProvider | EngineServer | str], stack: AsyncExitStack, seconds: float
+    engines: Sequence[TokenProvider | EngineServer | SilentEngine | str], stack: AsyncExitStack, seconds: float
 ) -> Engines:
     """`engines`, where an address such as `sglang=http://10.0.0.1:30000` is connected until `stack` is left.
 
-    All at once, each for `seconds` at most. Raises `ScenarioError` for an address of no known kind.
+    All at once, each for `seconds` at most. Raises `ScenarioError` for an address of no known kind, and
+    `EngineUnavailable` when nobody can control any of them now.
     """
+    silent = [engine for engine in engines if isinstance(engine, SilentEngine)]
+    if silent and len(silent) == len(engines):
+        raise EngineUnavailable("; ".join(f"{engine.name}: {engine.error}" for engine in silent))
     found: dict[str, TokenProvider] = {}
     addressed: dict[str, TokenProvider] = {}
     for index, engine in enumerate(engines):
+        if isinstance(engine, SilentEngine):
+            continue
         if isinstance(engine, str | EngineServer):
             name = engine if isinstance(engine, str) else engine.name
             found[name] = addressed[name] = _control(engine)
@@ -69,6 +76,7 @@ async def reach(
     problems = await asyncio.gather(*(connect(*each) for each in addressed.items()))
     errors = {address: problem for address, problem in zip(addressed, problems, strict=True) if problem is not None}
     reached = {name: engine for name, engine in found.items() if name not in errors}
+    errors |= {engine.name: engine.error for engine in silent}
     return Engines(reached, [f"{address}: {problem}" for address, problem in errors.items()])
 
 

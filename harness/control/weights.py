@@ -28,6 +28,7 @@ import structlog
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.control.engines import EngineServer
+from harness.control.routed import learn_workers
 from harness.control.weight_servers import ServersInUpdate
 from harness.control.weight_workers import Engines, EnginesInUpdate, Transfer, reach
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
@@ -51,9 +52,9 @@ class WeightUpdater:
     """Updates the weights of `engines` under the sessions of `session_servers`.
 
     Args:
-        engines: Workers, all of them: `sglang=http://...` and `vllm=http://...` for engine servers (not a router, which
-            passes no control on), an `EngineServer` of a known kind, or entered providers; the workers of a pool are
-            updated one by one.
+        engines: Workers, all of them: `sglang=http://...` and `vllm=http://...` for engine servers, an `EngineServer`
+            of a known kind, `router=http://...` for every worker of a `harness router`, or entered providers; the
+            workers of a pool are updated one by one.
         session_servers: All servers whose sessions these engines serve.
         mode: The fate of generations in flight. ABORT: they end, go on after the update with a prefill under the
             new weights, and that prefill scores what waits for them. KEEP: they freeze and go on without being
@@ -82,12 +83,14 @@ class WeightUpdater:
     async def update(self, version: int) -> AsyncIterator["WeightUpdate"]:
         """From the sweep to open gates; the block in between applies the weights of `version`.
 
-        Raises `ScenarioError` for a version below the live one, before anything is touched, and what the block raises,
-        after everything has been opened again.
+        Raises `ScenarioError` for a version below the live one, and for a router that is none, or `EngineUnavailable`
+        for one that does not answer or whose workers cannot be reached from here, before anything is touched; and what
+        the block raises, after everything has been opened again.
         """
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(SessionServerClient(each)) for each in self._addresses]
-            engines = await reach(self._engines, stack, self._budget.connect_s)
+            learned = await learn_workers(self._engines, self._addresses, self._budget.connect_s)
+            engines = await reach(learned, stack, self._budget.connect_s)
             update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
             await update.sweep(self._unconsumed)
             try:

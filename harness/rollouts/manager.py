@@ -61,7 +61,8 @@ class SessionManager:
         server_url: The URL of the session server.
         admin_token: Opens its admin verbs; None for a server on loopback that wants none.
         engines: Every engine that generates for it, for `abort`, `paused` and `updating_weights`: `sglang=http://...`,
-            `vllm=http://...` (every worker, not a router, which passes no control on), or entered providers.
+            `vllm=http://...` (every worker), `router=http://...` for all workers of a `harness router`, which wants the
+            admin token when it is this session server, or entered providers.
         grace_s: Seconds that an agent gets to obey a SIGTERM or a cancellation.
         deadlines: How long each step around a session may take.
     """

@@ -33,6 +33,19 @@ _Engine = Annotated[
         show_default=False,
     ),
 ]
+_Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="HARNESS_SERVER",
+        metavar="URL",
+        help="A session server or router that runs already, in the place of an engine.",
+        show_default=False,
+    ),
+]
+_AdminToken = Annotated[
+    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
+]
 _Model = Annotated[
     str | None,
     typer.Option("--model", envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.", show_default=False),
@@ -53,6 +66,8 @@ def run(
     suite: _Suite,
     *,
     concurrency: _Concurrency = None,
+    server: _Server = None,
+    admin_token: _AdminToken = None,
     engine: _Engine = None,
     model: _Model = None,
     seed: _Seed = None,
@@ -65,15 +80,24 @@ def run(
     Exit codes: 0 passed, 1 checks failed, 2 interrupted, 3 internal error, 4 usage, 5 nothing selected,
     6 infrastructure failed.
 
-    Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`
+    Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`,
+    `harness run quickstart --server http://127.0.0.1:8000`
     """
+    from harness.client.connections import server_url
     from harness.engines.connect import EngineName
+    from harness.errors import ScenarioError
     from harness.suite.record.config import Overrides
     from harness.suite.run.open_run import begin_run, resume_run
 
     if engine is not None:
         EngineName.parse(engine)
-    overrides = Overrides(engine=engine, model=model, seed=seed)
+    if server is not None:
+        server = server_url(server)
+        if engine is not None or model is not None:
+            raise ScenarioError(
+                "expected --server, or --engine and --model, got both: a server that runs has its engine and its model"
+            )
+    overrides = Overrides(server=server, engine=engine, model=model, seed=seed)
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
     if opened.directory.is_complete:
         result = opened.directory.read_result()
@@ -82,7 +106,7 @@ def run(
         else:
             output.say(f"finished already, {result['status']}: {opened.directory.result}")
         raise typer.Exit(int(result["exit_code"]))
-    report = _execute(opened, concurrency, is_resumed=resume)
+    report = _execute(opened, concurrency, admin_token, is_resumed=resume)
     if as_json:
         output.print_json(report.to_json())
     else:
@@ -92,7 +116,7 @@ def run(
     raise typer.Exit(report.exit_code)
 
 
-def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) -> "RunReport":
+def _execute(opened: "OpenedRun", concurrency: int | None, admin_token: str | None, *, is_resumed: bool) -> "RunReport":
     """The report of the run; whatever stops it, the user is told how to go on."""
     import uvloop
 
@@ -106,7 +130,10 @@ def _execute(opened: "OpenedRun", concurrency: int | None, *, is_resumed: bool) 
     async def execute() -> "RunReport":
         interrupts = Interrupts()
         with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
-            return await SuiteRun(opened.selection, opened.directory, progress, interrupts, concurrency).execute()
+            suite_run = SuiteRun(
+                opened.selection, opened.directory, progress, interrupts, concurrency, admin_token=admin_token
+            )
+            return await suite_run.execute()
 
     configure_logging("error")
     try:

@@ -13,6 +13,7 @@ from rich.text import Text
 from harness.cli import output
 from harness.sessions.ledger import Ledger
 from harness.store.sqlite import read_session
+from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
@@ -54,14 +55,21 @@ def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | 
     if not told:
         return None
     best = max(told, key=lambda record: record.reward or 0.0)
-    session = read_session(database, str(best.session_id))
-    shown = session.turns[:_MAX_TURNS]
+    turns = _read_dialogue(database, str(best.session_id))
     lines: list[Line] = []
-    for turn in shown:
-        if turn.messages_delta:  # its last message to the model; examples and earlier messages are left out
-            lines.append(Line(str(turn.messages_delta[-1]["role"]), _text(turn.messages_delta[-1])))
-        lines.append(Line("assistant", _text(turn.reply)))
-    return Excerpt(best.number, lines, len(session.turns) - len(shown))
+    for asked, reply in turns[:_MAX_TURNS]:
+        if asked:  # its last message to the model; examples and earlier messages are left out
+            lines.append(Line(str(asked[-1]["role"]), _text(asked[-1])))
+        lines.append(Line("assistant", _text(reply)))
+    return Excerpt(best.number, lines, max(0, len(turns) - _MAX_TURNS))
+
+
+def _read_dialogue(database: Path, session_id: str) -> Sequence[tuple[Sequence[Message], Message]]:
+    """For each turn the messages that were new, and the reply."""
+    record = read_attached_record(database, session_id)
+    if record is not None:
+        return [(turn["messages_delta"], turn["reply"]) for turn in record["turns"]]
+    return [(turn.messages_delta, turn.reply) for turn in read_session(database, session_id).turns]
 
 
 def print_report(report: RunReport) -> None:

@@ -14,12 +14,14 @@ took it 23 s.
 import asyncio
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
 import msgspec
 
-from harness.errors import SessionServerError
+from harness.credentials import has_userinfo
+from harness.errors import ScenarioError, SessionServerError
 from harness.types import Json
 
 _T = TypeVar("_T")
@@ -62,6 +64,16 @@ class SessionServerAddress(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"SessionServerAddress({self.url!r})"  # reports and errors show addresses, never tokens
+
+
+def server_url(text: str) -> str:
+    """The address `text` of a session server, without a slash at its end. Raises `ScenarioError` when it is none."""
+    parts = urlsplit(text)
+    if "@" in parts.netloc or has_userinfo(text):  # never shown
+        raise ScenarioError("expected a session server's address without a user or a secret in it: give an admin token")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ScenarioError(f"expected a session server's address such as http://127.0.0.1:8000, got {text!r}")
+    return text.rstrip("/")
 
 
 class Connections:

@@ -61,6 +61,17 @@ class SessionFacts(msgspec.Struct, frozen=True):
     turns_in_flight: int = 0
 
 
+class ServerDescription(msgspec.Struct, frozen=True):
+    """A session server, as it describes itself."""
+
+    harness: str
+    """Its version."""
+    start: str
+    """Another one after every start."""
+    serves: dict[str, Any]
+    """Engine and model by name, weights, tokenizer, template and repeat guard by digest."""
+
+
 class SessionSummary(msgspec.Struct, frozen=True):
     """A session in the list of all."""
 
@@ -166,6 +177,17 @@ class SessionServerClient:
     async def delete(self, session_id: str) -> None:
         """The session is gone from the server; idempotent."""
         await self._call(BRIEF, "DELETE", f"/sessions/{session_id}", deadline_s=self._deadlines.delete_s)
+
+    async def drain(self, session_id: str) -> SessionFacts:
+        """The session alone accepts no further turn, for good, as after a drain of all; how it stands then."""
+        path = f"/sessions/{session_id}/drain"
+        return decode(await self._call(BRIEF, "POST", path, deadline_s=self._deadlines.read_s), SessionFacts)
+
+    # The server
+
+    async def describe(self, *, deadline_s: float) -> ServerDescription:
+        """What the server is, and what it serves."""
+        return decode(await self._call(BRIEF, "GET", "/sessions/server", deadline_s=deadline_s), ServerDescription)
 
     # The gate and the weights
 

@@ -65,6 +65,7 @@ class SessionManager:
             admin token when it is this session server, or entered providers.
         grace_s: Seconds that an agent gets to obey a SIGTERM or a cancellation.
         deadlines: How long each step around a session may take.
+        client: Speaks to the server in the place of one of the manager's own; its maker closes it.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class SessionManager:
         engines: Sequence[TokenProvider | EngineServer | str] = (),
         grace_s: float = GRACE_S,
         deadlines: Deadlines | None = None,
+        client: SessionServerClient | None = None,
     ) -> None:
         self._address = SessionServerAddress(server_url, admin_token)
         self._engines = tuple(engines)
         self._deadlines = deadlines or Deadlines()
-        self._client = SessionServerClient(self._address, deadlines=self._deadlines)
+        self._client = client or SessionServerClient(self._address, deadlines=self._deadlines)
+        self._closes_client = client is None
         self._grace_s = grace_s
         self._runner: AgentRunner | None = None
         self._signal: AbortSignal | None = None
@@ -96,7 +99,8 @@ class SessionManager:
         try:
             await self._runner.close()
         finally:
-            await self._client.close()
+            if self._closes_client:
+                await self._client.close()
 
     async def run(self, task: AgentTask) -> Rollout:
         """Run `task` to its end, whatever that is."""

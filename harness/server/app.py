@@ -5,6 +5,7 @@ Handlers translate: HTTP in, a call, HTTP out. Those of sessions are in `session
 `admin` around it is not for operators alone. Every answer, to unknown routes too, is JSON.
 """
 
+import secrets
 from functools import partial
 from http import HTTPStatus
 
@@ -14,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+import harness
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
+from harness.server.identity import serving_identity
 from harness.server.left_engines import LeftEngines
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls
@@ -53,6 +56,7 @@ class SessionServer:
         self._metrics = turns.metrics
         self._errors = ErrorAnswers(turns.metrics, turns.settings)
         self._last_sweep: SweepReport | None = None
+        self._start = secrets.token_hex(8)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -68,6 +72,7 @@ class SessionServer:
                 Route("/sessions/sweep", admin(self._sweep), methods=["POST"]),
                 Route("/sessions/sweep", admin(self._sweep_progress), methods=["GET"]),
                 Route("/sessions/weights", admin(self._weights), methods=["POST"]),
+                Route("/sessions/server", admin(self._describe), methods=["GET"]),
                 *SessionRoutes(self._turns, self.sessions).routes(),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", admin(self._render_metrics), methods=["GET"]),
@@ -155,6 +160,11 @@ class SessionServer:
         return json_response(await check_weights(self._turns.engine, expected))
 
     # Operation
+
+    async def _describe(self, request: Request) -> Response:
+        del request
+        serves = serving_identity(self._turns.engine.capabilities, self._turns.chat_tokenizer)
+        return json_response({"harness": harness.__version__, "start": self._start, "serves": serves})
 
     async def _health(self, request: Request) -> Response:
         if not is_operator(request.headers, self.settings.admin_token):

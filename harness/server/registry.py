@@ -166,12 +166,12 @@ class SessionRegistry:
         self._metrics.session_created()
         return session
 
-    async def drain(self) -> int:
-        """Have no session accept a further turn; returns how many did until now. Raises `StoreError`.
+    async def drain(self, only: Session | None = None) -> int:
+        """Have no session, or `only` one, accept a further turn; returns how many did until now. Raises `StoreError`.
 
         Turns in flight go on until their engines hand them over, for `drain_grace_s` at most.
         """
-        sessions = list(self)
+        sessions = list(self) if only is None else [only]
         drained = [session for session in sessions if session.drain()]
         hand_over_s = min(HAND_OVER_S, self._drain_grace_s / 2)
         for session in drained:

@@ -62,6 +62,7 @@ class SessionRoutes:
         return [
             Route("/sessions", admin(self._create), methods=["POST"]),
             Route("/sessions", admin(self._list), methods=["GET"]),
+            Route("/sessions/{id}/drain", admin(self._drain), methods=["POST"]),
             Route("/sessions/{id}/end", admin(self._end), methods=["POST"]),
             Route("/sessions/{id}", admin(self._delete), methods=["DELETE"]),
             Route("/sessions/{id}", self._record, methods=["GET"]),
@@ -124,6 +125,16 @@ class SessionRoutes:
         live_version = self._turns.live.version
         session_id, session = self._snapshot(request)
         return await asyncio.to_thread(_collect, session_id, session, live_version, is_binary=is_binary)
+
+    async def _drain(self, request: Request) -> Response:
+        session_id = request.path_params["id"]
+        session = self._sessions.find(session_id)
+        if session is not None:
+            try:
+                await self._sessions.drain(session)
+            finally:  # in force even where the store failed: its calls that wait at the gate get their answer
+                self._turns.gatekeeper.look_again()
+        return _facts_response(session_id, session)
 
     async def _end(self, request: Request) -> Response:
         asked = parse_end(await read_body(request, self._settings.limits))

@@ -6,6 +6,7 @@ forge a turn. Markers are the special tokens, and those further added tokens tha
 (`guarding`), such as Qwen's `<tool_response>`, which is not declared special. Does not know templates.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,12 +27,19 @@ class Tokenizer:
     """Text to ids and back, without adding or dropping anything by itself."""
 
     def __init__(
-        self, raw: RawTokenizer, *, eos_ids: frozenset[int], further_markers: Collection[str] = frozenset()
+        self,
+        raw: RawTokenizer,
+        *,
+        eos_ids: frozenset[int],
+        further_markers: Collection[str] = frozenset(),
+        digest: str = "",
     ) -> None:
         self._raw = raw
         self._further_markers = frozenset(further_markers)
         self.eos_ids = eos_ids
         """Ids that end the model's turn."""
+        self.digest = digest
+        """SHA-256 of `tokenizer.json`; empty for one that came from no file."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -51,11 +59,13 @@ class Tokenizer:
         eos_ids = {declared} if isinstance(declared, int) else set(declared or ())
         text = declared_token(read_json(directory / "tokenizer_config.json"), "eos_token")
         token_id = None if text is None else raw.token_to_id(text)
-        return cls(raw, eos_ids=frozenset(eos_ids if token_id is None else eos_ids | {token_id}))
+        ends = frozenset(eos_ids if token_id is None else eos_ids | {token_id})
+        return cls(raw, eos_ids=ends, digest=hashlib.sha256(path.read_bytes()).hexdigest())
 
     def guarding(self, added_tokens: Collection[str]) -> Self:
         """This tokenizer, to which those of `added_tokens` that it has are markers as well."""
-        return type(self)(self._raw, eos_ids=self.eos_ids, further_markers=self.added_tokens & set(added_tokens))
+        further_markers = self.added_tokens & set(added_tokens)
+        return type(self)(self._raw, eos_ids=self.eos_ids, further_markers=further_markers, digest=self.digest)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, in which markers written out are markers."""

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import LedgerImbalance
-from harness.sessions.ledger import NOTHING_UNKNOWN, DropReason, Ledger, Unknown, total
+from harness.sessions.ledger import DropReason, Ledger, Unknown, total
 from harness.store.sqlite import count_generated, count_unknown
+from harness.suite.record.attached_sessions import read_attached, read_attached_unknown
 from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table, only_reading
 from harness.types import Sample
 
@@ -57,16 +58,18 @@ def ledger_of(database: Path, settled: Sequence[RolloutRecord]) -> Ledger:
 
 
 def count_unheard(database: Path) -> Unknown:
-    """What engines did not hand over in any session that the store holds."""
+    """What engines did not hand over in any session of the run."""
     with only_reading(database) as connection:
+        attached = read_attached_unknown(connection)
         if not has_table(connection, "sessions"):
-            return NOTHING_UNKNOWN
-    return sum(count_unknown(database).values(), NOTHING_UNKNOWN)
+            return attached
+    return sum(count_unknown(database).values(), attached)
 
 
 def count_tokens(database: Path) -> dict[str, int]:
-    """Sampled tokens of every session that the store holds; none when the run ended before there was a store."""
+    """Sampled tokens of every session of the run: of the store in `database`, and of the servers it was attached to."""
     with only_reading(database) as connection:
-        if not has_table(connection, "sessions"):
-            return {}
-    return count_generated(database)
+        attached = read_attached(connection)
+        if not has_table(connection, "sessions"):  # the run ended before there was a store, or has none
+            return attached
+    return attached | count_generated(database)

@@ -5,7 +5,7 @@ change what comes out (I10).
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict
 
-from harness.errors import RunError
+from harness.errors import RunError, ScenarioError
 from harness.suite.scenarios.folder import ScenarioFolder, find_scenarios, load_scenario
 from harness.suite.scenarios.scenario import KnownEngine, Scenario
 from harness.suite.scenarios.validation import validate
@@ -26,6 +26,8 @@ class _Strict(BaseModel):
 class Overrides(_Strict):
     """The options of the command line that override the scenarios."""
 
+    server: str | None = None
+    """A session server or router that runs already, in the place of the scenarios' engines."""
     engine: KnownEngine | None = None
     model: str | None = None
     seed: int | None = None
@@ -94,7 +96,9 @@ class SuiteSelection:
 
     @classmethod
     def of(cls, suite: str, folders: Sequence[ScenarioFolder], overrides: Overrides) -> Self:
-        """`folders`, overridden."""
+        """`folders`, overridden. Raises `ScenarioError` for one that a server with other users cannot have."""
+        if overrides.server is not None:
+            _require_shareable(folders)
         resolved = [replace(folder, scenario=overrides.apply(folder.scenario)) for folder in folders]
         entries = [
             ScenarioEntry(directory=str(folder.directory), files=folder.digests(), scenario=folder.scenario)
@@ -118,6 +122,19 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from differences(old, new, f"{key}[{position}]")
     elif before != now:
         yield f"{key}: {before!r} -> {now!r}"
+
+
+def _require_shareable(folders: Iterable[ScenarioFolder]) -> None:
+    """Raises `ScenarioError` for scenarios that change or break a whole server and its engines."""
+    problems = [
+        f"{folder.name}: {key} changes or breaks the whole server and its engines, which others use too:"
+        " run it without --server"
+        for folder in folders
+        for key in ("weights", "faults")
+        if getattr(folder.scenario, key)
+    ]
+    if problems:
+        raise ScenarioError("\n".join(problems))
 
 
 def _leave_out_none(**values: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A run that is resumed with other weights, another tokenizer or another template 
 samples; `check_same_engine` refuses that. Versions are recorded for the reader and may differ.
 """
 
-import hashlib
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -12,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.engines.base import Capabilities
 from harness.errors import RunError
 from harness.suite.record.config import differences
-from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import Json
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -30,18 +27,6 @@ def versions() -> Json:
         except PackageNotFoundError:
             packages[name] = None
     return {"harness": harness.__version__, "python": platform.python_version(), **packages}
-
-
-def engine_identity(capabilities: Capabilities, model_dir: Path, chat_tokenizer: ChatTokenizer) -> Json:
-    """The properties in which two engines must agree to sample the same tokens from the same messages."""
-    return {
-        "engine": capabilities.engine,
-        "model": capabilities.model,
-        "weights_digest": capabilities.weights_digest,
-        "tokenizer_digest": hashlib.sha256((model_dir / "tokenizer.json").read_bytes()).hexdigest(),
-        "template_digest": chat_tokenizer.describe().template_digest,
-        "repeat_guard": capabilities.repeat_guard,
-    }
 
 
 def read_lock(path: Path) -> Json:

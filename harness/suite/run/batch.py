@@ -11,11 +11,11 @@ from typing import Protocol
 
 import msgspec
 
-from harness.errors import StoreFull
+from harness.errors import Cause, HarnessError, StoreFull
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
-from harness.samples.rollout import Rollout
+from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
@@ -24,6 +24,8 @@ from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import PlannedRollout
+
+_ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
 
 class Progress(Protocol):
@@ -105,9 +107,11 @@ class RolloutBatch:
             request_kwargs=spec.request_kwargs,
             metadata=planned.prompt.metadata,
         )
+        start = await self.services.start_of_server()
         rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
         if rollout is None:  # a fault ended all rollouts and had to cancel this one
             return
+        rollout, problem = await self._doubt(rollout, start)
         score, check = Score(), planned.folder.check
         if check is not None:
             metadata = planned.prompt.metadata | planned.prompt.check_metadata
@@ -120,6 +124,23 @@ class RolloutBatch:
         if rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
             raise disk_full(self.directory.database)
         self.progress.end_rollout(record)
+        if problem is not None:
+            raise problem
+
+    async def _doubt(self, rollout: Rollout, start: str) -> tuple[Rollout, HarnessError | None]:
+        """`rollout`, blamed on its server when that was restarted or went away since `start` and it did not end well.
+
+        With the error that ends the run when the server is gone.
+        """
+        problem, detail = None, "the session server was started anew meanwhile"
+        try:
+            is_disturbed = await self.services.start_of_server() != start
+        except HarnessError as error:
+            problem, detail, is_disturbed = error, "the session server went away meanwhile", True
+        if not is_disturbed or rollout.outcome.kind in _ENDED_WELL:
+            return rollout, problem
+        detail = f"{detail}; {rollout.outcome.detail}"
+        return replace(rollout, outcome=Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail)), problem
 
 
 def with_environment(agent: ProgramAgent, folder: ScenarioFolder) -> ProgramAgent:

@@ -9,13 +9,13 @@ are durable and the next run takes up from them; `result.json` is written only w
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
+from harness.client.session_server import Deadlines
 from harness.errors import HarnessError
 from harness.rollouts.agents.programs import prepare_agent
-from harness.rollouts.manager import SessionManager
 from harness.suite.faults.actions import Roster
 from harness.suite.faults.firing import FaultLog, report_faults
 from harness.suite.faults.injector import FaultInjector
@@ -24,10 +24,11 @@ from harness.suite.record.config import SuiteSelection
 from harness.suite.record.lock import check_same_engine, read_lock, versions
 from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.batch import Progress, RolloutBatch, with_environment
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
-from harness.suite.run.services import EngineChoice, Services, serve_engine
+from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
 from harness.suite.run.weight_schedule import change_weights
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
@@ -43,6 +44,10 @@ class SuiteRun:
     interrupts: Interrupts
     concurrency: int | None = None
     """Rollouts at a time; None lets every scenario decide."""
+    admin_token: str | None = None
+    """Of the server that runs already, where the run has one."""
+    deadlines: Deadlines | None = None
+    """How long that server may take."""
 
     async def execute(self) -> RunReport:
         """Run the rollouts that are not settled, then report on everything.
@@ -56,16 +61,28 @@ class SuiteRun:
             self.progress.begin(len(plan), len(settled))
             pending = [rollout for rollout in plan if rollout.number not in settled]
             with _one_error():
-                for choice, rollouts in groupby(pending, key=lambda rollout: EngineChoice.of(rollout.folder)):
+                for choice, rollouts in groupby(pending, key=lambda rollout: self._choose(rollout.folder)):
                     if not self.interrupts.is_requested:
                         await self._run_on_engine(choice, list(rollouts), log)
             return self._report(log.last_attempts(), began)
 
-    async def _run_on_engine(self, choice: EngineChoice, rollouts: list[PlannedRollout], log: RolloutLog) -> None:
+    def _choose(self, folder: ScenarioFolder) -> EngineChoice | AttachedChoice:
+        url = self.selection.config.overrides.server
+        return EngineChoice.of(folder) if url is None else AttachedChoice.of(folder, url)
+
+    def _open(self, choice: EngineChoice | AttachedChoice) -> AbstractAsyncContextManager[Services]:
+        database, say = self.directory.database, self.progress.say
+        if isinstance(choice, AttachedChoice):
+            return attach(choice, self.admin_token, database, say, self.deadlines)
+        return serve_engine(choice, database, say)
+
+    async def _run_on_engine(
+        self, choice: EngineChoice | AttachedChoice, rollouts: list[PlannedRollout], log: RolloutLog
+    ) -> None:
         async with AsyncExitStack() as stack:
-            engine = serve_engine(choice, self.directory.database, self.progress.say)
+            opening = self._open(choice)
             async with self.interrupts.until_request():  # installing and starting a server takes minutes
-                services = await stack.enter_async_context(engine)
+                services = await stack.enter_async_context(opening)
             if self.interrupts.is_requested:
                 return
             lock = read_lock(self.directory.lock)
@@ -86,9 +103,9 @@ class SuiteRun:
 
         self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
         agent = with_environment(await prepare_agent(folder.agent_script), folder)
-        async with SessionManager(services.address.url, admin_token=services.address.admin_token) as manager:
+        async with services.open_manager() as manager:
             faults = None
-            if services.seams is not None:
+            if isinstance(services, OwnServices) and services.seams is not None:
                 planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
                 first = planned[0].number
                 seeds = {each.number - first: each.seed for each in planned}

@@ -1,6 +1,7 @@
 """The engine of a scenario and a session server in front of it, in this process, for the time of a block."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from harness.engines.connect import EngineName, open_engine
 from harness.errors import HoldExpired, SessionServerError
 from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
+from harness.rollouts.manager import SessionManager
 from harness.server.access import new_admin_token
+from harness.server.identity import serving_identity
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.suite.faults.killable import KillableLane
 from harness.suite.faults.network import open_network
 from harness.suite.faults.seams import EngineServers, Seams, open_seams
-from harness.suite.record.lock import engine_identity
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
@@ -63,32 +65,58 @@ class EngineChoice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """An engine and a session server that rollouts are run against."""
+class Services(ABC):
+    """A session server that rollouts are run against."""
 
     address: SessionServerAddress
-    """Of the session server, with the admin token of this run."""
+    """With the token that opens its admin verbs."""
     model: str
     """Name that agents ask for."""
     identity: Json
+    """Of what it serves, for `lock.json`."""
+
+    @abstractmethod
+    def open_manager(self) -> SessionManager:
+        """Runs the rollouts."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Close every open session of the run for good; it gets no new ones."""
+
+    @abstractmethod
+    async def close_abandoned(self) -> None:
+        """Close the sessions that a run before this one left open."""
+
+    @abstractmethod
+    async def start_of_server(self) -> str:
+        """Stands for the time since the server was started: another value after the next start.
+
+        Raises `SessionServerError` when the server is gone.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServices(Services):
+    """Engine and session server of this run alone."""
+
     engine: TokenProvider
     model_dir: Path
     seams: Seams | None = None
     """The places where faults are applied; None without faults."""
 
+    def open_manager(self) -> SessionManager:
+        """See `Services`."""
+        return SessionManager(self.address.url, admin_token=self.address.admin_token)
+
     async def drain(self) -> None:
-        """Close every open session for good; new ones are refused."""
+        """See `Services`; new ones are refused."""
         async with SessionServerClient(self.address) as server:
             await server.gate().drain(deadline_s=_GATE_S)
 
-    async def close_abandoned(self) -> int:
-        """Close the sessions that a run before this one left open, and open the gate that it left shut.
-
-        The server is this run's own: the holders of its gate are gone. Returns how many sessions there were.
-        """
+    async def close_abandoned(self) -> None:
+        """See `Services`; the gate that it left shut is opened, for its holders are gone with that run."""
         async with SessionServerClient(self.address) as server:
-            sessions = await server.sessions()
-            for session in sessions:
+            for session in await server.sessions():
                 await server.delete(session.session_id)
             for hold in (await server.gate().report(deadline_s=_GATE_S)).holds:
                 try:
@@ -96,11 +124,14 @@ class Services:
                 except SessionServerError as error:
                     if error.code != HoldExpired.code:  # it has run out just now
                         raise
-        return len(sessions)
+
+    async def start_of_server(self) -> str:
+        """See `Services`; the run is the only one to restart it, by a fault, and knows whom that hit."""
+        return ""
 
 
 @asynccontextmanager
-async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str], None]) -> AsyncIterator[Services]:
+async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str], None]) -> AsyncIterator[OwnServices]:
     """Services for `choice` whose sessions are kept in `database`.
 
     Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
@@ -135,9 +166,9 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
             opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers)
             seams = await stack.enter_async_context(opening)
             url = seams.server.url
-        identity = engine_identity(engine.capabilities, model_dir, chat_tokenizer)
+        identity = serving_identity(engine.capabilities, chat_tokenizer)
         address = SessionServerAddress(url, admin_token)
-        yield Services(address, engine.capabilities.model, identity, engine, model_dir, seams)
+        yield OwnServices(address, engine.capabilities.model, identity, engine, model_dir, seams)
 
 
 def model_folder(choice: EngineChoice) -> Path:

@@ -19,7 +19,7 @@ from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
 from harness.models.perturb import perturb_checkpoint
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.services import Services
+from harness.suite.run.services import OwnServices, Services
 from harness.suite.scenarios.scenario import PlannedUpdate, Weights
 from harness.types import Json
 
@@ -37,6 +37,7 @@ async def change_weights(
     if weights is None:
         yield
         return
+    assert isinstance(services, OwnServices), "a server that others use keeps its weights"
     say(f"making {len(weights.updates)} checkpoints in {directory.checkpoints}")
 
     def make_checkpoints() -> None:
@@ -93,7 +94,7 @@ class _Watch:
 
 class _Schedule:
     def __init__(
-        self, weights: Weights, services: Services, directory: RunDirectory, say: Callable[[str], None]
+        self, weights: Weights, services: OwnServices, directory: RunDirectory, say: Callable[[str], None]
     ) -> None:
         self._weights = weights
         self._services = services

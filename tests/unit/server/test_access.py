@@ -89,7 +89,14 @@ async def test_a_key_opens_nothing_that_is_an_operators() -> None:
     async with serving(settings=LOCKED) as client, stranger(client.url) as agent:
         session = await client.create()
         path = f"/sessions/{session.session_id}"
-        asked = [("GET", path), ("GET", f"{path}/samples"), ("DELETE", path), ("POST", "/sessions/drain")]
+        asked = [
+            ("GET", path),
+            ("GET", f"{path}/samples"),
+            ("DELETE", path),
+            ("POST", f"{path}/drain"),
+            ("POST", "/sessions/drain"),
+            ("GET", "/sessions/server"),
+        ]
         answers = [await agent.request(method, path, headers=bearer(session.api_key)) for method, path in asked]
 
     assert [answer.status_code for answer in answers] == [401] * len(asked)

@@ -87,6 +87,29 @@ async def test_a_drained_turn_may_end_by_itself():
     assert answer.json()["choices"][0]["message"]["content"] == SLOW.text
 
 
+async def test_one_session_can_be_drained():
+    """Its turn that waits at the gate is refused, its next one too, for good; the gate and everybody else stay as they
+    were. Asked again, or for a session that is none, it changes nothing.
+    """
+    async with serving(*says("a", "b", "c")) as client:
+        mine, other = await client.create(), await client.create()
+        await client.say(mine, HI)
+        await client.http.post("/sessions/pause")
+        held = asyncio.create_task(client.chat(mine, [user("held")]))
+        await client.held(1)
+        drained = [(await client.http.post(f"/sessions/{mine.session_id}/drain")).json() for _ in range(2)]
+        answer = await held
+        await client.http.post("/sessions/resume")
+        refused = await client.chat(mine, HI)
+        await client.say(other, HI)
+        unknown = (await client.http.post(f"/sessions/{'f' * 32}/drain")).json()
+
+    assert [each["phase"] for each in drained] == ["closing", "closing"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
+    assert refused.status_code == 404
+    assert unknown["phase"] == "unknown"
+
+
 async def test_ending_a_session_ends_what_its_agent_left_in_flight(tmp_path):
     """The late call is answered 404, its tokens are undelivered, and the agent's sample is what it was."""
     async with serving(*says("done"), HANG, store=tmp_path / "s.db") as client:

@@ -13,6 +13,7 @@ from harness.suite.exits import ExitCode, NothingSelected, exit_code_of
         (errors.RunError, ExitCode.USAGE),
         (NothingSelected, ExitCode.NOTHING_SELECTED),
         (errors.EngineUnavailable, ExitCode.INFRASTRUCTURE),
+        (errors.SessionServerError, ExitCode.INFRASTRUCTURE),
         (errors.StoreFull, ExitCode.INFRASTRUCTURE),
         (errors.ModelError, ExitCode.INFRASTRUCTURE),
         (errors.UnknownModel, ExitCode.USAGE),

@@ -1,0 +1,98 @@
+"""The sessions of a run on a server that it did not start, in the run's own database.
+
+Their tokens are in that server's store. Here is the record of each, without token columns, and how many tokens it has
+sampled, counted from the lengths of its turns, which know nothing of the session's ledger: the other side of the run's
+books. A session is noted before its
+agent has its key, so one that is not noted has sampled nothing.
+"""
+
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
+from harness.suite.record.rollout_table import has_table, only_reading
+from harness.suite.record.rundir import disk_failures
+from harness.types import Json
+
+_BUSY_TIMEOUT_S = 10.0
+_SCHEMA = "CREATE TABLE IF NOT EXISTS attached_sessions (session_id TEXT PRIMARY KEY, sampled INTEGER, record TEXT)"
+_NOTE = "INSERT OR IGNORE INTO attached_sessions VALUES (?1, NULL, NULL)"
+_KEEP = "INSERT OR REPLACE INTO attached_sessions VALUES (?1, ?2, ?3)"
+_UNCOUNTED = "SELECT session_id FROM attached_sessions WHERE sampled IS NULL"
+_COUNTED = "SELECT session_id, sampled FROM attached_sessions WHERE sampled IS NOT NULL"
+_UNKNOWN = """
+SELECT COALESCE(SUM(json_extract(record, '$.ledger.unknown.requests')), 0),
+       COALESCE(SUM(json_extract(record, '$.ledger.unknown.tokens')), 0)
+FROM attached_sessions WHERE record IS NOT NULL
+"""
+_RECORD = "SELECT record FROM attached_sessions WHERE session_id = ?1 AND record IS NOT NULL"
+
+
+class AttachedSessions:
+    """The table of these sessions; a context manager. All methods raise `StoreError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        with disk_failures(self._path):
+            self._connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)
+            self._connection.execute(_SCHEMA)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._connection.close()
+
+    def note(self, session_id: str) -> None:
+        """There is such a session, and nobody has counted its tokens yet."""
+        self._write(_NOTE, session_id)
+
+    def keep(self, session_id: str, session: Json) -> None:
+        """The record of a session, whose tokens are counted with it; the last one is the one that holds."""
+        self._write(_KEEP, session_id, _count_sampled(session), msgspec.json.encode(session).decode())
+
+    def give_up(self, session_id: str) -> None:
+        """The server does not have the session any more: nobody knows what it had sampled, and it counts as empty."""
+        self._write(_KEEP, session_id, 0, None)
+
+    def uncounted(self) -> list[str]:
+        """The sessions that may still be on the server with tokens that nobody has counted."""
+        with disk_failures(self._path):
+            rows = self._connection.execute(_UNCOUNTED).fetchall()
+        return [session_id for (session_id,) in rows]
+
+    def _write(self, statement: str, *values: object) -> None:
+        with disk_failures(self._path), self._connection:
+            self._connection.execute(statement, values)
+
+
+def read_attached(connection: sqlite3.Connection) -> dict[str, int]:
+    """Sampled tokens of the sessions that have been counted; `connection` is to a run's database."""
+    return dict(connection.execute(_COUNTED)) if has_table(connection, "attached_sessions") else {}
+
+
+def read_attached_unknown(connection: sqlite3.Connection) -> Unknown:
+    """What engines did not hand over in these sessions, as their servers say."""
+    if not has_table(connection, "attached_sessions"):
+        return NOTHING_UNKNOWN
+    return Unknown(*connection.execute(_UNKNOWN).fetchone())
+
+
+def read_attached_record(path: Path, session_id: str) -> Json | None:
+    """The record of a session of the run whose database is `path`; None when it was not on another server."""
+    with only_reading(path) as connection:
+        if not has_table(connection, "attached_sessions"):
+            return None
+        row = connection.execute(_RECORD, (session_id,)).fetchone()
+    return None if row is None else msgspec.json.decode(row[0], type=dict[str, Any])
+
+
+def _count_sampled(session: Json) -> int:
+    """The tokens that the turns of a record hold or have discarded."""
+    return sum(
+        int(turn["output_length"]) + sum(int(each["tokens"]) for each in turn["discarded"]) for turn in session["turns"]
+    )

@@ -55,8 +55,10 @@ def serve(
     import uvloop
 
     from harness.engines.base import ContinuesAtEntry
-    from harness.engines.connect import open_engine
-    from harness.server.serving import serve_forever
+    from harness.engines.connect import EngineName, open_engine
+    from harness.engines.sglang_server import NativeServer
+    from harness.router.engine_verbs import with_verbs
+    from harness.server.serving import alone, serve_forever
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
 
@@ -74,4 +76,6 @@ def serve(
         said = f"serving sessions at {running.url}; Ctrl+C stops"
         server.announce(running, settings, said, as_json=as_json)
 
-    uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce))
+    native = NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path())
+    around = alone if EngineName.parse(engine).urls else with_verbs(native, settings)
+    uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))

@@ -70,6 +70,8 @@ class ServerDescription(msgspec.Struct, frozen=True):
     """Another one after every start."""
     serves: dict[str, Any]
     """Engine and model by name, weights, tokenizer, template and repeat guard by digest."""
+    engines: list[str]
+    """The programs that sample, with their versions."""
 
 
 class SessionSummary(msgspec.Struct, frozen=True):

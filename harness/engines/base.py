@@ -91,6 +91,8 @@ class Capabilities:
     """Digest of the repeat guard's configuration; None when no guard was proven to be active."""
     may_stop_early: bool = True
     """Ends an output at a stop string among its first `min_new_tokens` too."""
+    version: str = ""
+    """Of the server's program; empty when the engine runs in this process, or does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,14 @@ class ContinuesAtEntry(Protocol):
 
     continues_at_entry: bool
     """Continue the server when the provider is entered, before it is tested; set before that."""
+
+
+@runtime_checkable
+class FlushesPrefixes(Protocol):
+    """A provider that keeps the prefixes it has computed, in this process."""
+
+    async def flush_cache(self) -> bool:
+        """Forget every cached prefix; False, with nothing changed, while requests are live and not paused."""
 
 
 def check_request(capabilities: Capabilities, request: GenerationRequest) -> None:

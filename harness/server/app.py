@@ -19,7 +19,7 @@ import harness
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
-from harness.server.identity import serving_identity
+from harness.server.identity import served_by, serving_identity
 from harness.server.left_engines import LeftEngines
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls
@@ -163,8 +163,10 @@ class SessionServer:
 
     async def _describe(self, request: Request) -> Response:
         del request
-        serves = serving_identity(self._turns.engine.capabilities, self._turns.chat_tokenizer)
-        return json_response({"harness": harness.__version__, "start": self._start, "serves": serves})
+        engine = self._turns.engine
+        serves = serving_identity(engine.capabilities, self._turns.chat_tokenizer)
+        said = {"harness": harness.__version__, "start": self._start, "serves": serves, "engines": served_by(engine)}
+        return json_response(said)
 
     async def _health(self, request: Request) -> Response:
         if not is_operator(request.headers, self.settings.admin_token):

@@ -1,6 +1,9 @@
-"""What a server serves: the properties in which two must agree to sample the same tokens from the same messages."""
+"""What a server serves, and by which programs.
 
-from harness.engines.base import Capabilities
+Two servers of one identity sample the same tokens from the same messages. The versions of their engines may differ.
+"""
+
+from harness.engines.base import Capabilities, TokenProvider
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import Json
 
@@ -15,3 +18,9 @@ def serving_identity(capabilities: Capabilities, chat_tokenizer: ChatTokenizer) 
         "template_digest": chat_tokenizer.describe().template_digest,
         "repeat_guard": capabilities.repeat_guard,
     }
+
+
+def served_by(engine: TokenProvider) -> list[str]:
+    """The programs that sample for `engine`, each once: `sglang 0.5.15`, or `local` for one in this process."""
+    found = [worker.capabilities for worker in engine.workers.providers.values()]
+    return sorted({f"{each.engine} {each.version}".rstrip() for each in found})

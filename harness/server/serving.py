@@ -37,7 +37,8 @@ Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
 """Puts the application of a session server into a larger one, for the time of the block."""
 
 
-def _alone(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
+def alone(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
+    """The application of a session server and nothing else."""
     return nullcontext(server.app())
 
 
@@ -61,7 +62,7 @@ async def serve(
     store: SessionStore,
     settings: ServerSettings | None = None,
     *,
-    around: Around = _alone,
+    around: Around = alone,
     clock: Clock = time.time,
 ) -> AsyncIterator[RunningServer]:
     """A session server in the running loop, for the time of the block; `around` makes what answers at its address.
@@ -123,7 +124,7 @@ async def serve_forever(
     settings: ServerSettings,
     started: Callable[[RunningServer], None],
     *,
-    around: Around = _alone,
+    around: Around = alone,
 ) -> None:
     """A session server until SIGINT or SIGTERM; calls `started` as soon as it answers.
 

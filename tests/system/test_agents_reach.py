@@ -156,9 +156,10 @@ async def try_everything(
 
 
 async def test_no_route_of_a_server_gives_an_agent_what_is_not_its_own(tmp_path: Path) -> None:
-    """`harness serve`."""
+    """`harness serve`, whose engine takes control verbs; one that it does not have is a route like any other."""
     toy = write_toy_model(tmp_path / "toy")
-    routes = await routes_of_a_session_server()
+    verbs = [(method, path) for path, verb in VERBS.items() for method in verb.methods]
+    routes = [*await routes_of_a_session_server(), *verbs]
     command = ("serve", "--engine", "scripted", "--tokenizer", toy, "--port", "0", "--json")
     process = start_harness(*command, log=tmp_path / "serve.log")
     try:

@@ -167,6 +167,7 @@ def test_the_run_directory_says_what_was_run(run_dir: Path) -> None:
     names = {path.name for path in run_dir.iterdir()}
     assert {"config.toml", "lock.json", "run.db", "samples.jsonl", "samples.parquet", "result.json"} <= names
     assert all(lock[key] for key in ("versions", "digests"))
+    assert list(lock["engines"].values()) == [["local"]]
     logs = sorted(run_dir.glob("sessions/*/agent.log"))
     assert len(logs) >= 8
     assert all(log.stat().st_size for log in logs)

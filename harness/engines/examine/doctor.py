@@ -27,7 +27,7 @@ from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.sglang_wire import ServerInfo
 from harness.engines.remote.vllm import VLLMTokenProvider
-from harness.engines.remote.vllm_control import MISSING
+from harness.engines.remote.vllm_control import MISSING, VersionAnswer
 from harness.errors import EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer, read_json
 from harness.types import FinishReason, GenerationRequest, GenerationResult, Json, SamplingParams, as_ids
@@ -150,10 +150,6 @@ class _SGLangInfo(msgspec.Struct):
     model_path: str
 
 
-class _Version(msgspec.Struct):
-    version: str = "of unknown version"
-
-
 class _Tokens(msgspec.Struct):
     tokens: list[int]
 
@@ -195,7 +191,7 @@ async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer
 
 async def examine_vllm(client: EngineClient, content: bytes) -> ExaminedServer:
     """See `kinds.Examined`."""
-    version = client.decode(Exchange("GET", "/version", _ANSWER_S), content, _Version)
+    version = client.decode(Exchange("GET", "/version", _ANSWER_S), content, VersionAnswer)
     model = await find_model(client)
     spans = await client.ask(Exchange("POST", _SPAN_ROUTE, _ANSWER_S, {}))
     return ExaminedServer(

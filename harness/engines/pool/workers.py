@@ -258,6 +258,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         weights_digest=first.weights_digest,
         repeat_guard=first.repeat_guard,
         may_stop_early=first.may_stop_early,
+        version=" and ".join(sorted({each.version for each in all_capabilities})),
     )
 
 

@@ -100,6 +100,7 @@ class SGLangTokenProvider(RemoteProvider):
             can_update_weights=True,
             weights_digest="",
             repeat_guard=self._guard,
+            version=self._server.version,
         )
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:

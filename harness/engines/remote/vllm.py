@@ -55,10 +55,11 @@ _HEALTH_S = 5.0
 
 
 class _Offer(NamedTuple):
-    """The model and the endpoint of the server."""
+    """The model, the endpoint and the version of the server."""
 
     model: ServedModel
     api: TokenApi
+    version: str
 
 
 class VLLMTokenProvider(RemoteProvider):
@@ -88,6 +89,7 @@ class VLLMTokenProvider(RemoteProvider):
             weights_digest="",
             repeat_guard=self._guard,
             may_stop_early=False,
+            version=offer.version,
         )
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
@@ -219,7 +221,8 @@ class VLLMTokenProvider(RemoteProvider):
         model = await find_model(self._client)
         # An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere.
         answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
-        self._entered_offer = _Offer(model, CompletionsApi() if answer.status in MISSING else GenerateApi())
+        api = CompletionsApi() if answer.status in MISSING else GenerateApi()
+        self._entered_offer = _Offer(model, api, await self._control.version())
         await self._control.connect(weights=model.root)
 
     def _prepare(self, request: GenerationRequest) -> Asked:

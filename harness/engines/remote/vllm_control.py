@@ -36,6 +36,12 @@ class _PausedAnswer(msgspec.Struct):
     is_paused: bool
 
 
+class VersionAnswer(msgspec.Struct):
+    """`/version`."""
+
+    version: str = "of unknown version"
+
+
 class VLLMControl:
     """The control verbs of the server behind `client`."""
 
@@ -49,6 +55,10 @@ class VLLMControl:
         answer = await self._client.ask(Exchange("GET", "/is_paused", _DEADLINE_S))
         self.has_dev_mode = answer.status not in MISSING
         self._started_with = weights
+
+    async def version(self) -> str:
+        """The version of vLLM."""
+        return (await self._client.get("/version", VersionAnswer, deadline_s=_QUICK_S)).version
 
     async def label(self) -> str:
         """The weight version that the server would report now."""

@@ -44,7 +44,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         tokenizer = Tokenizer.load(arguments.model_path)
-        server = NativeServer(provider, tokenizer, arguments.model_path, flush=provider.flush_cache)
+        server = NativeServer(provider, tokenizer, arguments.model_path)
         async with serve_in_process(server.app(), host=arguments.host, port=arguments.port) as url:
             print(f"serving {provider.capabilities.model} at {url}", flush=True)  # noqa: T201  # what a log begins with
             await stop.wait()

@@ -10,9 +10,10 @@ request id is no prefix of others, weights change between two tokens without wai
 name, and `/health` never generates. It has no text: no chat routes, no templates.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from harness import __version__
-from harness.engines.base import TokenProvider
+from harness.engines.base import FlushesPrefixes, TokenProvider
 from harness.engines.sglang_server.connection import EventStream, while_connected
 from harness.engines.sglang_server.replies import chunk, last_chunk, prompt_reply, whole_reply
 from harness.engines.sglang_server.requests import (
@@ -39,9 +40,6 @@ from harness.types import GenerationDelta, Json, as_ids
 
 _NOBODY_READS = 499
 
-Flush = Callable[[], Awaitable[bool]]
-"""Forgets cached prefixes; False, with nothing changed, while requests are live."""
-
 
 class NativeServer:
     """The application; `provider` has been entered by whoever owns it.
@@ -50,27 +48,32 @@ class NativeServer:
         provider: Samples and scores.
         tokenizer: The model's own.
         model_path: Where its weights came from.
-        flush: Forgets the provider's cached prefixes, when it keeps some.
     """
 
-    def __init__(
-        self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path, *, flush: Flush | None = None
-    ) -> None:
+    def __init__(self, provider: TokenProvider, tokenizer: Tokenizer, model_path: Path) -> None:
         self._provider = provider
         self._tokenizer = tokenizer
         self._model_path = model_path
-        self._flush = flush
+        self.verbs: Mapping[str, Callable[[Request], Awaitable[Response]]] = MappingProxyType(
+            {
+                "/abort_request": self._abort,
+                "/pause_generation": self._pause,
+                "/continue_generation": self._continue,
+                "/flush_cache": self._flush_cache,
+                "/update_weights_from_disk": self._update_weights,
+            }
+        )
+        """The control verbs by their paths; each raises `EngineError`."""
 
     def app(self) -> Starlette:
         """The ASGI application."""
         return Starlette(
             routes=[
                 Route("/generate", self._generate, methods=["POST", "PUT"]),
-                Route("/abort_request", self._abort, methods=["POST"]),
-                Route("/pause_generation", self._pause, methods=["POST"]),
-                Route("/continue_generation", self._continue, methods=["POST"]),
-                Route("/flush_cache", self._flush_cache, methods=["GET", "POST"]),
-                Route("/update_weights_from_disk", self._update_weights, methods=["POST"]),
+                *(
+                    Route(path, verb, methods=["GET", "POST"] if path == "/flush_cache" else ["POST"])
+                    for path, verb in self.verbs.items()
+                ),
                 Route("/model_info", self._model_info, methods=["GET"]),
                 Route("/server_info", self._server_info, methods=["GET"]),
                 Route("/v1/models", self._models, methods=["GET"]),
@@ -140,7 +143,7 @@ class NativeServer:
 
     async def _flush_cache(self, request: Request) -> Response:
         del request
-        if self._flush is not None and not await self._flush():
+        if isinstance(self._provider, FlushesPrefixes) and not await self._provider.flush_cache():
             raise EngineRejected("the cache is not flushed while requests are live: abort or await them first")
         return Response("Cache flushed.\n")
 

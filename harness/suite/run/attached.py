@@ -15,10 +15,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.client.connections import SessionServerAddress
-from harness.client.session_server import Collected, Deadlines, Futures, SessionHandle, SessionServerClient
+from harness.client.session_server import (
+    Collected,
+    Deadlines,
+    Futures,
+    ServerDescription,
+    SessionHandle,
+    SessionServerClient,
+)
 from harness.errors import EngineUnavailable, ScenarioError, SessionServerError
 from harness.rollouts.manager import SessionManager
 from harness.suite.record.attached_sessions import AttachedSessions
@@ -161,17 +168,19 @@ async def attach(
     deadlines = deadlines or Deadlines()
     with AttachedSessions(database) as sessions:
         async with AttachedClient(address, sessions, deadlines) as client:
-            identity = await _identify(client, min(_GREETING_S, deadlines.read_s))
+            described = await _describe(client, min(_GREETING_S, deadlines.read_s))
+            identity = described.serves
             _require_guard(choice, identity)
             say(f"running on {choice.url}: {identity['engine']} with {identity['model']}")
-            yield AttachedServices(address, identity["model"], identity, client, say, deadlines.read_s)
+            model = identity["model"]
+            yield AttachedServices(address, model, identity, described.engines, client, say, deadlines.read_s)
 
 
-async def _identify(client: SessionServerClient, deadline_s: float) -> dict[str, Any]:
+async def _describe(client: SessionServerClient, deadline_s: float) -> ServerDescription:
     """What the server says that it serves, when it is one and lets us in."""
     named = f"--server {client.address.url}"
     try:
-        return (await client.describe(deadline_s=deadline_s)).serves
+        return await client.describe(deadline_s=deadline_s)
     except SessionServerError as error:
         if error.status == 401:
             given = "another one was given" if client.address.admin_token else "none was given"

@@ -87,7 +87,8 @@ class SuiteRun:
                 return
             lock = read_lock(self.directory.lock)
             check_same_engine(lock["digests"].setdefault(choice.key, services.identity), services.identity)
-            self.directory.write_json(self.directory.lock, {**lock, "versions": versions()})
+            engines = lock.get("engines", {}) | {choice.key: services.engines}
+            self.directory.write_json(self.directory.lock, {**lock, "versions": versions(), "engines": engines})
             await services.close_abandoned()
             for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
                 if not self.interrupts.is_requested:

@@ -17,7 +17,7 @@ from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
 from harness.rollouts.manager import SessionManager
 from harness.server.access import new_admin_token
-from harness.server.identity import serving_identity
+from harness.server.identity import served_by, serving_identity
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
@@ -74,6 +74,8 @@ class Services(ABC):
     """Name that agents ask for."""
     identity: Json
     """Of what it serves, for `lock.json`."""
+    engines: list[str]
+    """The programs that sample, with their versions."""
 
     @abstractmethod
     def open_manager(self) -> SessionManager:
@@ -168,7 +170,7 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
             url = seams.server.url
         identity = serving_identity(engine.capabilities, chat_tokenizer)
         address = SessionServerAddress(url, admin_token)
-        yield OwnServices(address, engine.capabilities.model, identity, engine, model_dir, seams)
+        yield OwnServices(address, engine.capabilities.model, identity, served_by(engine), engine, model_dir, seams)
 
 
 def model_folder(choice: EngineChoice) -> Path:

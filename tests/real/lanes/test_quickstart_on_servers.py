@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -48,11 +49,24 @@ def engine_of(directory: Path) -> str:
     return str(digests["engine"])
 
 
+def programs_of(directory: Path) -> list[str]:
+    """The engine servers that sampled, with their versions."""
+    [programs] = json.loads((directory / "lock.json").read_text())["engines"].values()
+    return list(programs)
+
+
+def version_of(url: str, path: str) -> str:
+    """What the server says of itself."""
+    with urlopen(url + path, timeout=60) as answer:
+        return str(json.load(answer)["version"])
+
+
 def test_on_a_running_sglang(sglang_url: str, short_quickstart: Path, model_dir: Path, tmp_path: Path) -> None:
     """With `--engine sglang=URL`."""
     run_suite(short_quickstart, f"sglang={sglang_url}", str(model_dir), tmp_path / "run")
 
     assert engine_of(tmp_path / "run") == "sglang"
+    assert programs_of(tmp_path / "run") == [f"sglang {version_of(sglang_url, '/server_info')}"]
 
 
 def test_on_a_running_vllm(vllm_url: str, short_quickstart: Path, model_dir: Path, tmp_path: Path) -> None:
@@ -60,6 +74,7 @@ def test_on_a_running_vllm(vllm_url: str, short_quickstart: Path, model_dir: Pat
     run_suite(short_quickstart, f"vllm={vllm_url}", str(model_dir), tmp_path / "run")
 
     assert engine_of(tmp_path / "run") == "vllm"
+    assert programs_of(tmp_path / "run") == [f"vllm {version_of(vllm_url, '/version')}"]
 
 
 @pytest.mark.parametrize("engine", [pytest.param(each, marks=on_real(each)) for each in INSTALLED])

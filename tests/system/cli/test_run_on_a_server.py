@@ -151,6 +151,7 @@ async def test_a_run_on_a_server_is_the_run_on_an_engine_of_its_own(tmp_path: Pa
     assert attached["ledger"]["generated"] > 0
     assert attached["scenarios"][0]["checks"] == own["scenarios"][0]["checks"]
     assert lock["digests"] == {f"server={client.url}": described["serves"]}
+    assert lock["engines"] == {f"server={client.url}": ["scripted"]}
     assert recorded.ledger == report.ledger
 
 

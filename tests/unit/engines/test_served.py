@@ -244,9 +244,7 @@ async def test_the_cache_is_flushed_unless_requests_run(small_dir: Path):
     """A flushed prefix is computed again; while something runs, the cache stays and the answer says so."""
     async with (
         HuggingFaceTokenProvider(small_dir) as engine,
-        serve_in_process(
-            NativeServer(engine, Tokenizer.load(small_dir), small_dir, flush=engine.flush_cache).app()
-        ) as url,
+        serve_in_process(NativeServer(engine, Tokenizer.load(small_dir), small_dir).app()) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=DEADLINE_S) as client,
     ):
 

@@ -84,6 +84,8 @@ class SessionManager:
         self._client = client or SessionServerClient(self._address, deadlines=self._deadlines)
         self._closes_client = client is None
         self._grace_s = grace_s
+        self.collecting: set[str] = set()
+        """Sessions whose agents have ended, and whose rollouts `run` has not returned yet."""
         self._runner: AgentRunner | None = None
         self._signal: AbortSignal | None = None
 
@@ -116,9 +118,16 @@ class SessionManager:
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
             return _rollout_without_session(task, outcome, time.monotonic() - started)
+        try:
+            return await self._run_on(session, task, signal, started)
+        finally:
+            self.collecting.discard(session.session_id)
+
+    async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> Rollout:
         rollout = None
         try:
             run = await self._require_runner().run(task, session, signal)
+            self.collecting.add(session.session_id)
             record = await read_record(self._client, session.session_id, end_s=self._deadlines.end_s)
             rollout = Rollout(
                 session_id=session.session_id,

@@ -13,6 +13,7 @@ This module cannot see everything, and leaves to its callers: that a scoring is 
 of the behavior logprobs, and that its tokens are those of the branch.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -210,6 +211,35 @@ def staleness_telemetry(samples: Iterable[tuple[Versions, Versions, int | None]]
         "rollout/version_lag_max": max((stale.lag_max for stale, _ in found), default=0),
         "rollout/proximal_share": sum(stale.proximal_share * weight for stale, weight in found) / tokens,
     }
+
+
+class NextVersions(NamedTuple):
+    """How many tokens could meet the version after their own, and how many did."""
+
+    possible: int
+    """Sampled tokens whose next version has been live: any later one says so."""
+    met: int
+    """Those whose proximal logprob is that of it."""
+
+    @property
+    def share(self) -> float:
+        """Met, of those that could; 0 when none could."""
+        return self.met / self.possible if self.possible else 0.0
+
+
+def count_next_versions(samples: Iterable[tuple[Versions, Versions, int | None]]) -> NextVersions:
+    """Of samples of one run of versions: each is its behavior versions, its proximal ones, the one that was live."""
+    newest, met = NOT_SAMPLED, 0
+    missed: Counter[int] = Counter()
+    for behavior, proximal, live in samples:
+        is_sampled = behavior != NOT_SAMPLED
+        own, next_one = behavior[is_sampled], proximal[is_sampled]
+        has_met = next_one == own + 1
+        met += int(has_met.sum())
+        for version, count in zip(*np.unique(own[~has_met], return_counts=True), strict=True):
+            missed[int(version)] += int(count)
+        newest = max(newest, NOT_SAMPLED if live is None else live, int(next_one.max(initial=NOT_SAMPLED)))
+    return NextVersions(met + sum(count for version, count in missed.items() if version < newest), met)
 
 
 def oldest_version(spans: Iterable[VersionSpan]) -> int | None:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from harness.samples.proximal import NextVersions, count_next_versions
 from harness.samples.rollout import OutcomeKind
+from harness.samples.versions import NOT_SAMPLED, Versions
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.scenario import Checks
-from harness.types import Json
+from harness.types import Json, as_ids
 
 _ENDED_BY_ITSELF = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
@@ -48,6 +50,25 @@ def count_dropped_turns(records: Sequence[RolloutRecord]) -> int:
     """Turns that samples lost because an earlier turn of their branch is incomplete (I3)."""
     samples = (sample for record in records for sample in record.samples)
     return sum(sample["metadata"].get("dropped_trailing_turns", 0) for sample in samples)
+
+
+def versions_of(sample: Json) -> tuple[Versions, Versions, int | None]:
+    """The behavior and proximal versions of a recorded sample, and the version that was live when it was read."""
+    behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
+    # Without a sampled token, `staleness` means what the author of the prompt means by it.
+    stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
+    return behavior, proximal, stale.get("newest_version")
+
+
+def next_versions(records: Sequence[RolloutRecord]) -> NextVersions:
+    """How many tokens of a scenario could meet the version after their own, and how many did."""
+    return count_next_versions(versions_of(sample) for record in records for sample in record.samples)
+
+
+def _min_proximal_share(check: str, expected: float, records: Sequence[RolloutRecord]) -> Verdict:
+    tokens = next_versions(records)
+    seen = f"{tokens.share:.1%}, {tokens.met} of {tokens.possible} tokens"
+    return Verdict(check, f"at least {expected:.1%}", seen, tokens.share >= expected)
 
 
 def _min_reward_mean(check: str, expected: float, records: Sequence[RolloutRecord]) -> Verdict:
@@ -92,5 +113,6 @@ _RULES: dict[str, _Rule] = {
             for behavior, proximal in zip(sample["behavior_versions"], sample["proximal_versions"], strict=True)
         )
     ),
+    "min_proximal_share": _min_proximal_share,
     "expect_dropped_trailing_turns": _expect_dropped,
 }

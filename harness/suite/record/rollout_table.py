@@ -42,6 +42,9 @@ INSERT INTO rollouts
 SELECT ?1, COALESCE(MAX(attempt) + 1, 0), ?2, ?3, ?4 FROM rollouts WHERE number = ?1
 """
 
+_LAST = "SELECT rowid, record FROM rollouts WHERE number = ? ORDER BY attempt DESC LIMIT 1"
+_AMEND = "UPDATE rollouts SET record = ? WHERE rowid = ?"
+
 INTERRUPTED = "interrupted"
 """Drop reason of tokens whose session ended with the run, the engine or the harness, and runs again."""
 
@@ -193,6 +196,13 @@ class RolloutLog:
         with disk_failures(self._path), self._connection:
             self._connection.execute(_SCHEMA)  # not earlier: the session store begins with an empty database
             self._connection.execute(_INSERT, row)
+
+    def amend(self, number: int, samples: Sequence[Json]) -> None:
+        """Give the last attempt of rollout `number` these samples: its own, with more known about their tokens."""
+        with disk_failures(self._path), self._connection:
+            rowid, row = self._connection.execute(_LAST, (number,)).fetchone()
+            record = msgspec.structs.replace(msgspec.json.decode(row, type=RolloutRecord), samples=samples)
+            self._connection.execute(_AMEND, (msgspec.json.encode(record).decode(), rowid))
 
     def last_attempts(self) -> dict[int, RolloutRecord]:
         """The record that counts of every rollout that has one, by number, in order."""

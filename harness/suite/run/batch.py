@@ -20,6 +20,7 @@ from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory, disk_full
+from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
 from harness.suite.scenarios.folder import ScenarioFolder
@@ -76,6 +77,8 @@ class RolloutBatch:
     interrupts: Interrupts
     faults: FaultInjector | None = None
     """Injects the scenario's faults; None when it has none."""
+    finished: FinishedSamples | None = None
+    """Has the samples while weights change; None when they do not."""
 
     async def run(self, rollouts: Sequence[PlannedRollout], *, width: int) -> None:
         """Run `rollouts` in order, `width` at a time, until done or interrupted.
@@ -111,12 +114,16 @@ class RolloutBatch:
         rollout = await (self.manager.run(task) if self.faults is None else self.faults.run(task, planned.number))
         if rollout is None:  # a fault ended all rollouts and had to cancel this one
             return
+        if self.finished is not None:
+            self.finished.add(planned.number, rollout.samples)
         rollout, problem = await self._doubt(rollout, start)
         score, check = Score(), planned.folder.check
         if check is not None:
             metadata = planned.prompt.metadata | planned.prompt.check_metadata
             deadline_s = planned.folder.scenario.checks.check_deadline_s
             score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
+        if self.finished is not None:  # swept meanwhile
+            rollout = replace(rollout, samples=self.finished.recorded(planned.number))
         record = record_of(planned, rollout, score)
         if self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested:
             record = msgspec.structs.replace(record, met_fault=True)  # not the user but the fault may have ended it

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.samples.proximal import staleness_telemetry
-from harness.samples.versions import NOT_SAMPLED, Versions
+from harness.samples.proximal import NextVersions, staleness_telemetry
 from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.suite.faults.firing import FaultReport, judge_faults
-from harness.suite.judge.verdicts import Verdict, count_dropped_turns, judge, mean_reward
+from harness.suite.judge.verdicts import Verdict, count_dropped_turns, judge, mean_reward, next_versions, versions_of
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.folder import ScenarioFolder
-from harness.types import Json, as_ids
+from harness.types import Json
 
 
 class RunStatus(StrEnum):
@@ -173,13 +172,9 @@ class RunReport:
     @property
     def telemetry(self) -> Json:
         """The telemetry that a trainer logs of the run; the keys are fixed."""
-
-        def versions_of(sample: Json) -> tuple[Versions, Versions, int | None]:
-            behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
-            # Without a sampled token, `staleness` means what the author of the prompt means by it.
-            stale = sample["metadata"].get("staleness", {}) if (behavior != NOT_SAMPLED).any() else {}
-            return behavior, proximal, stale.get("newest_version")
-
+        # Each scenario has versions of its own.
+        met = [next_versions(scenario.records) for scenario in self.scenarios]
+        possible = NextVersions(sum(each.possible for each in met), sum(each.met for each in met))
         return {
             "rollout/repeat_terminate_active": int(self.is_guarded),
             "rollout/repeat_terminate_triggered_sequences": sum(
@@ -191,6 +186,7 @@ class RunReport:
                 for record in scenario.records
                 for sample in record.samples
             ),
+            "rollout/proximal_share_of_possible": possible.share,
         }
 
     def to_json(self) -> Json:

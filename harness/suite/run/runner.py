@@ -26,6 +26,7 @@ from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, Roll
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.batch import Progress, RolloutBatch, with_environment
+from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
@@ -113,10 +114,14 @@ class SuiteRun:
                 roster = Roster(folder.name, services.seams.server, first, seeds)
                 fault_log = FaultLog(self.directory.faults)
                 faults = FaultInjector(folder.scenario.faults, roster, services.seams, manager, fault_log)
-            batch = RolloutBatch(manager, services, agent, self.directory, log, self.progress, self.interrupts, faults)
+            weights = folder.scenario.weights
+            finished = None if weights is None else FinishedSamples(manager, log)
+            batch = RolloutBatch(
+                manager, services, agent, self.directory, log, self.progress, self.interrupts, faults, finished
+            )
             width = self.concurrency or folder.scenario.concurrency
             async with (
-                change_weights(folder.scenario.weights, services, self.directory, self.progress.say),
+                change_weights(weights, services, finished, self.directory, self.progress.say),
                 nullcontext() if faults is None else faults.active(),
             ):
                 await self.interrupts.guard(batch.run(rollouts, width=width), drain=drain)

@@ -14,11 +14,16 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 
 from harness.client.session_server import SessionServerClient, SessionSummary
+from harness.control.sample_sweep import sweep_samples
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget
-from harness.engines.base import PauseMode
+from harness.engines.base import LogprobScale, PauseMode
+from harness.errors import EngineError, SessionServerError
 from harness.models.perturb import perturb_checkpoint
+from harness.samples.versions import known_version
+from harness.sessions.weight_update import SweepRequest
 from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.services import OwnServices, Services
 from harness.suite.scenarios.scenario import PlannedUpdate, Weights
 from harness.types import Json
@@ -28,13 +33,18 @@ _LOOK_EVERY_S = 0.1
 
 @asynccontextmanager
 async def change_weights(
-    weights: Weights | None, services: Services, directory: RunDirectory, say: Callable[[str], None]
+    weights: Weights | None,
+    services: Services,
+    finished: FinishedSamples | None,
+    directory: RunDirectory,
+    say: Callable[[str], None],
 ) -> AsyncIterator[None]:
     """While the block runs, the updates of `weights` come one after the other; those it leaves no time for do not come.
 
-    Raises what an update raises, when the block has ended.
+    Samples that are `finished` are swept before each, and when the block has ended. Raises what an update raises, when
+    the block has ended.
     """
-    if weights is None:
+    if weights is None or finished is None:
         yield
         return
     assert isinstance(services, OwnServices), "a server that others use keeps its weights"
@@ -46,13 +56,15 @@ async def change_weights(
             perturb_checkpoint(services.model_dir, target.resolve(), number=number, noise=weights.noise)
 
     await asyncio.to_thread(make_checkpoints)
-    schedule = asyncio.create_task(_Schedule(weights, services, directory, say).run(), name="weight schedule")
+    schedule = _Schedule(weights, services, finished, directory, say)
+    running = asyncio.create_task(schedule.run(), name="weight schedule")
     try:
         yield
     finally:
-        schedule.cancel()
+        running.cancel()
         with suppress(asyncio.CancelledError):
-            await schedule
+            await running
+    await schedule.settle_the_last()
 
 
 @dataclass(slots=True)
@@ -94,15 +106,27 @@ class _Watch:
 
 class _Schedule:
     def __init__(
-        self, weights: Weights, services: OwnServices, directory: RunDirectory, say: Callable[[str], None]
+        self,
+        weights: Weights,
+        services: OwnServices,
+        finished: FinishedSamples,
+        directory: RunDirectory,
+        say: Callable[[str], None],
     ) -> None:
         self._weights = weights
         self._services = services
+        self._finished = finished
         self._directory = directory
         self._say = say
-        budget = UpdateBudget(sweep_s=weights.sweep_s)
-        mode = PauseMode(weights.mode)
-        self._updater = WeightUpdater([services.engine], [services.address], mode=mode, budget=budget)
+        self._can_score = services.engine.capabilities.logprob_scale is LogprobScale.RAW
+        self._budget = UpdateBudget(sweep_s=weights.sweep_s)
+        self._updater = WeightUpdater(
+            [services.engine],
+            [services.address],
+            mode=PauseMode(weights.mode),
+            budget=self._budget,
+            unconsumed=finished.samples if self._can_score else None,
+        )
         self._began = time.monotonic()
         self._reports: list[Json] = []
 
@@ -116,7 +140,36 @@ class _Schedule:
                 while not watch.is_time(update, since):
                     await asyncio.sleep(_LOOK_EVERY_S)
                     watch.look(await server.sessions())
+                await self._sweep_sessions(server)
+                await self._finished.catch_up()
                 await self._carry_out(version, update)
+                self._finished.write()
+
+    async def settle_the_last(self) -> None:
+        """No update follows, and no session is left: score what waits for the weights that the scenario ends with."""
+        request = await self._sweep_request()
+        if request is not None and self._can_score:
+            await sweep_samples([self._services.engine], self._finished.samples, request)
+        self._finished.write()
+
+    async def _sweep_sessions(self, server: SessionServerClient) -> None:
+        """A session that is collected from now on has met the live version."""
+        request = await self._sweep_request()
+        with suppress(SessionServerError, TimeoutError):  # the update sweeps again, and reports
+            if request is not None:
+                async with asyncio.timeout(request.budget_s + self._budget.gate_s):
+                    await server.sweep(request)
+
+    async def _sweep_request(self) -> SweepRequest | None:
+        """For the live version; None when nobody knows it."""
+        try:
+            await self._services.engine.read_version()
+        except EngineError:  # an update meets the same, and reports
+            return None
+        version = known_version(self._services.engine.weight_version)
+        if version is None:
+            return None
+        return SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
 
     async def _carry_out(self, version: int, update: PlannedUpdate) -> None:
         at_s = time.monotonic() - self._began

@@ -167,6 +167,8 @@ class Checks(_Strict):
     """Different weights that sampled tokens, over all samples."""
     min_proximal_tokens: int | None = Field(default=None, ge=1)
     """Tokens whose proximal logprob is that of their next version, over all samples."""
+    min_proximal_share: float | None = Field(default=None, gt=0, le=1)
+    """The same as a share of the tokens whose next version has been live."""
     expect_faults_fired: bool = True
     """Every fault of the scenario came at least once."""
     check_deadline_s: float = Field(default=10.0, gt=0)

@@ -8,8 +8,10 @@ import pytest
 from harness.errors import UnknownWeightVersion
 from harness.samples.merge import Selection, build_samples
 from harness.samples.proximal import (
+    NextVersions,
     ProximalColumns,
     Staleness,
+    count_next_versions,
     keep_scores,
     oldest_version,
     sample_scoring_start,
@@ -257,6 +259,20 @@ def test_the_telemetry_of_many_samples_counts_each_by_its_tokens():
         "rollout/proximal_share": pytest.approx(2 / 4),
     }
     assert set(staleness_telemetry([]).values()) == {0}
+
+
+def test_a_token_could_meet_its_next_version_when_that_was_live():
+    """Whoever says so: a later token, a scoring, or the version under which some sample was read."""
+    old, fresh, scored = (
+        (as_ids([0, 0, -1, 1]), as_ids([1, 0, -1, 1]), None),
+        (as_ids([1]), as_ids([1]), 2),
+        (as_ids([2]), as_ids([3]), None),
+    )
+
+    assert count_next_versions([old]) == NextVersions(2, 1)
+    assert count_next_versions([old, fresh]) == NextVersions(4, 1)
+    assert count_next_versions([fresh, old, scored]) == NextVersions(5, 2)
+    assert (count_next_versions([]).share, NextVersions(4, 1).share) == (0.0, 0.25)
 
 
 def test_the_oldest_version_of_a_branch_is_read_from_its_spans():

@@ -33,10 +33,13 @@ class _Function(msgspec.Struct):
     arguments: str = "{}"
 
 
-class _Call(msgspec.Struct):
-    function: _Function
+# Fields in OpenAI's order: a template that writes a call or a tool as JSON shows the model what it was trained on.
+
+
+class _Call(msgspec.Struct, kw_only=True):
     id: str = ""
     type: Literal["function"] = "function"
+    function: _Function
 
 
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -58,9 +61,9 @@ class _ToolFunction(msgspec.Struct, omit_defaults=True):
     strict: bool | None = None
 
 
-class _Tool(msgspec.Struct):
-    function: _ToolFunction
+class _Tool(msgspec.Struct, kw_only=True):
     type: Literal["function"] = "function"
+    function: _ToolFunction
 
 
 class _NamedFunction(msgspec.Struct):

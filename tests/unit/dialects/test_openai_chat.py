@@ -110,6 +110,20 @@ def test_a_real_clients_request_is_understood():
     assert chat.tools[0]["function"] == {"name": "add", "parameters": {"type": "object"}, "strict": False}
 
 
+def test_tools_and_calls_keep_the_order_of_their_fields():
+    """Templates write them as JSON, so another order is other tokens than the model was trained on."""
+    offered = {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}},
+    }
+    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+    chat = parse_request(body([user("hi"), {"role": "assistant", "tool_calls": [called]}], tools=[offered]))
+
+    assert json.dumps(chat.tools) == json.dumps([offered])
+    assert json.dumps(chat.messages[1]["tool_calls"]) == json.dumps([called])
+
+
 FORMATS: dict[str, tuple[dict | None, str | None]] = {
     "none": (None, None),
     "text": ({"type": "text"}, None),

@@ -29,6 +29,7 @@
     │   ├── EngineConnectionLost   died in the middle of a generation
     │   ├── EngineRejected         refused the request; a retry cannot help
     │   ├── EngineReplyInvalid     answered something that contradicts itself
+    │   ├── TokenizerMismatch      has another tokenizer than the sessions
     │   └── UnknownWeightVersion   a version label that is not a policy version
     ├── IllegalTransition          a command the lifecycle table has no entry for; nothing changed
     ├── LedgerImbalance            generated != trained + masked + dropped: a bug of ours
@@ -330,6 +331,13 @@ class EngineReplyInvalid(EngineError):
     """The engine's answer contradicts itself or the request."""
 
     code = "engine_reply_invalid"
+    retryable = False
+
+
+class TokenizerMismatch(EngineError):
+    """The engine encodes text in another way than the sessions do."""
+
+    code = "tokenizer_mismatch"
     retryable = False
 
 

@@ -65,7 +65,8 @@ def open_engine(
     """The provider called `name`; enter it to start or to reach it.
 
     `local` needs `model_dir`, every other one needs `tokenizer`; `scripted` plays `script` when there is one. Both run
-    `repeat_guard` (None: that of the environment); servers were started with theirs, which must be this one.
+    `repeat_guard` (None: that of the environment); servers were started with theirs, which must be this one, as their
+    tokenizer must be `tokenizer`: entering the provider asks them.
     `engine_key` is sent to servers without a key of their own; empty takes that of the environment. Raises
     `ScenarioError` when the name is unknown or what it needs is missing.
     """
@@ -80,7 +81,9 @@ def open_engine(
             f"{engine.kind} needs the address of a server: {engine.kind}=http://127.0.0.1:30000;"
             f" `harness engine up {engine.kind}` starts one"
         )
-    workers = [open_server(engine.kind, url, vocab_size, repeat_guard, engine_key) for url in engine.urls]
+    workers = [
+        open_server(engine.kind, url, vocab_size, repeat_guard, engine_key, tokenizer=tokenizer) for url in engine.urls
+    ]
     if len(workers) == 1:
         return workers[0]
     from harness.engines.pool.pool import EnginePool  # structlog and more, which an engine on its own need not pay
@@ -89,11 +92,17 @@ def open_engine(
 
 
 def open_server(
-    kind: str, url: str, vocab_size: int, repeat_guard: RepeatTerminateConfig | None = None, api_key: str = ""
+    kind: str,
+    url: str,
+    vocab_size: int,
+    repeat_guard: RepeatTerminateConfig | None = None,
+    api_key: str = "",
+    *,
+    tokenizer: Tokenizer | None = None,
 ) -> TokenProvider:
-    """The provider for the server of `kind` at `url`, which must run `repeat_guard` when one is stated.
+    """The provider for the server of `kind` at `url`, which must run `repeat_guard` and have `tokenizer` where stated.
 
     `url` may name a key of its own, `api_key` is for one that does not; see `EngineAddress`.
     """
     server = server_kinds()[kind]
-    return server.open(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key)
+    return server.open(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key, tokenizer=tokenizer)

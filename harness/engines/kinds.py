@@ -73,6 +73,7 @@ class OpenServer(Protocol):
         logprob_scale: LogprobScale = LogprobScale.RAW,
         api_key: str = "",
         repeat_guard: RepeatTerminateConfig | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> TokenProvider: ...
 
 

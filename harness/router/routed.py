@@ -45,6 +45,7 @@ from harness.server.serving import RunningServer, serve_forever
 from harness.server.settings import ServerSettings
 from harness.store.base import SessionStore
 from harness.tokens.chat_tokenizer import ChatTokenizer
+from harness.tokens.tokenizer import Tokenizer
 from server_patch.router import Gateway, GatewayError, RouterFront, attach, launch
 from server_patch.router.app import open_http
 from server_patch.router.background import running
@@ -149,14 +150,15 @@ async def open_routed(
     program: GatewayProgram | None,
     *,
     vocab_size: int,
+    tokenizer: Tokenizer | None = None,
     admin_token: str | None = None,
     is_guarded: bool = False,
 ) -> AsyncIterator[Routed]:
     """The gateway of `settings` and the list of its workers, for the time of the block; the caller enters the pool.
 
-    `program` is the gateway to start, if one is. `is_guarded` promises that the caller lets nobody in before the
-    workers of the pool have proven that they run the repeat guard, as `serve` does. Raises `LaneError` when
-    there is no gateway in time.
+    `program` is the gateway to start, if one is. Workers with another tokenizer than `tokenizer` do not join.
+    `is_guarded` promises that the caller lets nobody in before the workers of the pool have proven that they run the
+    repeat guard, as `serve` does. Raises `LaneError` when there is no gateway in time.
     """
     async with AsyncExitStack() as stack:
         workers = [EngineAddress.parse(url) for url in settings.worker_urls]
@@ -187,7 +189,7 @@ async def open_routed(
         )
         await stack.enter_async_context(front.following(settings.interval_s))
         pool = DiscoveredPool(
-            lambda: _find_workers(front, vocab_size, keys),
+            lambda: _find_workers(front, vocab_size, tokenizer, keys),
             interval_s=settings.interval_s,
             start_timeout_s=settings.start_timeout_s,
             limit=settings.worker_limit,
@@ -206,10 +208,15 @@ async def route_forever(
     started: Callable[[RunningServer, Gateway], None],
 ) -> None:
     """Router and session server until SIGINT or SIGTERM; calls `started` as soon as they answer."""
-    vocab_size = chat_tokenizer.tokenizer.vocab_size
+    tokenizer = chat_tokenizer.tokenizer
     is_guarded = choose_guard(settings.repeat_guard, os.environ) is not None
     opening = open_routed(
-        routing, program, vocab_size=vocab_size, admin_token=settings.admin_token, is_guarded=is_guarded
+        routing,
+        program,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer,
+        admin_token=settings.admin_token,
+        is_guarded=is_guarded,
     )
     with listening(settings.host, settings.port):
         pass  # a port that is taken is found before a gateway is started; it is bound when all else is ready
@@ -271,13 +278,11 @@ async def _gateway(
         raise LaneError(str(error)) from error
 
 
-def _find_workers(front: RouterFront, vocab_size: int, keys: _Keys) -> list[FoundWorker]:
+def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | None, keys: _Keys) -> list[FoundWorker]:
+    found = [worker for worker in front.workers.current if worker.engine is not None]
+    opening = partial(open_server, vocab_size=vocab_size, tokenizer=tokenizer)
     return [
-        FoundWorker(
-            worker.url, partial(open_server, str(worker.engine), worker.url, vocab_size, api_key=keys(worker.url))
-        )
-        for worker in front.workers.current
-        if worker.engine is not None
+        FoundWorker(each.url, partial(opening, str(each.engine), each.url, api_key=keys(each.url))) for each in found
     ]
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
-import numpy as np
 
 from harness.engines.base import LogprobScale
 from harness.engines.kinds import server_kinds
@@ -23,6 +22,7 @@ from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.http_client import EngineClient, Exchange
 from harness.engines.remote.provider import RemoteProvider
+from harness.engines.remote.same_tokenizer import compared_texts, find_difference
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.sglang_wire import ServerInfo
@@ -40,14 +40,6 @@ _SHORT = SamplingParams(4, temperature=0.0, ignore_eos=True)
 _ABORTED_TOKENS = 512  # enough to be still running when the abort arrives
 _ANY_ID = 2**31 - 1
 _SPAN_ROUTE = "/inference/v1/generate"
-_TEXTS = (
-    "Hello, world!",
-    "def f(x):\n    return x ** 2\n",
-    "  spaces\t\tand\n\n\nlines  ",
-    "1234567890 3.14",
-    "Grüße, 日本語, Привет 🙂",
-    "<|im_start|>user\nhi<|im_end|>\n",
-)
 
 
 class Answer(StrEnum):
@@ -148,10 +140,6 @@ class _Claim(NamedTuple):
 
 class _SGLangInfo(msgspec.Struct):
     model_path: str
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
 
 
 async def _identify(client: EngineClient) -> ExaminedServer:
@@ -324,13 +312,10 @@ class _Examination(NamedTuple):
     async def _same_tokenizer(self) -> _Claim:
         if self.tokenizer is None:
             return _Claim(Answer.UNKNOWN, "compared with nothing; pass --model")
-        for text in _TEXTS:
-            body: Json = {"prompt": text, "add_special_tokens": False}
-            exchange = Exchange("POST", "/tokenize", _ANSWER_S, body)
-            theirs, ours = (await self.client.call(exchange, _Tokens)).tokens, self.tokenizer.encode(text)
-            if theirs != ours:
-                return _Claim(Answer.NO, f"{text!r} is {_show(theirs)} there and {_show(ours)} in --model")
-        return _Claim(Answer.YES, f"/tokenize gave the ids of --model for {len(_TEXTS)} texts")
+        difference = await find_difference(self.client, self.tokenizer)
+        if difference is not None:
+            return _Claim(Answer.NO, f"{difference}, in --model")
+        return _Claim(Answer.YES, f"/tokenize gave the ids of --model for {len(compared_texts(self.tokenizer))} texts")
 
     async def _sample(self) -> GenerationResult:
         return await self.provider.generate(GenerationRequest(_PROMPT, _SHORT, request_id=uuid4().hex))
@@ -345,7 +330,3 @@ async def _find(capability: str, probe: Callable[[], Awaitable[_Claim]], *, is_n
     except EngineError as error:
         claim = _Claim(Answer.NO, error.message)
     return Finding(capability, *claim, is_needed=is_needed)
-
-
-def _show(ids: list[int]) -> str:
-    return str(ids if len(ids) <= 8 else np.asarray(ids[:8]).tolist()) + ("..." if len(ids) > 8 else "")

@@ -1,8 +1,9 @@
 """The part of a provider that every engine server over HTTP shares: what it is made of, and how it is entered.
 
-Entering finds out what the server is, learns its weights and tests it: the repeat guard that is wanted must be there,
-and logprobs must be raw unless the caller states another scale. Somebody may have paused the server: it is continued
-first where that was asked for, and otherwise the tests end in time and say so. A server that fails is left at once.
+Entering finds out what the server is, learns its weights and tests it: its tokenizer must be that of the sessions, the
+repeat guard that is wanted must be there, and logprobs must be raw unless the caller states another scale. Somebody may
+have paused the server: it is continued first where that was asked for, and otherwise the tests end in time and say so.
+A server that fails is left at once.
 
 How a server is spoken to is not in here; see `sglang` and `vllm`.
 """
@@ -16,9 +17,11 @@ from harness.engines.base import LogprobScale, OneWorker, TokenProvider
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.in_flight import InFlight
+from harness.engines.remote.same_tokenizer import require_same_tokenizer
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
+from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationResult
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -34,6 +37,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         api_key: Of the server, when it has one.
         repeat_guard: The limits by which the server must end outputs; entering fails when it does not. None takes the
             configuration in the environment (`HARNESS_REPEAT_TERMINATE_*`), if there is one.
+        tokenizer: Of the sessions; entering fails when the server has another one. None compares nothing.
         self_test_s: The time of the requests that test the server at entry; one that is paused answers none.
     """
 
@@ -53,6 +57,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         generation_timeout_s: float = 3600.0,
         api_key: str = "",
         repeat_guard: RepeatTerminateConfig | None = None,
+        tokenizer: Tokenizer | None = None,
         self_test_s: float = SELF_TEST_S,
     ) -> None:
         self.continues_at_entry = False
@@ -65,6 +70,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self._flight = InFlight(self._end_in_engine, longest_hold_s=generation_timeout_s)
         self._served = ServedLabel(self.first_label)
         self._change = WeightChange(self._client.name, self, self._served)
+        self._tokenizer = tokenizer
         self._wanted_guard = choose_guard(repeat_guard, os.environ)
         self._guard: str | None = None
 
@@ -83,6 +89,8 @@ class RemoteProvider(TokenProvider, ChangingServer):
         try:
             await self._connect()
             await self.read_version()
+            if self._tokenizer is not None:
+                await require_same_tokenizer(self._client, self._tokenizer)
             if self.continues_at_entry:
                 await self.resume()
             async with limit_test_time(self._client.name, self._self_test_s):

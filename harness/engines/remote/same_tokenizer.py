@@ -1,0 +1,85 @@
+"""Whether an engine server has the tokenizer that sessions encode with: its `/tokenize` against ours.
+
+Ids that mean other tokens to the engine are sampled from without a word, so a difference is an error before the first
+turn. A server that has no such route, or was started without a tokenizer, cannot be compared and is taken as it is.
+"""
+
+from http import HTTPStatus
+
+import msgspec
+import structlog
+
+from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.errors import TokenizerMismatch
+from harness.tokens.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+TEXTS = (
+    "Hello, world!",
+    "def f(x):\n    return x ** 2\n",
+    "  spaces\t\tand\n\n\nlines  ",
+    "1234567890 3.14",
+    "Grüße, 日本語, Привет 🙂",
+    "<|im_start|>user\nhi<|im_end|>\n",
+)
+"""Texts over which tokenizers disagree: words, white space, digits, unicode, markers of other families."""
+
+_ANSWER_S = 30.0
+_IDS_SHOWN = 8
+_MOST_MARKERS = 8
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A text that the server encodes in another way."""
+
+    text: str
+    ours: list[int]
+    theirs: list[int]
+
+    def __str__(self) -> str:
+        return f"{self.text!r} is {_show(self.theirs)} there and {_show(self.ours)} here"
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+def compared_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """`TEXTS`, and one with markers of the family itself, if it has any."""
+    markers = sorted(tokenizer.markers)[:_MOST_MARKERS]
+    return (*TEXTS, "x".join(markers)) if markers else TEXTS
+
+
+async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> Difference | None:
+    """The first text that the server encodes otherwise, None when there is none.
+
+    Raises `EngineError` when it does not answer as a server with a tokenizer does.
+    """
+    for text in compared_texts(tokenizer):
+        theirs, ours = (await client.call(_asking(text), _Tokens)).tokens, tokenizer.encode(text)
+        if theirs != ours:
+            return Difference(text, ours, theirs)
+    return None
+
+
+async def require_same_tokenizer(client: EngineClient, tokenizer: Tokenizer) -> None:
+    """Raises `TokenizerMismatch` when the server encodes a text otherwise, `EngineError` when it breaks off."""
+    answer = await client.ask(_asking(TEXTS[0]))
+    if answer.status != HTTPStatus.OK:
+        log.info("tokenizer_not_compared", engine=client.name, status=answer.status)
+        return
+    found = await find_difference(client, tokenizer)
+    if found is not None:
+        raise TokenizerMismatch(
+            f"{client.name} has another tokenizer: {found};"
+            " pass --tokenizer with the folder of the model that it serves"
+        )
+
+
+def _asking(text: str) -> Exchange:
+    return Exchange("POST", "/tokenize", _ANSWER_S, {"prompt": text, "add_special_tokens": False})
+
+
+def _show(ids: list[int]) -> str:
+    return str(ids[:_IDS_SHOWN]) + "..." * (len(ids) > _IDS_SHOWN)

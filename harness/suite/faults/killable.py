@@ -8,19 +8,23 @@ import asyncio
 import os
 import signal
 from abc import ABC, abstractmethod
-from contextlib import AsyncExitStack, nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from starlette.types import ASGIApp
+
 from harness.client.connections import SessionServerAddress
 from harness.engines.base import TokenProvider
 from harness.lanes import LaneSpec, open_lane
 from harness.lanes.environment import Say
 from harness.lanes.state import Lane
-from harness.server.serving import RunningServer, serve
+from harness.server.app import SessionServer
+from harness.server.serving import Around, RunningServer, alone, serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.suite.faults.agent_seam import AgentSeam
@@ -69,6 +73,8 @@ class KillableServer(Restartable):
         database: Path,
         settings: ServerSettings,
         seam: AgentSeam,
+        *,
+        around: Around = alone,
     ) -> None:
         super().__init__()
         self._engine = engine
@@ -76,6 +82,7 @@ class KillableServer(Restartable):
         self._database = database
         self._settings = settings
         self._seam = seam
+        self._around = around
         self._running: RunningServer | None = None
         self.url = ""
         """Valid once it has been entered, whatever happens to it."""
@@ -104,7 +111,7 @@ class KillableServer(Restartable):
             self._chat_tokenizer,
             open_store(self._database),
             self._settings,
-            around=lambda server: nullcontext(self._seam.around(server.app())),
+            around=self._behind_seam,
         )
         self._running = await self._holds.enter_async_context(serving)
         self.url = self._running.url
@@ -120,6 +127,11 @@ class KillableServer(Restartable):
         self._seam.drop()
         await self._release()
 
+    @asynccontextmanager
+    async def _behind_seam(self, server: SessionServer) -> AsyncIterator[ASGIApp]:
+        async with self._around(server) as app:
+            yield self._seam.around(app)
+
 
 class KillableLane(Restartable):
     """The engine server of `spec`, started for a run. Raises `LaneError` when it cannot be started."""
@@ -131,11 +143,13 @@ class KillableLane(Restartable):
         self._lane: Lane | None = None
         self.provider = ""
         """The engine's name, once it has been started."""
+        self.url = ""
+        """Where it is, likewise."""
 
     async def start(self) -> None:
         """Start a server that generates; see `Restartable.start`."""
         self._lane = await self._holds.enter_async_context(open_lane(self._spec, say=self._say))
-        self.provider = self._lane.provider
+        self.provider, self.url = self._lane.provider, self._lane.url
         self._spec = replace(self._spec, port=urlsplit(self._lane.url).port)
 
     async def kill(self) -> None:

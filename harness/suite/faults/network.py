@@ -17,7 +17,6 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from harness.engines.connect import EngineName
 from harness.engines.remote.address import EngineAddress
 from harness.suite.faults.engine_seam import DEADLINE_S, NetworkFault
 
@@ -204,11 +203,10 @@ class FaultyNetwork:
 
 
 @asynccontextmanager
-async def open_network(name: str) -> AsyncIterator[tuple[str, FaultyNetwork]]:
-    """The engine `name` (`sglang=URL[,URL]`, `vllm=...`) behind proxies: its name then, and the network."""
-    engine = EngineName.parse(name)
+async def open_network(urls: Sequence[str]) -> AsyncIterator[tuple[Sequence[str], FaultyNetwork]]:
+    """The engine servers at `urls` behind proxies: where they are reached then, and the network."""
     async with AsyncExitStack() as stack:
-        addresses = [EngineAddress.parse(url) for url in engine.urls]
+        addresses = [EngineAddress.parse(url) for url in urls]
         proxies = [await stack.enter_async_context(FaultProxy(address.url)) for address in addresses]
         reached = [address.behind(proxy.url) for address, proxy in zip(addresses, proxies, strict=True)]
-        yield f"{engine.kind}={','.join(reached)}", FaultyNetwork(proxies)
+        yield reached, FaultyNetwork(proxies)

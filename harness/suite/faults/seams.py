@@ -4,12 +4,13 @@ Open for the time of a block, in front of an engine that is entered and left wit
 its seam; one behind a network dies as a server does, and its own process with it when the run started it.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.base import TokenProvider
+from harness.server.serving import Around, alone
 from harness.server.settings import ServerSettings
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.suite.faults.engine_seam import FaultyProvider
@@ -23,19 +24,19 @@ class EngineServers:
     """The parts of an engine outside this process."""
 
     network: FaultyNetwork
-    lane: KillableLane | None = None
-    """None when the run did not start the servers: then only the way to them can die."""
+    lanes: Sequence[KillableLane] = ()
+    """Empty when the run did not start the servers: then only the way to them can die."""
 
     async def kill(self) -> None:
         """Let nobody answer any more."""
         await self.network.kill()
-        if self.lane is not None:
-            await self.lane.kill()
+        for lane in self.lanes:
+            await lane.kill()
 
     async def start(self) -> None:
         """Let them answer again."""
-        if self.lane is not None:
-            await self.lane.start()
+        for lane in self.lanes:
+            await lane.start()
         await self.network.revive()
 
 
@@ -74,10 +75,12 @@ async def open_seams(
     database: Path,
     settings: ServerSettings,
     engine_servers: EngineServers | None = None,
+    *,
+    around: Around = alone,
 ) -> AsyncIterator[Seams]:
-    """A session server on `engine` that faults can reach, its sessions kept in `database`."""
+    """A session server on `engine` that faults can reach, its sessions kept in `database`; see `serve` for `around`."""
     agents = AgentSeam()
     async with engine:
         provider = FaultyProvider(engine, None if engine_servers is None else engine_servers.network)
-        async with KillableServer(provider, chat_tokenizer, database, settings, agents) as server:
+        async with KillableServer(provider, chat_tokenizer, database, settings, agents, around=around) as server:
             yield Seams(provider, server, agents, engine_servers)

@@ -37,9 +37,10 @@ class Overrides(_Strict):
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """`scenario`, overridden."""
+        """`scenario`, overridden; another engine takes the place of its services."""
+        instead = {} if self.engine is None else {"services": None}
         engine = scenario.engine.model_copy(update=_leave_out_none(name=self.engine, model=self.model))
-        return scenario.model_copy(update={"engine": engine, **_leave_out_none(seed=self.seed)})
+        return scenario.model_copy(update={"engine": engine, **instead, **_leave_out_none(seed=self.seed)})
 
 
 class ScenarioEntry(_Strict):

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,13 @@ from harness.models import resolve_model
 from harness.rollouts.manager import SessionManager
 from harness.server.access import new_admin_token
 from harness.server.identity import served_by, serving_identity
-from harness.server.serving import serve
+from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.suite.faults.killable import KillableLane
 from harness.suite.faults.network import open_network
 from harness.suite.faults.seams import EngineServers, Seams, open_seams
+from harness.suite.run.own_router import all_join, open_router
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
@@ -43,16 +44,26 @@ class EngineChoice(NamedTuple):
     """The scenario that changes its weights; no other one runs on it afterwards."""
     faults_of: str | None = None
     """The scenario whose faults it meets; no other one runs on it."""
+    lanes: tuple[LaneEngine, ...] = ()
+    """The engine servers to be started."""
+    has_router: bool = False
+    """A router stands in front of them."""
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
         """The engine of `folder`."""
-        spec = folder.scenario.engine
-        script = folder.file(spec.script) if spec.script and EngineName.parse(spec.name).plays_script else None
+        scenario, spec, services = folder.scenario, folder.scenario.engine, folder.scenario.services
         guard = spec.repeat_guard.config if spec.repeat_guard else None
-        weights_of = folder.name if folder.scenario.weights else None
-        faults_of = folder.name if folder.scenario.faults else None
-        return cls(spec.name, spec.model, script, guard, weights_of, faults_of)
+        weights_of = folder.name if scenario.weights else None
+        faults_of = folder.name if scenario.faults else None
+        if services is not None:
+            lanes = tuple(LaneEngine(group.engine) for group in services.lanes for _ in range(group.count))
+            name = f"{'router' if services.router else 'lanes'}={','.join(lanes)}"
+            return cls(name, spec.model, None, guard, weights_of, faults_of, lanes, services.router)
+        named = EngineName.parse(spec.name)
+        script = folder.file(spec.script) if spec.script and named.plays_script else None
+        lanes = (LaneEngine(named.kind),) if named.needs_server else ()
+        return cls(spec.name, spec.model, script, guard, weights_of, faults_of, lanes)
 
     @property
     def key(self) -> str:
@@ -143,39 +154,53 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
     admin_token = new_admin_token()
     settings = ServerSettings(admin_token=admin_token, repeat_guard=choice.repeat_guard)
-    named = EngineName.parse(choice.name)
     async with AsyncExitStack() as stack:
-        name, lane, engine_servers, seams = choice.name, None, None, None
-        if named.needs_server:
-            guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
-            spec = LaneSpec(LaneEngine(named.kind), model_dir, env=guard)
-            lane = await stack.enter_async_context(KillableLane(spec, say))
-            name = lane.provider
-        if choice.faults_of is not None and (named.urls or named.needs_server):
-            name, network = await stack.enter_async_context(open_network(name))  # which can be broken
-            engine_servers = EngineServers(network, lane)
-        engine = open_engine(
-            name,
-            model_dir=model_dir,
-            tokenizer=chat_tokenizer.tokenizer,
-            script=choice.script,
-            repeat_guard=choice.repeat_guard,
-        )
+        guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
+        specs = [LaneSpec(engine, model_dir, env=guard) for engine in choice.lanes]
+        lanes = [await stack.enter_async_context(KillableLane(spec, say)) for spec in specs]
+        kind, urls = _servers_of(choice, lanes)
+        engine_servers, seams, around = None, None, alone
+        if choice.faults_of is not None and urls:
+            urls, network = await stack.enter_async_context(open_network(urls))  # which can be broken
+            engine_servers = EngineServers(network, lanes)
+        engine: TokenProvider
+        if choice.has_router:
+            routed = await stack.enter_async_context(open_router(urls, chat_tokenizer, settings, say))
+            engine, around = routed.pool, routed.around
+        else:
+            engine = open_engine(
+                f"{kind}={','.join(urls)}" if urls else choice.name,
+                model_dir=model_dir,
+                tokenizer=chat_tokenizer.tokenizer,
+                script=choice.script,
+                repeat_guard=choice.repeat_guard,
+            )
         if choice.faults_of is None:
-            serving = serve(engine, chat_tokenizer, open_store(database), settings)
+            serving = serve(engine, chat_tokenizer, open_store(database), settings, around=around)
             url = (await stack.enter_async_context(serving)).url
         else:
-            opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers)
+            opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers, around=around)
             seams = await stack.enter_async_context(opening)
             url = seams.server.url
         identity = serving_identity(engine.capabilities, chat_tokenizer)
+        if choice.has_router:
+            await all_join(routed, urls)
+            identity["engine"] = choice.name  # not that of the worker that was there first
         address = SessionServerAddress(url, admin_token)
         yield OwnServices(address, engine.capabilities.model, identity, served_by(engine), engine, model_dir, seams)
+
+
+def _servers_of(choice: EngineChoice, lanes: Sequence[KillableLane]) -> tuple[str, Sequence[str]]:
+    """The kind and the addresses of the engine servers; none when the engine is in this process."""
+    if lanes:
+        return choice.lanes[0].protocol, [lane.url for lane in lanes]
+    named = EngineName.parse(choice.name)
+    return named.kind, named.urls
 
 
 def model_folder(choice: EngineChoice) -> Path:
     """The folder of the model; an engine that plays a script needs no weights in it."""
     folder = Path(choice.model).expanduser()
-    if EngineName.parse(choice.name).plays_script and folder.is_dir():
+    if not choice.lanes and EngineName.parse(choice.name).plays_script and folder.is_dir():
         return folder
     return resolve_model(choice.model)

@@ -89,6 +89,31 @@ class EngineSpec(_Strict):
     """The engine runs this repeat guard or does not start; without it, the environment's, if there is one."""
 
 
+class LaneGroup(_Strict):
+    """Engine servers of one kind."""
+
+    engine: Literal["sglang", "vllm", "local"]
+    """The program; `local` is the harness's own engine as a server."""
+    count: int = Field(default=1, ge=1, le=16)
+    """How many of them."""
+
+
+class ServicesSpec(_Strict):
+    """The servers that a run starts for the scenario, and ends with it."""
+
+    lanes: list[LaneGroup] = Field(min_length=1)
+    """Engine servers on this machine's CPU; all serve `engine.model`."""
+    router: bool = False
+    """Sessions come through a router, with a gateway of its own, in front of the lanes."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        kinds = sorted({lane.engine for lane in self.lanes})
+        if len(kinds) > 1 and not self.router:
+            raise ValueError(f"router = true beside lanes of several engines ({', '.join(kinds)})")
+        return self
+
+
 class Prompt(_Strict):
     """One group of sessions."""
 
@@ -185,6 +210,8 @@ class Scenario(_Strict):
     """One sentence for the reader of `harness scenario list`."""
     agent: AgentSpec
     engine: EngineSpec = Field(default_factory=EngineSpec)
+    services: ServicesSpec | None = None
+    """Engine servers and a router, in the place of `engine.name`; without it the engine is that."""
     prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
     samples_per_prompt: int = Field(default=1, ge=1)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
@@ -209,6 +236,15 @@ class Scenario(_Strict):
         if beyond:
             raise ValueError(f"sessions from 0 to {count - 1} and not {', '.join(map(str, beyond))}")
         return faults
+
+    @model_validator(mode="after")
+    def _has_one_engine(self) -> Self:
+        if self.services is not None:
+            if self.engine.name != EngineSpec().name:
+                raise ValueError("engine.name or services, and not both")
+            if self.engine.script is not None:
+                raise ValueError("no engine.script beside services: lanes sample from weights")
+        return self
 
     @property
     def session_count(self) -> int:

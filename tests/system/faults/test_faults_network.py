@@ -41,8 +41,8 @@ async def hurt(kind: str) -> AsyncIterator[tuple[TokenProvider, FaultyNetwork]]:
     fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((WORDS,))))
     async with (
         serving(fake, notices_disconnects=kind == "vllm") as url,
-        open_network(f"{kind}={url}") as (name, network),
-        open_engine(name, tokenizer=toy_tokenizer()) as provider,
+        open_network([url]) as ([reached], network),
+        open_engine(f"{kind}={reached}", tokenizer=toy_tokenizer()) as provider,
     ):
         yield provider, network
 

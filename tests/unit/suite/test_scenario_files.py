@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,33 @@ def _problems(directory: Path) -> list[str]:
 def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], problem: str):
     """File, key, what was expected, what came, and the closest key there is."""
     assert _problems(write_scenario(tmp_path / "s", **keys)) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (
+            {"engine": {}, "services": {"lanes": [{"engine": "sglang"}, {"engine": "vllm"}]}},
+            "services: expected router = true beside lanes of several engines (sglang, vllm)",
+        ),
+        ({"engine": {}, "services": {"lanes": [{"engine": "tgi"}]}}, "services.lanes[0].engine: expected 'sglang',"),
+        ({"engine": {}, "services": {"lanes": [{"engine": "vllm", "count": 0}]}}, "services.lanes[0].count: expected"),
+        ({"engine": {}, "services": {"lanes": []}}, "services.lanes: expected"),
+        (
+            {"engine": {"name": "scripted"}, "services": {"lanes": [{"engine": "vllm"}]}},
+            "file: expected engine.name or services, and not both",
+        ),
+        (
+            {"engine": {"script": "script.toml"}, "services": {"lanes": [{"engine": "vllm"}]}},
+            "file: expected no engine.script beside services",
+        ),
+    ],
+)
+def test_services_that_cannot_be_are_refused(tmp_path: Path, keys: dict[str, Any], problem: str):
+    """A mix without a router, an engine that is no lane, and two engines for one scenario."""
+    [said] = _problems(write_scenario(tmp_path / "s", **keys))
+
+    assert said.startswith(problem)
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path):

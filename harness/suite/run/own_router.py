@@ -1,0 +1,59 @@
+"""The router of a run: a gateway in front of its engine servers, and sessions that come through it.
+
+The gateway ends with the run, however that ends. A scenario that asks for several lanes means all of them, so no
+session begins before every one can be chosen.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from harness.engines.repeat_guard import choose_guard
+from harness.errors import EngineUnavailable
+from harness.router.gateway_program import gateway_program
+from harness.router.routed import Routed, RouterSettings, open_routed
+from harness.server.settings import ServerSettings
+from harness.tokens.chat_tokenizer import ChatTokenizer
+from server_patch.router import GatewayKind
+
+_JOIN_S = 300.0
+"""Longer than the self-test of an engine on a busy CPU."""
+_LOOK_EVERY_S = 0.1
+
+
+@asynccontextmanager
+async def open_router(
+    urls: Sequence[str], chat_tokenizer: ChatTokenizer, settings: ServerSettings, say: Callable[[str], None]
+) -> AsyncIterator[Routed]:
+    """A router in front of the workers at `urls`, with a gateway of its own; the caller serves sessions from its pool.
+
+    Raises `LaneError` or `ModelError` when the gateway cannot be installed or started.
+    """
+    loop = asyncio.get_running_loop()
+
+    def say_from_thread(text: str) -> None:
+        loop.call_soon_threadsafe(say, text)
+
+    program = await asyncio.to_thread(gateway_program, GatewayKind.SMG, say_from_thread)
+    opening = open_routed(
+        RouterSettings(worker_urls=tuple(urls), start_timeout_s=_JOIN_S),
+        program,
+        vocab_size=chat_tokenizer.tokenizer.vocab_size,
+        admin_token=settings.admin_token,
+        is_guarded=choose_guard(settings.repeat_guard, os.environ) is not None,
+    )
+    async with opening as routed:
+        yield routed
+
+
+async def all_join(routed: Routed, urls: Sequence[str]) -> None:
+    """Return when sessions may go to every worker. Raises `EngineUnavailable` when one does not join."""
+    missing = {*urls}
+    try:
+        async with asyncio.timeout(_JOIN_S):
+            while missing := {*urls} - {status.name for status in routed.pool.workers}:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except TimeoutError:
+        reasons = "; ".join(f"{url}: {routed.pool.refused.get(url, 'not listed')}" for url in sorted(missing))
+        raise EngineUnavailable(f"not every lane joined the router within {_JOIN_S:g} s: {reasons}") from None

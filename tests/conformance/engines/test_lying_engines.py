@@ -162,7 +162,7 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.Monkey
 async def test_a_hanging_engine_does_not_hold_its_caller():
     """A generation is bounded in time, and is taken back from the engine when the time is over."""
     async with lying("sglang", Lie.HANG) as (provider, fake):
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             with pytest.raises(EngineConnectionLost, match="did not answer"):
                 await ask(provider, stream=False)
 

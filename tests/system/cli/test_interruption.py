@@ -133,7 +133,7 @@ def test_two_interrupts_kill_agents_that_do_not_listen(tmp_path: Path):
     assert ended.code == 2, ended.stderr
     assert "resume with:" in ended.stderr
     assert agents
-    assert psutil.wait_procs(agents, timeout=5)[1] == []
+    assert psutil.wait_procs(agents, timeout=30)[1] == []
 
 
 def test_a_changed_configuration_is_not_resumed(scenario: Path, tmp_path: Path):

@@ -242,7 +242,7 @@ async def test_engines_are_reached_at_once_and_in_time(monkeypatch: pytest.Monke
     monkeypatch.setenv("HARNESS_REPEAT_TERMINATE_ENABLE", "1")
     async with canned_server(SAY_NOTHING) as silent:
         addresses = [f"sglang={silent.url}/{number}" for number in range(20)]
-        async with asyncio.timeout(5), AsyncExitStack() as stack:
+        async with asyncio.timeout(30), AsyncExitStack() as stack:
             engines = await reach(addresses, stack, 0.3)
 
     assert engines.reached == {}

@@ -166,7 +166,7 @@ async def test_an_unasked_abort_leaves_the_partial():
 
 async def in_flight(scripted: ScriptedEngine, count: int) -> None:
     """Return once that many generations are in flight."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await scripted.health()).running != count:
             await asyncio.sleep(0)
 

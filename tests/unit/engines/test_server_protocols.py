@@ -77,7 +77,7 @@ async def test_sglang_loses_no_abort_of_a_request_that_came_during_a_pause():
             while not (await provider.health()).waiting:
                 await asyncio.sleep(0)
         await provider.abort(request_id)
-        result = await asyncio.wait_for(task, 2)
+        result = await asyncio.wait_for(task, PATIENCE_S)
         await provider.resume()
 
     assert (result.finish_reason, fake.bodies) == (FinishReason.ABORT, [])

@@ -519,11 +519,14 @@ async def test_agents_and_their_children_do_not_survive_kill_9_of_the_harness(tm
 
 async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
     """Of every kind, in one manager."""
-    sources = ["ask('Hi')", "sys.exit(1)", "print('x' * 3_000_000)", "ask('Hi'); time.sleep(300)"]
+    sources = {"ask('Hi')": 60, "sys.exit(1)": 60, "print('x' * 3_000_000)": 60, "ask('Hi'); time.sleep(300)": 4}
     async with scripted_server(tmp_path / "model") as server:
         before = await resources()
         async with SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager:
-            tasks = [program(tmp_path / str(n), source, deadline_s=4) for n, source in enumerate(sources * 2)]
+            tasks = [
+                program(tmp_path / str(n), source, deadline_s=deadline_s)
+                for n, (source, deadline_s) in enumerate([*sources.items()] * 2)
+            ]
             rollouts = await asyncio.gather(*(manager.run(task) for task in tasks))
         after = await resources()
 

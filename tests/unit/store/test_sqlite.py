@@ -223,7 +223,7 @@ async def test_a_value_that_cannot_be_stored_does_not_end_the_writer(tmp_path):
         await store.create(session)
         with pytest.raises(StoreError):
             await store.commit(session.session_id, replace(turn, prompt_length=2**70))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await store.commit(session.session_id, turn)
 
 

@@ -7,6 +7,7 @@
     │   │   └── BodyTooLarge       413
     │   ├── PromptTooLong          400, `context_length_exceeded`
     │   ├── Unauthorized           401
+    │   ├── ScriptRefused          403, a script where tokens may not be forced, or cannot be
     │   ├── RouteNotFound          404
     │   ├── MethodNotAllowed       405
     │   ├── HoldNotFound           404, nothing to release at the gate
@@ -19,6 +20,7 @@
     │   ├── TurnAborted            this turn was aborted; its partial output is recorded
     │   ├── BranchEnded            the branch's last turn is not COMPLETED
     │   └── LimitReached           turns or tokens of the session used up
+    │       └── ScriptEnded        the branch has said every step of the session's script
     ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
     ├── ServerBusy                 503 + Retry-After: too much waits to be read and encoded
     │   └── ServerStopping         the server ends; the next one on its store goes on with the turn
@@ -144,6 +146,14 @@ class Unauthorized(RequestError):
     code = "unauthorized"
 
 
+class ScriptRefused(RequestError):
+    """A session with a script where the operator does not allow it, or whose engine does not say what it is told to."""
+
+    cause = Cause.SCENARIO
+    status = 403
+    code = "script_refused"
+
+
 class RouteNotFound(RequestError):
     """No such route; answered as JSON because agents parse it."""
 
@@ -245,6 +255,12 @@ class LimitReached(TurnRefused):
     """A limit of the session (turns, tokens) is used up."""
 
     code = "limit_reached"
+
+
+class ScriptEnded(LimitReached):
+    """Every step of the session's script has been said on this branch."""
+
+    code = "script_ended"
 
 
 class GateClosed(HarnessError):

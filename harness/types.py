@@ -157,6 +157,8 @@ class GenerationRequest:
     """Also return the logprobs of the input from here on; at least 1, None wants none."""
     continues: int = 0
     """The last `continues` input ids were sampled for this same turn; stop strings and guards look from there on."""
+    script_ids: TokenIds | None = None
+    """The output is exactly these ids, as far as it comes; None leaves it to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,8 @@ class Turn:
     delivered: bool = False
     """The answer was handed to the client's connection completely."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Facts worth keeping: `malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`, `attempts`."""
+    """Facts worth keeping: `malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`, `attempts`,
+    `script_step`."""
     forced_tokens: int = 0
     """Tokens at the end of `output_ids` that a guard forced; never trained."""
     discarded: tuple[Discarded, ...] = ()
@@ -284,6 +287,17 @@ class Turn:
     def attempts(self) -> int:
         """How many times it was in flight: 1, and once more for each time it broke off and went on."""
         return int(self.notes.get("attempts", 1))
+
+    @property
+    def script_step(self) -> int | None:
+        """The step of its session's script that it says, from 0; None when the model chose its words."""
+        step = self.notes.get("script_step")
+        return None if step is None else int(step)
+
+    @property
+    def masked_from(self) -> int:
+        """Index of the first token of `output_ids` that is never trained: somebody else than the model chose it."""
+        return int(self.output_ids.size) - self.forced_tokens if self.script_step is None else 0
 
     @property
     def is_suspended(self) -> bool:

@@ -118,6 +118,15 @@ _RequestLimits = Annotated[
     ),
 ]
 
+_AllowForcedTokens = Annotated[
+    bool,
+    typer.Option(
+        "--allow-forced-tokens",
+        envvar="HARNESS_ALLOW_FORCED_TOKENS",
+        help="For tests: sessions may bring a script, which the engine says in the place of its own words.",
+    ),
+]
+
 _IdleHours = Annotated[
     float,
     typer.Option(
@@ -150,6 +159,7 @@ class ServerOptions:
     open_paths: _OpenPaths = False
     matching: _Matchings = None
     limit: _RequestLimits = None
+    allow_forced_tokens: _AllowForcedTokens = False
     idle_hours: _IdleHours = 24.0
     keep_days: _KeepDays = 30.0
     engine_key: _EngineKey = ""
@@ -175,6 +185,7 @@ class ServerOptions:
             stop_grace_s=self.stop_grace,
             matchings=tuple(self.matching or ()),
             limits=read_limits(self.limit or ()),
+            allow_forced_tokens=self.allow_forced_tokens,
             idle_ttl_s=self.idle_hours * 3600 or None,
             keep_closed_s=self.keep_days * 86_400 or None,
         )

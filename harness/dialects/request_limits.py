@@ -37,6 +37,8 @@ class RequestLimits:
     """Of one stop string."""
     metadata_bytes: int = _MIB
     """JSON of a session's metadata, which every sample carries."""
+    script_bytes: int = _MIB
+    """JSON of a session's script, which is kept as long as the session is."""
     json_depth: int = 64
     """Levels in tools, schemas and metadata."""
     waiting_bytes: int = 256 * _MIB

@@ -93,6 +93,8 @@ class Capabilities:
     """Ends an output at a stop string among its first `min_new_tokens` too."""
     version: str = ""
     """Of the server's program; empty when the engine runs in this process, or does not say."""
+    follows_scripts: bool = False
+    """Says the ids that a request tells it to (`script_ids`); proven, where it is a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,14 @@ class FlushesPrefixes(Protocol):
         """Forget every cached prefix; False, with nothing changed, while requests are live and not paused."""
 
 
+@runtime_checkable
+class ProvesScripts(Protocol):
+    """A provider for a server that may be able to follow scripts, which only a test of it can tell."""
+
+    proves_scripts: bool
+    """Test that when the provider is entered; set before that. Untested servers follow none."""
+
+
 def check_request(capabilities: Capabilities, request: GenerationRequest) -> None:
     """Refuse a request that no engine could serve, before it reaches one.
 
@@ -283,12 +293,9 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
     Raises `EngineRejected` naming the offending value.
     """
     input_ids, params, start = request.input_ids, request.params, request.prompt_logprobs_from
-    if input_ids.size == 0:
-        raise EngineRejected("expected at least one input id, got none")
-    low, high = int(input_ids.min()), int(input_ids.max())
-    if low < 0 or high >= capabilities.vocab_size:
-        culprit = low if low < 0 else high
-        raise EngineRejected(f"token id {culprit} is outside the vocabulary (0..{capabilities.vocab_size - 1})")
+    _check_ids(capabilities, input_ids, "input")
+    if request.script_ids is not None:
+        _check_script(capabilities, request.script_ids)
     if input_ids.size >= capabilities.context_length:
         raise EngineRejected(
             f"{input_ids.size} input tokens leave no room in a context of {capabilities.context_length};"
@@ -306,3 +313,20 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
         raise EngineRejected(f"continues must be 0..{input_ids.size}, the number of input ids, got {request.continues}")
     if start is not None and not 1 <= start <= input_ids.size:
         raise EngineRejected(f"prompt logprobs start at 1..{input_ids.size}, got {start}")
+
+
+def _check_ids(capabilities: Capabilities, ids: TokenIds, what: str) -> None:
+    if ids.size == 0:
+        raise EngineRejected(f"expected at least one {what} id, got none")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= capabilities.vocab_size:
+        culprit = low if low < 0 else high
+        raise EngineRejected(f"token id {culprit} is outside the vocabulary (0..{capabilities.vocab_size - 1})")
+
+
+def _check_script(capabilities: Capabilities, script_ids: TokenIds) -> None:
+    if not capabilities.follows_scripts:
+        raise EngineRejected(
+            f"{capabilities.engine} is not known to follow scripts (docs/scripts.md); nothing is sampled in their place"
+        )
+    _check_ids(capabilities, script_ids, "script")

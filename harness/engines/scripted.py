@@ -179,6 +179,7 @@ class ScriptedEngine:
             can_update_weights=True,
             weights_digest="",
             repeat_guard=None if repeat_guard is None else repeat_guard.digest(),
+            follows_scripts=True,
         )
 
     @property
@@ -312,13 +313,19 @@ class ScriptedEngine:
         self._played[session_id] += 1
         return steps[played % len(steps)]
 
-    def _ending(self, step: ScriptStep, request: GenerationRequest) -> _Ending:
-        input_ids, params = request.input_ids, request.params
-        budget = min(params.max_new_tokens, self.capabilities.context_length - input_ids.size)
+    def _ids(self, step: ScriptStep, request: GenerationRequest) -> list[int]:
+        """The ids left to say; those of a request that brings some come in the time that the step takes."""
+        if request.script_ids is not None:
+            return [int(each) for each in request.script_ids]
         ids = list(step.tokens) or self._tokenizer.encode(step.text)
         if not step.tokens and step.finish is FinishReason.STOP and self._tokenizer.eos_ids:
             ids.append(min(self._tokenizer.eos_ids))
-        ids = ids[request.continues :]
+        return ids[request.continues :]
+
+    def _ending(self, step: ScriptStep, request: GenerationRequest) -> _Ending:
+        input_ids, params = request.input_ids, request.params
+        budget = min(params.max_new_tokens, self.capabilities.context_length - input_ids.size)
+        ids = self._ids(step, request)
         stops = StopStrings(self._tokenizer.decode, params.stop)
         detector = None
         if self._repeat_guard is not None:
@@ -330,7 +337,7 @@ class ScriptedEngine:
                 return _Ending(ids[:position], FinishReason.STOP, token_id if matched is None else matched)
             if position < budget and detector is not None and detector.push(token_id):
                 return _Ending(ids[:position], FinishReason.REPEAT)
-        if len(ids) > budget:
+        if len(ids) > budget or request.script_ids is not None:
             return _Ending(ids[:budget], FinishReason.LENGTH)
         return _Ending(ids, step.finish, ids[-1] if ids and step.finish is FinishReason.STOP else None)
 

@@ -141,7 +141,7 @@ def _columns(turn: Turn, *, is_trained: bool) -> _Columns:
     context, output = turn.context_ids.size, turn.output_ids.size
     proximal = ProximalColumns.of_turn(turn)
     mask = np.full(output, is_trained, dtype=np.uint8)
-    mask[output - turn.forced_tokens :] = 0
+    mask[turn.masked_from :] = 0
     return _Columns(
         _after(context, 0, mask),
         _after(context, 0.0, turn.logprobs),
@@ -165,6 +165,9 @@ def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns,
     constrained = sum(turn.params.forbids_tokens for turn in branch.kept)
     if constrained:
         stamped["constrained_turns"] = constrained
+    scripted = sum(turn.script_step is not None for turn in branch.kept)
+    if scripted:
+        stamped["scripted_turns"] = scripted
     updates = updates_inside(branch.kept)
     if updates:
         stamped["weight_updates"] = updates

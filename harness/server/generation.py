@@ -168,6 +168,7 @@ class Generation:
             request_id=next(self.request_ids),
             session_id=self.session.session_id,
             prompt_logprobs_from=self._scoring_start(),
+            script_ids=self.admission.script_ids,
         )
         version = self.live.version
         try:

@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from harness.engines.base import ContinuesAtEntry, TokenProvider
+from harness.engines.base import ContinuesAtEntry, ProvesScripts, TokenProvider
 from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
@@ -83,6 +83,8 @@ async def serve(
         await gatekeeper.restore()
         if gatekeeper.gate.must_wake_engines and isinstance(engine, ContinuesAtEntry):
             engine.continues_at_entry = True
+        if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
+            engine.proves_scripts = True
         await stack.enter_async_context(engine)
         guard = choose_guard(settings.repeat_guard, os.environ)
         if guard is not None:

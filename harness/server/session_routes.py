@@ -22,6 +22,7 @@ from harness.server.access import for_operators, require_admin
 from harness.server.connection import ClientConnection
 from harness.server.registry import SessionRegistry
 from harness.server.responses import json_response
+from harness.server.scripts import ScriptReader
 from harness.server.turns import TurnService
 from harness.server.wire import parse_end, parse_session_config, read_body
 from harness.sessions.gate import Work
@@ -33,7 +34,7 @@ from harness.sessions.record import (
     session_record,
     session_summary,
 )
-from harness.sessions.session import Session
+from harness.sessions.session import Session, SessionConfig
 from harness.types import Json, Sample
 
 MSGPACK = "application/msgpack"
@@ -44,6 +45,8 @@ TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
 
 EMPTY_SAMPLES_DROPPED = "empty_samples_dropped"
 """Said when samples are collected: what was aborted before its first token is none."""
+
+_LONG_SCRIPT = 20_000  # bytes, encoded in a few milliseconds
 
 log = structlog.get_logger()
 
@@ -74,7 +77,7 @@ class SessionRoutes:
 
     async def _create(self, request: Request) -> Response:
         body = await read_body(request, self._settings.limits)
-        config = parse_session_config(body, self._settings.matchings, self._settings.limits)
+        config = await self._read_config(body)
         client = ClientConnection(request.receive, request.headers)
         async with client.watch():
             if config.resumes is not None:
@@ -91,6 +94,14 @@ class SessionRoutes:
                 "api_key": session.api_key,
             }
         )
+
+    async def _read_config(self, body: bytes) -> SessionConfig:
+        """The configuration in `body`; the texts of a long script are encoded off the event loop."""
+        turns, settings = self._turns, self._settings
+        read = ScriptReader(turns.chat_tokenizer, settings, turns.engine.capabilities).read
+        work = partial(parse_session_config, body, settings.matchings, settings.limits, read_script=read)
+        is_long = settings.allow_forced_tokens and len(body) > _LONG_SCRIPT
+        return await turns.heavy_work.do(len(body), work) if is_long else work()
 
     async def _list(self, request: Request) -> Response:
         del request

@@ -40,6 +40,8 @@ class ServerSettings:
     """Before the second attempt; doubles with each further one."""
     max_unsolicited_aborts: int = 3
     """How often a turn is continued that the engine cut short and nobody asked it to; then it is ABORTED."""
+    allow_forced_tokens: bool = False
+    """Sessions may bring a script, whose words their turns say in the place of the model's; never trained."""
     score_inputs: bool = True
     """Have the first request after a weight update score the tokens before it; it has to read them anyway."""
     limits: RequestLimits = DEFAULT_LIMITS

@@ -39,6 +39,7 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
 from harness.server.live_version import LiveVersion
 from harness.server.prompts import TAIL, HeavyWork, Prompts, ReadCall
+from harness.server.scripts import require_scripts
 from harness.server.settings import ServerSettings
 from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
@@ -137,6 +138,8 @@ class TurnService:
         refused, unless the session wants to see incomplete turns (I2).
         """
         session = call.session
+        if session.config.script is not None:  # the server that took it may have been another one
+            require_scripts(self.settings, self.engine.capabilities)
         with bound_contextvars(session_id=session.session_id, dialect=call.request.dialect):
             await self.gatekeeper.enter(Work.TURN, call.client, session)
             served = await self._find_or_sample(call)
@@ -186,12 +189,14 @@ class TurnService:
         session, asked = call.session, call.request
         await self.live.wait_for_weights(call.client, lambda: session.is_open)
         point = session.attach(call.read.keys)
+        step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
         diverged = session.divergence(point, asked.messages)
         point, context_ids = await self.prompts.encode(session, point, call.read)
         call.client.require_there()
         if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
-        request = TurnRequest(asked.messages[point.matched :], context_ids, asked.sampling, call.read.digest, diverged)
+        delta = asked.messages[point.matched :]
+        request = TurnRequest(delta, context_ids, asked.sampling, call.read.digest, step, diverged)
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 

@@ -3,7 +3,7 @@
 The meaning of a model call's body is for its dialect to say.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -13,8 +13,10 @@ from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import BodyTooLarge, MalformedRequest
 from harness.samples.merge import Selection
+from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
 from harness.sessions.gate import ANONYMOUS
+from harness.sessions.script import Script
 from harness.sessions.session import AfterIncomplete, SessionConfig
 from harness.sessions.weight_update import ExpectedWeights
 from harness.tokens.matching import Matching
@@ -57,6 +59,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     selection: Selection = Selection.LAST
     matching: tuple[str, ...] = ()
     resumes: str | None = None
+    script: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
 _Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -90,6 +93,7 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _sessions = msgspec.json.Decoder(_CreateSession)
+_scripts = msgspec.json.Decoder(ScriptText | None)
 _holds = msgspec.json.Decoder(HoldRequest)
 _endings = msgspec.json.Decoder(EndRequest)
 _releases = msgspec.json.Decoder(ReleaseRequest)
@@ -121,12 +125,17 @@ async def read_body(request: Request, limits: RequestLimits) -> bytes:
 
 
 def parse_session_config(
-    body: bytes, custom_matchings: Collection[str] = (), limits: RequestLimits = DEFAULT_LIMITS
+    body: bytes,
+    custom_matchings: Collection[str] = (),
+    limits: RequestLimits = DEFAULT_LIMITS,
+    *,
+    read_script: Callable[[ScriptText], Script] | None = None,
 ) -> SessionConfig:
     """The configuration in `body`; an empty body means the defaults.
 
     `custom_matchings` are the `package.module:function` paths that the operator allows: a path in a request names code.
-    Raises `MalformedRequest` naming the field, `OverLimit` naming the limit.
+    `read_script` makes ids of a script; None knows none.
+    Raises `MalformedRequest` naming the field, `OverLimit` naming the limit, and as `read_script` does.
     """
     wire = decode_json(_sessions, body or b"{}")
     limits.require("metadata_bytes", memoryview(wire.metadata).nbytes, "metadata")
@@ -136,6 +145,10 @@ def parse_session_config(
     max_new_tokens, min_new_tokens = wishes.pop("max_tokens"), wishes.pop("min_tokens")
     sampling = SamplingWishes(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **wishes)
     limits.check_sampling(sampling)
+    limits.require("script_bytes", memoryview(wire.script).nbytes, "script")
+    script = decode_json(_scripts, wire.script, "script")
+    if script is not None and read_script is None:
+        raise MalformedRequest("script: expected none here", param="script")
     offered = [*Matching, *custom_matchings]
     for name in wire.matching:
         if name not in offered:
@@ -147,6 +160,7 @@ def parse_session_config(
         after_incomplete=wire.after_incomplete,
         selection=wire.selection,
         matching=wire.matching,
+        script=None if script is None or read_script is None else read_script(script),
         resumes=wire.resumes,
     )
 

@@ -15,6 +15,7 @@ partial for prompt. So whatever an engine decides by its own output is decided h
   numbers for other tokens, and a request that is repeated has to sample the same tokens (I10).
 - A grammar begins at the first token that an engine samples. A partial that follows one cannot be gone on from: it is
   discarded, and the turn begins again (`restarted`).
+- A turn that says a step of a script has the rest of its ids left to say.
 - The request reads the partial as input, so the engine can score it under the weights of now: that is how a token that
   was sampled before an update meets its next version (I7).
 
@@ -186,8 +187,12 @@ class Output:
         request_id: str,
         session_id: str | None = None,
         prompt_logprobs_from: int | None = None,
+        script_ids: TokenIds | None = None,
     ) -> GenerationRequest:
-        """Prompt and partial output as input, what is left of the bounds of `params`, and a seed of its own."""
+        """Prompt and partial output as input, what is left of the bounds of `params`, and a seed of its own.
+
+        Of the ids that the whole turn has to say, the request gets those that are not said yet.
+        """
         done = int(self.ids.size)
         if done:
             prompt_ids = as_ids(np.concatenate([prompt_ids, self.ids]))
@@ -197,7 +202,10 @@ class Output:
                 min_new_tokens=max(0, params.min_new_tokens - done),
                 seed=None if params.seed is None else segment_seed(params.seed, done),
             )
-        return GenerationRequest(prompt_ids, params, request_id, session_id, prompt_logprobs_from, continues=done)
+        rest = None if script_ids is None else script_ids[done:]
+        return GenerationRequest(
+            prompt_ids, params, request_id, session_id, prompt_logprobs_from, continues=done, script_ids=rest
+        )
 
     def _cut(self, end: int, stop: str) -> Self:
         """The first `end` tokens; what came after the stop string is discarded."""

@@ -125,8 +125,8 @@ def account(
     dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
     for turn in turns:
         if turn.index in kept:
-            masked += turn.forced_tokens
-            trained += turn.output_ids.size - turn.forced_tokens
+            masked += turn.output_ids.size - turn.masked_from
+            trained += turn.masked_from
         elif turn.output_ids.size:
             if turn.status is TurnStatus.FAILED:
                 reason = DropReason.FAILED_TURN

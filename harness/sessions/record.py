@@ -122,5 +122,6 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
         "delivered": turn.delivered,
         "created_at": turn.created_at,
         "seconds": turn.seconds,
+        "script_step": turn.script_step,
         "notes": dict(turn.notes),
     }

@@ -23,6 +23,7 @@ from harness.sessions.divergence import Divergence, find_divergence
 from harness.sessions.ledger import NOTHING_UNKNOWN, Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
+from harness.sessions.script import Script, Step, next_step
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.waiting import WaitingTurns
@@ -55,6 +56,8 @@ class SessionConfig:
     selection: Selection = Selection.LAST
     matching: tuple[str, ...] = ()
     """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
+    script: Script | None = None
+    """What its turns say; None leaves that to the model."""
     resumes: str | None = None
     """The drained session whose turns this one takes over (`sessions.takeover`)."""
     left_behind: int = 0
@@ -158,6 +161,12 @@ class Session:
             spans = [*output, *(span for turn in self.branch(parent) for span in turn.version_spans)]
             require_fresh(self.config.limits, oldest_version(spans), live)
 
+    def script_step(self, point: AttachPoint) -> int | None:
+        """The step of its script that a turn at `point` says; None without a script. Raises `ScriptEnded`."""
+        if self.config.script is None:
+            return None
+        return next_step(self.config.script, None if point.parent is None else self._tree.turn(point.parent))
+
     def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
         """Where a request with `messages` at `point` leaves the way of an earlier one; None when it does not."""
         earlier = self._tree.latest_child(point.parent)
@@ -178,8 +187,11 @@ class Session:
         place = TurnPlace(self._admitted, before.length + request.context_ids.size, point.key, ordinal)
         self._require_open()
         params = plan_sampling(request.asked, self.config.sampling, self.config.limits, place, context_length)
+        step = self._step(request.script_step)
+        if step is not None:
+            params = step.plan(params)
         path = before.extend(request.context_ids)
-        admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now)
+        admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now, step=step)
         self._in_flight[admission.index] = admission
         self._count(admission.index, point.key, ordinal)
         self._latest_with_body[request.digest] = admission.index
@@ -189,7 +201,8 @@ class Session:
         """Go on with a turn that broke off, under its own index, parameters and seed. Raises `SessionClosing`."""
         self._require_open()
         turn = self._tree.turn(index)
-        admission = readmit(turn, self._tree.path(index).cut(turn.prompt_length), now)
+        path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.script_step)
+        admission = readmit(turn, path, step, now)
         self._in_flight[index] = admission
         return admission
 
@@ -319,6 +332,9 @@ class Session:
             return []
         indices = candidates - self._in_flight.keys()
         return [turn for turn in self.branch(leaf) if turn.index in indices and is_comparable(turn)]
+
+    def _step(self, index: int | None) -> Step | None:
+        return None if index is None or self.config.script is None else self.config.script[index]
 
     def _require_open(self) -> None:
         if not self.is_open:

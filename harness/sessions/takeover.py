@@ -38,10 +38,13 @@ def successor_config(previous: Session, config: SessionConfig, taken: Sequence[T
         raise MalformedRequest(
             f"matching: expected that of the resumed session, {list(previous.config.matching)}", param="matching"
         )
+    if config.script not in (None, previous.config.script):
+        raise MalformedRequest("script: expected that of the resumed session, or none, which keeps it", param="script")
     ledger = previous.ledger()
     return replace(
         config,
         metadata={**previous.config.metadata, **config.metadata},
+        script=previous.config.script,
         left_behind=ledger.generated - sum(turn.sampled_tokens for turn in taken),
         unknown_left_behind=ledger.unknown - Unknown.of(each for turn in taken for each in turn.unknown),
     )

@@ -17,10 +17,11 @@ from harness.samples.proximal import keep_scores, score_turns
 from harness.sessions.continuation import Output
 from harness.sessions.divergence import Divergence
 from harness.sessions.lifecycle import end_of_error
+from harness.sessions.script import Step
 from harness.sessions.token_log import TokenPath
 from harness.tokens.matching import ChainKey
 from harness.turn_ends import TurnEnd, status_of
-from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn
+from harness.types import Json, Message, SamplingParams, SamplingWishes, TokenIds, Turn, as_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class TurnRequest:
     asked: SamplingWishes
     digest: str
     """blake2b-128 of the request body."""
+    script_step: int | None = None
+    """The step that it says of the session's script; None leaves that to the model."""
     divergence: Divergence | None = None
     """Why this request starts a branch, when an earlier one went on from the same place."""
 
@@ -55,11 +58,18 @@ class Admission:
     """Unix seconds."""
     prior: Turn | None = None
     """The turn as it broke off, when this takes it up again."""
+    step: Step | None = None
+    """What it says."""
 
     @property
     def prompt_ids(self) -> TokenIds:
         """The whole prompt, read-only."""
         return self.path.ids
+
+    @property
+    def script_ids(self) -> TokenIds | None:
+        """The ids it says; None leaves them to the model."""
+        return None if self.step is None else as_ids(self.step.ids)
 
     @property
     def attempt(self) -> int:
@@ -71,11 +81,12 @@ class Admission:
         return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
 
 
-def readmit(turn: Turn, path: TokenPath, now: float) -> Admission:
-    """The admission of a turn that broke off and goes on; `path` is its whole prompt."""
+def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float) -> Admission:
+    """The admission of a turn that broke off and goes on; `path` is its whole prompt, `step` what it says."""
     asked = convert(turn.sampling["asked"], SamplingWishes)
-    request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest)
-    return Admission(turn.index, turn.parent, turn.key, turn.ordinal, path, request, turn.params, now, prior=turn)
+    request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest, turn.script_step)
+    place = (turn.index, turn.parent, turn.key, turn.ordinal)
+    return Admission(*place, path, request, turn.params, now, prior=turn, step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         notes |= {name: value for name, value in prior.notes.items() if name != "error"}
     if request.divergence is not None:
         notes["diverged"] = request.divergence.to_json()
+    if request.script_step is not None:
+        notes["script_step"] = request.script_step
     if admission.attempt > 1:
         notes["attempts"] = admission.attempt
     turn = Turn(

@@ -51,6 +51,11 @@ class ChatTemplateTokenizer:
             ),
         )
 
+    @property
+    def end_of_turn_id(self) -> int | None:
+        """See `ChatTokenizer.end_of_turn_id`: one that the template writes, where it writes one."""
+        return min(self.end_ids or self.tokenizer.eos_ids, default=None)
+
     @classmethod
     def load(cls, directory: Path, *, template_file: Path | None = None) -> Self:
         """The tokenizer and template of a HuggingFace folder; `template_file` replaces its template.

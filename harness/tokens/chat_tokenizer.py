@@ -91,6 +91,10 @@ class ChatTokenizer(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer below, guarding the markers of the family."""
 
+    @property
+    def end_of_turn_id(self) -> int | None:
+        """The id with which an answer of the family ends; None when the tokenizer declares no end."""
+
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
         """Ids of the whole prompt for the assistant's next turn.
 

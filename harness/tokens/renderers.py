@@ -52,6 +52,11 @@ class RenderersTokenizer:
             ) from error
         return list(ids)
 
+    @property
+    def end_of_turn_id(self) -> int | None:
+        """See `ChatTokenizer.end_of_turn_id`."""
+        return self._template.end_of_turn_id
+
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         """Ids between the output of `previous` and the assistant's next turn; None where the renderer has no bridge."""
         context, output = list(previous.context_ids), list(previous.output_ids)

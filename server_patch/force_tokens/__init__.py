@@ -7,7 +7,7 @@ aborts, pauses, stop conditions. It makes a random model of two layers play any 
 | engine | where `force_ids` goes | the logprobs of forced tokens |
 | --- | --- | --- |
 | vLLM | `sampling_params.extra_args`, on OpenAI routes `vllm_xargs` | those of the model's own distribution |
-| SGLang | `sampling_params.custom_params`, on OpenAI routes `custom_params` | 0.0: computed after the processor |
+| SGLang | `sampling_params.custom_params`, on OpenAI routes `custom_params` | those of the model's own distribution |
 
 Never part of a production server: the distribution declares no entry point for it, a lane does.
 """

@@ -1,7 +1,7 @@
 """`ForceTokens` for SGLang: a custom logit processor, in a module of its own so that it travels as a name.
 
 SGLang sends processors to its scheduler as pickled classes; one that can be imported there is pickled by name.
-Logprobs are computed from the logits that a processor returns, so forced tokens report 0.0.
+Logprobs are computed from the logits that a processor returns; the plugin puts those of forced tokens right.
 """
 
 from typing import Any

@@ -15,7 +15,8 @@ from typing import Any
 from aiohttp import ClientConnectionResetError, web
 
 from harness.engines.scripted import ScriptedEngine
-from harness.types import Json, SamplingParams
+from harness.types import Json, SamplingParams, TokenIds, as_ids
+from server_patch.force_tokens.script import read_script
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.watch import Guard, Watch
 from tests.fake_engines.lies import STATUSES, Lie, Told
@@ -44,6 +45,7 @@ class FakeServer:
         *,
         divides_by_temperature: bool = False,
         repeat_guard: RepeatTerminateConfig | None = None,
+        obeys: bool = False,
     ) -> None:
         self.engine = engine
         self.lie = Lie.NONE
@@ -73,6 +75,8 @@ class FakeServer:
         self.keys: list[str] = []
         """What was shown as one, in order."""
         self._divides = divides_by_temperature
+        self.obeys = obeys
+        """Says the `force_ids` of a request, as the engines of lanes do; a server that others start ignores them."""
         self.repeat_guard = repeat_guard
         """Can be taken away while it serves, as by a restart."""
         self._closing = asyncio.Event()
@@ -133,6 +137,11 @@ class FakeServer:
 
     def _note(self, told: Told) -> None:
         self.sampled.append((self.weights, {span["version"] for span in told.spans}))
+
+    def _script(self, arguments: object) -> TokenIds | None:
+        """The ids that a request is to say, as the plugins read them."""
+        script = read_script(arguments) if self.obeys else ()
+        return as_ids(script) if script else None
 
     def _watch(self, prompt_ids: Sequence[int], arguments: object) -> Watch | None:
         """The guard's view of a request, as the plugins have it."""

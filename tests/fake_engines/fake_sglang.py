@@ -80,6 +80,7 @@ class FakeSGLang(FakeServer):
             self._params(body),
             body["rid"],
             prompt_logprobs_from=None if start < 0 else start + 1,
+            script_ids=self._script(body["sampling_params"].get("custom_params")),
         )
 
     def _params(self, body: Json) -> SamplingParams:

@@ -191,6 +191,7 @@ class _Wire:
             self.body["request_id"],
             session_id,
             prompt_logprobs_from=1 if self.wants_prompt() else None,
+            script_ids=self.server._script(self.extra_arguments()),
         )
 
     def prompt(self) -> list[int]:

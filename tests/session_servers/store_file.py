@@ -94,7 +94,7 @@ def read_turn(row: sqlite3.Row, turns: dict[int, StoredTurn]) -> StoredTurn:
         row["request_digest"],
         json.loads(row["segments"]),
         json.loads(row["discarded"]),
-        row["forced_tokens"],
+        len(output) if "script_step" in json.loads(row["notes"]) else row["forced_tokens"],
         json.loads(row["unknown"]),
     )
 

@@ -183,7 +183,7 @@ class Engine:
         if not sampling:
             return
         how = [
-            SamplingRow(own.request.params, own.seed, own.tokens.length, own.forbidden)
+            SamplingRow(own.request.params, own.seed, own.tokens.length, own.forbidden, own.told)
             for own in (live.generation for live in sampling)
         ]
         for live, sampled in zip(sampling, sample(logits[last_rows], how), strict=True):

@@ -122,6 +122,12 @@ class Generation:
             return ()
         return (*params.stop_token_ids, *(() if params.ignore_eos else self._rules.eos_ids))
 
+    @property
+    def told(self) -> int | None:
+        """The next id of its script; None behind the last one, and without a script."""
+        script_ids, said = self.request.script_ids, len(self.sampled)
+        return int(script_ids[said]) if script_ids is not None and said < script_ids.size else None
+
     def add_scores(self, logprobs: Logprobs, version: str) -> None:
         """Logprobs of the next input tokens; their logits are not wanted again."""
         if self.scores is not None and not self.scores.is_complete:

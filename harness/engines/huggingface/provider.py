@@ -103,6 +103,7 @@ class HuggingFaceTokenProvider:
             can_update_weights=True,
             weights_digest=engine.facts.weights_digest,
             repeat_guard=self._repeat_guard.digest() if self._repeat_guard else None,
+            follows_scripts=True,
         )
 
     @property

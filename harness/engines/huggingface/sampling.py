@@ -31,6 +31,8 @@ class SamplingRow(NamedTuple):
     """Index of the sampled token in its sequence, prompt included."""
     forbidden: tuple[int, ...] = ()
     """Ids that must not be sampled here."""
+    told: int | None = None
+    """The id that a script has here; None leaves it to the model."""
 
 
 def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
@@ -62,6 +64,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
 
 def _choose(logits: Tensor, row: SamplingRow) -> int:
     """One token from one row: work of a few hundred microseconds that stays in the processor's cache."""
+    if row.told is not None:
+        return row.told
     if row.forbidden:
         logits = logits.index_fill(0, torch.tensor(row.forbidden), -torch.inf)
     if row.params.temperature == 0:

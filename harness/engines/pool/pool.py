@@ -88,6 +88,15 @@ class EnginePool:
             if isinstance(worker, ContinuesAtEntry):
                 worker.continues_at_entry = wanted
 
+    @property
+    def proves_scripts(self) -> bool:
+        """See `ProvesScripts`; of every worker, those that join later included."""
+        return self.workers.proves_scripts
+
+    @proves_scripts.setter
+    def proves_scripts(self, wanted: bool) -> None:
+        self.workers.proves_scripts = wanted
+
     async def __aenter__(self) -> Self:
         if not self._begin_with:
             raise ScenarioError("an engine pool needs at least one worker, got none")

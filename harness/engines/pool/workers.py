@@ -15,7 +15,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from harness.engines.base import Capabilities, EngineWorkers, PauseMode, PoolObserver, TokenProvider, WorkerStatus
+from harness.engines.base import (
+    Capabilities,
+    EngineWorkers,
+    PauseMode,
+    PoolObserver,
+    ProvesScripts,
+    TokenProvider,
+    WorkerStatus,
+)
 from harness.engines.pool.placement import Placement, WorkerLoad
 from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.samples.versions import LabelOrder, is_unsettled, is_version
@@ -62,6 +70,8 @@ class Workers:
         self._on_change = on_change
         self.observer: PoolObserver = _Nobody()
         self._is_held: Callable[[], bool] = lambda: False
+        self.proves_scripts = False
+        """Those that join are tested for it; see `ProvesScripts`."""
         self._members: dict[str, _Member] = {}
         self._entered: dict[WorkerLoad, _Member] = {}
         """Also those that are leaving."""
@@ -139,6 +149,8 @@ class Workers:
         """
         if name in self._members:
             raise ScenarioError(f"the pool has a worker {name} already")
+        if self.proves_scripts and isinstance(worker, ProvesScripts):
+            worker.proves_scripts = True
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(worker)
             _require_alike([provider.capabilities for provider in (*self.providers.values(), worker)])
@@ -259,6 +271,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         repeat_guard=first.repeat_guard,
         may_stop_early=first.may_stop_early,
         version=" and ".join(sorted({each.version for each in all_capabilities})),
+        follows_scripts=all(each.follows_scripts for each in all_capabilities),
     )
 
 

@@ -1,9 +1,10 @@
 """The part of a provider that every engine server over HTTP shares: what it is made of, and how it is entered.
 
 Entering finds out what the server is, learns its weights and tests it: its tokenizer must be that of the sessions, the
-repeat guard that is wanted must be there, and logprobs must be raw unless the caller states another scale. Somebody may
-have paused the server: it is continued first where that was asked for, and otherwise the tests end in time and say so.
-A server that fails is left at once.
+repeat guard that is wanted must be there, and logprobs must be raw unless the caller states another scale; where
+scripts are wanted, it is found out whether the server follows them. Somebody may have paused the server: it is
+continued first where that was asked for, and otherwise the tests end in time and say so. A server that fails is left
+at once.
 
 How a server is spoken to is not in here; see `sglang` and `vllm`.
 """
@@ -12,6 +13,9 @@ import os
 from abc import abstractmethod
 from types import TracebackType
 from typing import ClassVar, Self
+from uuid import uuid4
+
+import structlog
 
 from harness.engines.base import LogprobScale, OneWorker, TokenProvider
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
@@ -21,9 +25,16 @@ from harness.engines.remote.same_tokenizer import require_same_tokenizer
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
+from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationResult
+from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
+
+log = structlog.get_logger()
+
+_PROMPT = as_ids([0])
+_PROVING_IDS = (1, 2)
+_ONE_TOKEN = SamplingParams(1, temperature=0.0, ignore_eos=True)
 
 
 class RemoteProvider(TokenProvider, ChangingServer):
@@ -73,6 +84,9 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self._tokenizer = tokenizer
         self._wanted_guard = choose_guard(repeat_guard, os.environ)
         self._guard: str | None = None
+        self.proves_scripts = False
+        """See `ProvesScripts`."""
+        self._follows_scripts = False
 
     @property
     def weight_version(self) -> str:
@@ -97,6 +111,8 @@ class RemoteProvider(TokenProvider, ChangingServer):
                 if self._wanted_guard is not None:
                     self._guard = await self.active_guard()
                     require_guard(self.capabilities, self._wanted_guard)
+                if self.proves_scripts:
+                    self._follows_scripts = await self._obeys()
                 if self._scale is LogprobScale.RAW:
                     self._scale = await require_raw_logprobs(self, advice=self.scale_advice)
         except BaseException:
@@ -108,6 +124,23 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._client.close()
+
+    async def _obeys(self) -> bool:
+        """Whether the server says what a request tells it to, two different things behind the same prompt.
+
+        One that ignores `force_ids` says the same twice; one that refuses them follows no scripts either.
+        """
+        self._follows_scripts = True  # or the requests that find it out would not leave
+        try:
+            for token_id in _PROVING_IDS:
+                script_ids = as_ids([token_id])
+                await self.generate(GenerationRequest(_PROMPT, _ONE_TOKEN, uuid4().hex, script_ids=script_ids))
+        except (EngineRejected, EngineReplyInvalid) as error:
+            log.info("engine_follows_no_scripts", engine=self._client.name, error=error.message)
+            return False
+        finally:
+            self._follows_scripts = False
+        return True
 
     @abstractmethod
     async def active_guard(self) -> str | None:

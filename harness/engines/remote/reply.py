@@ -30,6 +30,7 @@ from harness.types import (
     as_ids,
     as_logprobs,
 )
+from server_patch.force_tokens.script import PARAMETER as FORCE_IDS
 from server_patch.repeat_terminate.signals import PREFIX_LENGTH, PROBE
 
 _ROUNDING = 1e-4  # a log-softmax in float32 may end this far above zero
@@ -61,10 +62,12 @@ class Asked:
         return f"{self.engine}, request {self.request.request_id}"
 
     @property
-    def guard_arguments(self) -> Json:
-        """The request's words to the repeat guard of its server, which as a rule needs none."""
+    def plugin_arguments(self) -> Json:
+        """The request's words to our plugins in its server, which as a rule need none."""
         continued = {PREFIX_LENGTH: self.request.continues} if self.request.continues else {}
-        return continued | ({PROBE: 1} if self.probes_guard else {})
+        probe = {PROBE: 1} if self.probes_guard else {}
+        script_ids = self.request.script_ids
+        return continued | probe | ({} if script_ids is None else {FORCE_IDS: script_ids.tolist()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,9 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
         _require_equal(asked, "the number of input tokens", asked.request.input_ids.size, reply.prompt_tokens)
     if size > asked.request.params.max_new_tokens:
         refuse(asked, f"{size} output tokens, at most {asked.request.params.max_new_tokens} were asked for")
+    script_ids = asked.request.script_ids
+    if script_ids is not None and not np.array_equal(tokens.output_ids, script_ids[:size]):
+        refuse(asked, f"other ids than the script it was to follow: {tokens.output_ids.tolist()!r:.200}")
     if not size and reason is not FinishReason.ABORT:
         refuse(asked, f"finish reason {reply.finish_reason!r} without any output token")
     return GenerationResult(

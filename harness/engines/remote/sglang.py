@@ -101,6 +101,7 @@ class SGLangTokenProvider(RemoteProvider):
             weights_digest="",
             repeat_guard=self._guard,
             version=self._server.version,
+            follows_scripts=self._follows_scripts,
         )
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:

@@ -103,7 +103,7 @@ class UpdateAnswer(msgspec.Struct):
 def generate_body(asked: Asked, *, stream: bool) -> Json:
     """The body of `POST /generate`."""
     start = asked.request.prompt_logprobs_from
-    custom = {"custom_params": asked.guard_arguments} if asked.guard_arguments else {}
+    custom = {"custom_params": asked.plugin_arguments} if asked.plugin_arguments else {}
     return {
         "rid": asked.request.request_id,
         "input_ids": asked.request.input_ids.tolist(),

@@ -88,6 +88,7 @@ class VLLMTokenProvider(RemoteProvider):
             can_update_weights=self._control.has_dev_mode,
             weights_digest="",
             repeat_guard=self._guard,
+            follows_scripts=self._follows_scripts,
             may_stop_early=False,
             version=offer.version,
         )

@@ -107,7 +107,7 @@ class GenerateApi:
         params = asked.request.params
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
         sampling["detokenize"] = bool(params.stop)
-        sampling |= {"extra_args": asked.guard_arguments} if asked.guard_arguments else {}
+        sampling |= {"extra_args": asked.plugin_arguments} if asked.plugin_arguments else {}
         if asked.request.prompt_logprobs_from is not None:
             sampling["prompt_logprobs"] = 0
         return {
@@ -162,7 +162,7 @@ class CompletionsApi:
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             **_sampling(asked.request.params),
-            **({"vllm_xargs": asked.guard_arguments} if asked.guard_arguments else {}),
+            **({"vllm_xargs": asked.plugin_arguments} if asked.plugin_arguments else {}),
             **wants_prompt,
             **_streaming(stream=stream),
         }

@@ -12,7 +12,8 @@ import msgspec
 
 from harness.engines.base import PauseMode
 from harness.errors import EngineRejected
-from harness.types import GenerationRequest, Json, SamplingParams, as_ids
+from harness.types import GenerationRequest, Json, SamplingParams, TokenIds, as_ids
+from server_patch.force_tokens.script import read_script
 from server_patch.repeat_terminate.signals import is_probe, prefix_length
 
 _T = TypeVar("_T")
@@ -100,6 +101,15 @@ class GenerateRequest(msgspec.Struct):
         return self.logprob_start_len + 1
 
     @property
+    def script_ids(self) -> TokenIds | None:
+        """The ids that it wants to be said. Raises `EngineRejected` when they are none."""
+        try:
+            script = read_script(self.sampling_params.custom_params)
+        except ValueError as error:
+            raise EngineRejected(str(error)) from error
+        return as_ids(script) if script else None
+
+    @property
     def params(self) -> SamplingParams:
         """How to sample."""
         asked = self.sampling_params
@@ -128,6 +138,7 @@ class GenerateRequest(msgspec.Struct):
             self.session_id,
             prompt_logprobs_from=self.scores_from,
             continues=prefix_length(self.sampling_params.custom_params, len(self.input_ids)),
+            script_ids=self.script_ids,
         )
 
 

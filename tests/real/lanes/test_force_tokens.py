@@ -116,17 +116,22 @@ async def test_vllm_refuses_what_is_no_script(vllm: Engine) -> None:
     await refused_scripts(vllm)
 
 
-async def test_sglang_reports_zero_for_forced_tokens(sglang: Engine) -> None:
-    """Its logprobs are computed from what a processor returns."""
-    assert (await sglang.say(SCRIPTS[0])).logprobs == [0.0] * len(SCRIPTS[0])
+async def logprobs_of_the_model(engine: Engine) -> None:
+    """Forcing what it would have said changes nothing; what it would not have said is unlikely."""
+    free = await engine.say()
+
+    assert (await engine.say(free.ids)).logprobs == pytest.approx(free.logprobs, abs=1e-4)
+    assert max((await engine.say([5, 6, 7])).logprobs[:3]) < -5
+
+
+async def test_sglang_reports_the_logprobs_of_the_model(sglang: Engine) -> None:
+    """Its own would be taken from what a processor returns; the plugin puts them right."""
+    await logprobs_of_the_model(sglang)
 
 
 async def test_vllm_reports_the_logprobs_of_the_model(vllm: Engine) -> None:
-    """Forcing what it would have said changes nothing; what it would not have said is unlikely."""
-    free = await vllm.say()
-
-    assert (await vllm.say(free.ids)).logprobs == pytest.approx(free.logprobs, abs=1e-4)
-    assert max((await vllm.say([5, 6, 7])).logprobs[:3]) < -5
+    """It takes them from the logits before any processor."""
+    await logprobs_of_the_model(vllm)
 
 
 async def test_sglang_refuses_an_id_that_nobody_has(sglang: Engine) -> None:

@@ -15,6 +15,7 @@ from harness.errors import EngineUnavailable, HarnessError, StoreError
 from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.lifecycle import Phase
+from harness.sessions.script import Step
 from harness.sessions.session import AfterIncomplete, Session, SessionConfig
 from harness.store.base import LoadedSessions
 from harness.store.connect import open_store
@@ -29,6 +30,7 @@ RICH = SessionConfig(
     sampling=SamplingWishes(temperature=0.0, seed=2**63 - 1, stop=("a", "b")),
     after_incomplete=AfterIncomplete.SERVE,
     selection=Selection.LEAVES,
+    script=(Step((3, 4, 2), ends_turn=True), Step((5,), ends_turn=False)),
 )
 
 

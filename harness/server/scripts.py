@@ -1,0 +1,86 @@
+"""Scripts of sessions, on their way in: whether this server takes one, and the ids of its texts.
+
+The form is that of a scripted engine's script, as far as an engine of any kind can follow it: words, not delays or
+faults. Texts are encoded once, with the tokenizer of the sessions, markers in them as markers; so tool calls are
+written in the family's own syntax. An answer that is to begin with a call (`tool_choice`) has its beginning in the
+prompt, and its step says the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from harness.engines.base import Capabilities
+from harness.errors import MalformedRequest, ScriptRefused
+from harness.server.settings import ServerSettings
+from harness.sessions.script import Script, Step
+from harness.tokens.chat_tokenizer import ChatTokenizer
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class StepText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step, as the owner of a session writes it."""
+
+    text: str | None = None
+    """Encoded; the end of the turn follows unless `finish` is `length`."""
+    tokens: tuple[_TokenId, ...] | None = None
+    """Exact ids, instead of `text`; nothing is added."""
+    finish: Literal["stop", "length"] = "stop"
+
+
+class ScriptText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`script` in the body of `POST /sessions`."""
+
+    steps: Annotated[tuple[StepText, ...], msgspec.Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptReader:
+    """Makes ids of scripts for the sessions of one server."""
+
+    chat_tokenizer: ChatTokenizer
+    settings: ServerSettings
+    capabilities: Capabilities
+
+    def read(self, script: ScriptText) -> Script:
+        """The steps as ids.
+
+        Raises `ScriptRefused`, or `MalformedRequest` naming the step that no engine here could say.
+        """
+        require_scripts(self.settings, self.capabilities)
+        return tuple(self._read_step(step, f"script.steps[{index}]") for index, step in enumerate(script.steps))
+
+    def _read_step(self, step: StepText, param: str) -> Step:
+        if (step.text is None) == (step.tokens is None):
+            came = "neither" if step.text is None else "both"
+            raise MalformedRequest(f"{param}: expected text or tokens, got {came}", param=param)
+        tokenizer = self.chat_tokenizer.tokenizer
+        ids = list(step.tokens or ()) if step.text is None else tokenizer.encode(step.text)
+        end = self.chat_tokenizer.end_of_turn_id
+        if step.text is not None and step.finish == "stop" and end is not None:
+            ids.append(end)
+        vocab_size, room = self.capabilities.vocab_size, self.capabilities.context_length - 1
+        if not 0 < len(ids) <= room:
+            raise MalformedRequest(f"{param}: expected 1 to {room} tokens, got {len(ids)}", param=param)
+        if max(ids) >= vocab_size:
+            told = f"{param}: token id {max(ids)} is outside the vocabulary (0..{vocab_size - 1})"
+            raise MalformedRequest(told, param=param)
+        return Step(tuple(ids), ends_turn=ids[-1] in tokenizer.eos_ids)
+
+
+def require_scripts(settings: ServerSettings, capabilities: Capabilities) -> None:
+    """Raises `ScriptRefused` unless the operator allows scripts and the engine follows them."""
+    if not settings.allow_forced_tokens:
+        raise ScriptRefused(
+            "script: this server lets nobody force tokens; start it with --allow-forced-tokens"
+            " (ServerSettings.allow_forced_tokens), for tests only",
+            param="script",
+        )
+    if not capabilities.follows_scripts:
+        raise ScriptRefused(
+            f"script: {capabilities.engine} does not say what it is told to, as every worker of a pool has to;"
+            " `harness engine up` starts engines that do",
+            param="script",
+        )

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from harness.errors import MalformedRequest
 from server_patch.router.verbs import Order, VerbError
 
 
@@ -46,6 +47,14 @@ class Then(StrEnum):
     """Every session ends, then it opens."""
 
 
+class Begun(StrEnum):
+    """What a trainer has begun and not ended yet, as its hold keeps it for a router that is started again."""
+
+    PAUSE = "pause"
+    WEIGHTS = "weights"
+    ABORT = "abort"
+
+
 _BY_VERB: Mapping[str, Intent] = MappingProxyType(
     {
         "/pause_generation": Intent.PAUSE,
@@ -59,13 +68,19 @@ _BY_VERB: Mapping[str, Intent] = MappingProxyType(
 
 
 def intent_of(order: Order) -> Intent | None:
-    """What `order` is about; None when sessions are not concerned, or when workers will refuse it."""
+    """What `order` is about; None when sessions are not concerned, or when workers will refuse it.
+
+    Raises `MalformedRequest` for an `abort_all` that is neither true nor false: engines disagree about what it says.
+    """
     try:
         fields = order.fields
     except VerbError:
         return None
     if order.verb == "/abort_request":
-        return Intent.ABORT_ALL if fields.get("abort_all") else None
+        abort_all = fields.get("abort_all", False)
+        if not isinstance(abort_all, bool):
+            raise MalformedRequest(f"abort_all: expected true or false, got {abort_all!r}", param="abort_all")
+        return Intent.ABORT_ALL if abort_all else None
     intent = _BY_VERB.get(order.verb)
     is_labeled = intent is Intent.PART_OF_WEIGHTS and fields.get("weight_version") is not None
     return Intent.NEW_WEIGHTS if is_labeled else intent
@@ -80,6 +95,29 @@ class Trainer:
     due: float | None = None
     """When `then` happens unless another verb comes before; in seconds of the server's clock."""
     then: Then = Then.OPEN
+
+    @classmethod
+    def of(cls, begun: str, *, until: float) -> "Trainer":
+        """A trainer that had `begun` that when its router went away; it has until then to go on.
+
+        A hold that does not say is taken for a pause, which nothing but the trainer ends.
+        """
+        match begun:
+            case Begun.WEIGHTS:
+                return cls(due=until)
+            case Begun.ABORT:
+                return cls(due=until, then=Then.END)
+            case _:
+                return cls(is_pausing=True)
+
+    @property
+    def begun(self) -> Begun | None:
+        """See `Begun`; None when nothing is left to do."""
+        if self.is_pausing:
+            return Begun.PAUSE
+        if self.due is None:
+            return None
+        return Begun.ABORT if self.then is Then.END else Begun.WEIGHTS
 
     @property
     def is_shut(self) -> bool:

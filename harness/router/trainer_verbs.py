@@ -18,7 +18,7 @@ import structlog
 from harness.client.gate import new_holder
 from harness.errors import EnginesHeld, MalformedRequest, StoreError
 from harness.machine.deadlines import within
-from harness.router.trainer import Intent, Then, Trainer, intent_of
+from harness.router.trainer import Begun, Intent, Then, Trainer, intent_of
 from harness.server.app import SessionServer
 from harness.server.wire import HoldRequest, ReleaseRequest
 from harness.sessions.gate import Hold, HoldKind
@@ -52,6 +52,7 @@ class TrainerVerbs:
         self._server = server
         self._gatekeeper = server.gatekeeper
         self._trainer = Trainer()
+        self._trainer = self._recall()
         self._one_at_a_time = asyncio.Lock()  # a verb that ends may not open the gate under one that is carried out
 
     async def carry_out(self, order: Order, tell: Tell) -> Sequence[VerbResult]:
@@ -78,7 +79,7 @@ class TrainerVerbs:
         is_telling = False
         try:
             if intent is not Intent.CONTINUE:
-                await self._shut()
+                await self._shut(before.told(intent, obeyed=1, until=0.0).begun or Begun.WEIGHTS)
             if before.sweeps_for(intent):
                 await self._sweep()
             is_telling = True
@@ -89,7 +90,9 @@ class TrainerVerbs:
             obeyed = sum(result.succeeded for result in results)
             until = self._gatekeeper.clock() + FOLLOW_S
             self._trainer = before.told(intent, obeyed=obeyed, until=until)
-            if not self._trainer.is_shut:
+            if self._trainer.begun is not None:
+                await self._note(self._trainer.begun)
+            else:
                 # Nobody knows who obeyed a verb that broke off, and a worker that is not listed now did not.
                 are_continued = not before.is_pausing or 0 < len(results) == obeyed
                 await self._open(engines_continued=are_continued and not is_telling)
@@ -134,16 +137,27 @@ class TrainerVerbs:
         """What the trainer has said, as far as it still counts.
 
         A hold that ran out was all of it: the server has continued the engines. One that an earlier server left behind
-        is that of a pause.
+        says what it was for.
         """
         if self._hold is None:
             return Trainer()
-        return self._trainer if self._trainer.is_shut else Trainer(is_pausing=True)
+        if self._trainer.is_shut:
+            return self._trainer
+        return Trainer.of(self._hold.work, until=self._gatekeeper.clock() + FOLLOW_S)
 
-    async def _shut(self) -> None:
+    async def _shut(self, begun: Begun) -> None:
         holder = self._hold.holder if self._hold else new_holder(_HOLDER)
         wanted = HoldRequest(holder, HOLD_TTL_S, engines=True)
-        await self._gatekeeper.keep(self._gatekeeper.place(wanted, HoldKind.PAUSE))
+        await self._gatekeeper.keep(self._gatekeeper.place(wanted, HoldKind.PAUSE, work=begun))
+
+    async def _note(self, begun: Begun) -> None:
+        """Have the hold say so; it was placed before anybody knew whether workers would obey."""
+        if self._hold is None or self._hold.work == begun:
+            return
+        try:
+            await self._shut(begun)
+        except StoreError as error:  # a router that is started again would take it for what it was before
+            log.warning("gate_hold_not_kept", error=error.message)
 
     async def _open(self, *, engines_continued: bool) -> None:
         if self._hold is None:

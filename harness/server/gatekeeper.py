@@ -56,11 +56,12 @@ class Gatekeeper:
 
     # Holds
 
-    def place(self, wanted: HoldRequest, kind: HoldKind) -> Hold:
-        """Put a hold on the gate or renew it, in force at once; `keep` makes it durable. See `Gate.place`."""
+    def place(self, wanted: HoldRequest, kind: HoldKind, *, work: str = "") -> Hold:
+        """Put a hold on the gate or renew it, in force at once; `keep` makes it durable. See `Hold`, `Gate.place`."""
         is_new = wanted.holder not in {hold.holder for hold in self.gate.holds}
         try:
-            hold = self.gate.place(Hold(wanted.holder, kind, self.clock() + ttl_of(wanted), wanted.engines))
+            until = self.clock() + ttl_of(wanted)
+            hold = self.gate.place(Hold(wanted.holder, kind, until, wanted.engines, work))
         finally:
             self.look_again()  # also when it comes too late: engines may be left
         if is_new:

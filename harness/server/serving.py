@@ -81,7 +81,9 @@ async def serve(
         metrics = ServerMetrics()
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         await gatekeeper.restore()
-        if gatekeeper.gate.must_wake_engines and isinstance(engine, ContinuesAtEntry):
+        # Nobody can tell an engine to go on through a server that waits for it to do so; the gate stays shut meanwhile.
+        is_ours = any(hold.engines and hold.work for hold in gatekeeper.gate.holds)
+        if (gatekeeper.gate.must_wake_engines or is_ours) and isinstance(engine, ContinuesAtEntry):
             engine.continues_at_entry = True
         if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
             engine.proves_scripts = True

@@ -89,6 +89,9 @@ class Hold:
     """Unix time in seconds; renewed by the same verb."""
     engines: bool = False
     """Its holder pauses the engines of this server."""
+    work: str = ""
+    """The work that this server does in the name of the holder: one that is started again goes on with it, and nobody
+    else continues the engines. Empty when the holder works by itself."""
 
 
 class HoldReport(msgspec.Struct, frozen=True):
@@ -178,7 +181,8 @@ class Gate:
                 )
             if self.are_engines_waking:
                 raise EnginesHeld("the engines are being continued after a hold that left them paused; ask again")
-        hold = Hold(wanted.holder, HoldKind.DRAIN if is_drain else HoldKind.PAUSE, wanted.until, engines)
+        kind = HoldKind.DRAIN if is_drain else HoldKind.PAUSE
+        hold = replace(wanted, kind=kind, engines=engines)
         self._change({**self._holds, hold.holder: hold})
         return hold
 

@@ -16,7 +16,7 @@ from harness.sessions.session import Session, SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, UnknownOutput, VersionSpan
 
-KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines) VALUES (?, ?, ?, ?)"
+KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines, work) VALUES (?, ?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
 SELECT_HOLDS = "SELECT * FROM holds ORDER BY holder"
 KEEP_LABEL = "INSERT OR REPLACE INTO weight_labels (label, number) VALUES (?, ?)"
@@ -82,12 +82,12 @@ Statement = tuple[str, Row]
 
 def hold_row(hold: Hold) -> Row:
     """Parameters of `KEEP_HOLD`."""
-    return hold.holder, str(hold.kind), hold.until, int(hold.engines)
+    return hold.holder, str(hold.kind), hold.until, int(hold.engines), hold.work
 
 
 def hold_from_row(row: sqlite3.Row) -> Hold:
     """The hold of a row of `SELECT_HOLDS`."""
-    return Hold(row["holder"], HoldKind(row["kind"]), float(row["until"]), bool(row["engines"]))
+    return Hold(row["holder"], HoldKind(row["kind"]), float(row["until"]), bool(row["engines"]), str(row["work"]))
 
 
 def session_row(session: Session) -> Row:

@@ -84,8 +84,17 @@ CREATE TABLE weight_labels (
 # would take the disk and the minutes of a whole copy, and one page that is damaged would keep the store from opening.
 _TURN_ENDS = "ALTER TABLE turns RENAME COLUMN finish_reason TO turn_end;"
 _UNKNOWN_OUTPUT = "ALTER TABLE turns ADD COLUMN unknown TEXT NOT NULL DEFAULT '[]';"
+_WORK_OF_HOLDS = "ALTER TABLE holds ADD COLUMN work TEXT NOT NULL DEFAULT '';"
 
-STEPS: tuple[str, ...] = (_CLOSING_TIMES, _HOLDS, _CLOSE_REASONS, _WEIGHT_LABELS, _TURN_ENDS, _UNKNOWN_OUTPUT)
+STEPS: tuple[str, ...] = (
+    _CLOSING_TIMES,
+    _HOLDS,
+    _CLOSE_REASONS,
+    _WEIGHT_LABELS,
+    _TURN_ENDS,
+    _UNKNOWN_OUTPUT,
+    _WORK_OF_HOLDS,
+)
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 
 SCHEMA_VERSION = FIRST_VERSION + len(STEPS)

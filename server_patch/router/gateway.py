@@ -126,6 +126,7 @@ async def launch(
     async with AsyncExitStack() as stack:
         for attempts_left in reversed(range(_ATTEMPTS)):
             port, metrics_port = _free_ports(2)
+            said_before = _size_of(log_file)
             command = [str(program), *_command_line(kind, without_key, port, metrics_port), *arguments]
             url = f"http://{_LOOPBACK}:{port}"
             child = await stack.enter_async_context(_leashed(command, log_file, log_bytes, env))
@@ -133,7 +134,7 @@ async def launch(
                 await _answers(http, url, child, log_file, start_timeout_s)
                 break
             except GatewayError:
-                if not attempts_left or _PORT_TAKEN not in _tail(log_file):
+                if not attempts_left or _PORT_TAKEN not in _tail(log_file, said_before):
                     raise
                 await stack.aclose()  # another process took a port between the choice and its use
         for worker in (each for each in worker_urls if each not in without_key):
@@ -232,9 +233,15 @@ async def _say_if_it_ends(child: asyncio.subprocess.Process, url: str, log_file:
     log.error("gateway_ended", gateway=url, exit_code=code, said=_tail(log_file))
 
 
-def _tail(log_file: Path) -> str:
+def _size_of(log_file: Path) -> int:
+    return log_file.stat().st_size if log_file.exists() else 0
+
+
+def _tail(log_file: Path, since: int = 0) -> str:
+    """The end of what was printed behind the first `since` bytes; a log that was begun anew has none of those."""
     with log_file.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(since if since <= size else 0, size - _TAIL_BYTES))
         said = file.read(_TAIL_BYTES).decode("utf-8", errors="replace").strip()
     return said or f"it printed nothing; its log is {log_file}"
 

@@ -107,8 +107,16 @@ def _post(target: str, body: Body | None = None, *, or_else: str = "") -> Call:
     return Call("POST", target, json.dumps(body or {}).encode(), or_else)
 
 
+def _flag(body: Body, name: str, *, default: bool = False) -> bool:
+    """A yes or no of `body`; "false" is neither. Raises `VerbError`."""
+    said = body.get(name, default)
+    if not isinstance(said, bool):
+        raise VerbError(f"expected {name} to be true or false, got {said!r}")
+    return said
+
+
 def _abort(body: Body) -> Plan:
-    if body.get("abort_all"):
+    if _flag(body, "abort_all"):
         return Plan((_post("/abort_requests"),))
     named = body.get("rid") or []
     rids = [named] if isinstance(named, str) else named
@@ -143,13 +151,13 @@ def _update_weights(body: Body) -> Plan:
     if not isinstance(path, str):
         raise VerbError(f"/update_weights_from_disk: expected model_path to be a path, got {path!r}")
     calls = []
-    if body.get("abort_all_requests"):
+    if _flag(body, "abort_all_requests"):
         calls.append(_post("/abort_requests"))
     if version is not None:
         # An update that breaks off from here on leaves a label that is no version, never a wrong one.
         calls.append(_labeled(f"{_UNSETTLED}{version}"))
     calls.append(_post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}))
-    if body.get("flush_cache", True):
+    if _flag(body, "flush_cache", default=True):
         calls.append(_post("/reset_prefix_cache"))
     if version is not None:
         calls.append(_labeled(version))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.errors import MalformedRequest
 from harness.router.trainer import Intent, Then, Trainer, intent_of
 from server_patch.router.verbs import Order
 
@@ -41,6 +42,13 @@ def order(verb: str, **fields: object) -> Order:
 def test_a_verb_says_what_it_is_about(said: Order, meant: Intent | None):
     """Weights without a label may be followed by more of them, and what workers will refuse concerns nobody."""
     assert intent_of(said) is meant
+
+
+@pytest.mark.parametrize("said", ["false", "true", 1, 0, None, []])
+def test_an_abort_of_everything_is_asked_for_by_true_alone(said: object):
+    """Engines disagree about the rest, and to end everything by a guess cannot be undone."""
+    with pytest.raises(MalformedRequest, match="abort_all: expected true or false"):
+        intent_of(order("/abort_request", abort_all=said))
 
 
 def after(*intents: Intent, obeyed: int = 1) -> Trainer:
@@ -113,4 +121,12 @@ def test_whatever_comes_the_gate_can_be_opened(said: list[tuple[Intent, int]]):
     for intent, obeyed in said:
         trainer = trainer.told(intent, obeyed=obeyed, until=UNTIL)
         assert not (trainer.is_pausing and trainer.due is not None)
+        assert (trainer.begun is not None) is trainer.is_shut
+        if trainer.begun is not None:  # what the hold keeps is enough to go on
+            assert Trainer.of(trainer.begun, until=UNTIL) == trainer
         assert trainer.told(Intent.CONTINUE, obeyed=0, until=UNTIL) == OPEN
+
+
+def test_a_hold_that_does_not_say_what_it_is_for_is_that_of_a_pause():
+    """As an earlier router wrote it: nothing but the trainer ends it."""
+    assert Trainer.of("", until=UNTIL) == PAUSED

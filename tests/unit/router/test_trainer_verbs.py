@@ -122,6 +122,21 @@ async def routing_to(upstream: str, store: str, clock: Clock) -> AsyncIterator[t
         yield http, running.server
 
 
+@asynccontextmanager
+async def started_again(directory: Path, path: str, **fields: object) -> AsyncIterator[tuple[Router, str]]:
+    """A router that was told a verb and stopped, and runs again on the same store; with a session of before."""
+    store, clock, gateway = str(directory / "sessions.db"), Clock(), FakeGateway()
+    async with fake_workers("sglang") as [worker], serving_app(gateway) as upstream:
+        worker.engine.relabel("0")
+        gateway.listed = [worker.url]
+        async with routing_to(upstream, store, clock) as (http, server):
+            router = Router(http, server, [worker], clock)
+            session = await router.create()
+            await router.verb(path, **fields)
+        async with routing_to(upstream, store, clock) as (http, server):
+            yield Router(http, server, [worker], clock), session
+
+
 def require_true_proximal(sample: Json, *, newest: int) -> None:
     """Every sampled token that is older than `newest` has the logprob of its next version, by the engine's own rule."""
     tokens, start = as_ids(sample["tokens"]), len(sample["tokens"]) - sample["response_length"]
@@ -361,22 +376,45 @@ async def test_a_trainer_that_pauses_and_falls_silent_shuts_nobody_out_for_ever(
 
 
 async def test_a_router_that_is_started_again_in_the_middle_of_an_update_is_still_paused(tmp_path: Path):
-    """Until the trainer says that it is over; a worker that stands still could not be entered, so this one goes on."""
-    store, clock, gateway = str(tmp_path / "sessions.db"), Clock(), FakeGateway()
-    async with fake_workers("sglang") as [worker], serving_app(gateway) as upstream:
-        gateway.listed = [worker.url]
-        async with routing_to(upstream, store, clock) as (http, server):
-            router = Router(http, server, [worker], clock)
-            session = await router.create()
-            await router.verb("/pause_generation")
-        async with httpx.AsyncClient(base_url=worker.url) as trainer:
-            (await trainer.post("/continue_generation", json={})).raise_for_status()
-        async with routing_to(upstream, store, clock) as (http, server):
-            router = Router(http, server, [worker], clock)
-            asking = asyncio.create_task(router.turn(session))
-            await eventually(lambda: router.server.gatekeeper.held == 1)
-            await router.verb("/continue_generation")
-            assert (await asking).status_code == 200
+    """Until the trainer says that it is over. Workers that stand still go on: nobody could tell them to otherwise."""
+    async with started_again(tmp_path, "/pause_generation") as (router, session):
+        asking = asyncio.create_task(router.turn(session))
+        await eventually(lambda: router.server.gatekeeper.held == 1)
+        router.pass_time(60)
+        await router.verb("/update_weights_from_disk", model_path="/weights/b", weight_version="1")
+        assert router.gate is GateState.PAUSED
+        await router.verb("/continue_generation")
+        assert (await asking).status_code == 200
+        assert set((await router.sample(session))["behavior_versions"]) - {-1} == {1}
+
+
+async def test_a_router_that_is_started_again_after_an_abort_ends_the_rollout(tmp_path: Path):
+    """When nothing follows in time, as it would have."""
+    async with started_again(tmp_path, "/abort_request", abort_all=True) as (router, session):
+        assert router.gate is GateState.PAUSED
+        router.pass_time(60)
+        await eventually(lambda: router.gate is GateState.OPEN)
+        assert (await router.turn(session)).status_code == 404
+
+
+async def test_a_router_that_is_started_again_among_parts_of_weights_opens_in_time(tmp_path: Path):
+    """Nobody but the trainer knows whether more of them come."""
+    async with started_again(tmp_path, "/update_weights_from_disk", model_path="/weights/b") as (router, session):
+        assert router.gate is GateState.PAUSED
+        router.pass_time(60)
+        await eventually(lambda: router.gate is GateState.OPEN)
+        assert (await router.turn(session)).status_code == 200
+
+
+async def test_an_abort_that_is_neither_wanted_nor_not_is_refused():
+    """One error, and no worker told: a text is true in one language and false in the next."""
+    async with routing(*KINDS) as router:
+        asked = [list(worker.posted) for worker in router.workers]
+        refused = await router.verb("/abort_request", status=400, abort_all="false")
+
+        assert refused["error"]["code"] == "invalid_request"
+        assert [list(worker.posted) for worker in router.workers] == asked
+        assert router.gate is GateState.OPEN
 
 
 @pytest.mark.parametrize("verb", ["/pause_generation", "/continue_generation"])

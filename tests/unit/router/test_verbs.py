@@ -53,6 +53,20 @@ def test_an_abort_of_nothing_aborts_nothing() -> None:
     assert on_vllm("/abort_request", {"abort_all": True}) == [("/abort_requests", {})]
 
 
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("/abort_request", {"abort_all": "false"}),
+        ("/update_weights_from_disk", {"model_path": "/w/2", "abort_all_requests": "false"}),
+        ("/update_weights_from_disk", {"model_path": "/w/2", "flush_cache": "no"}),
+    ],
+)
+def test_a_text_is_no_yes_and_no_no(verb: str, body: dict[str, object]) -> None:
+    """A worker is told nothing then."""
+    with pytest.raises(VerbError, match="to be true or false"):
+        plan(order(verb, body), Engine.VLLM)
+
+
 def test_new_weights_are_loaded_flushed_and_named_while_paused() -> None:
     """A vLLM server has no lock around a reload, keeps a cache of the old weights, and takes the label apart."""
     body = {"model_path": "/w/2", "weight_version": "2"}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
+from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.ledger import Unknown
 from harness.sessions.session import Session, SessionConfig
-from harness.store.schema import _UNKNOWN_OUTPUT, FIRST_VERSION, SCHEMA_VERSION, STEPS
+from harness.store.schema import _UNKNOWN_OUTPUT, _WORK_OF_HOLDS, FIRST_VERSION, SCHEMA_VERSION, STEPS
 from harness.store.sqlite import SQLiteStore, count_unknown, read_sessions
 from harness.types import UnknownOutput
 
@@ -85,6 +86,20 @@ async def test_a_store_from_before_unknown_output_reads_as_one_without_any(old_s
     [kept] = [session for session in read_sessions(old_store) if session.session_id == "a"]
     assert (kept.turns[0].unknown, kept.ledger().unknown) == ((lost,), Unknown(1, 7))
     assert count_unknown(old_store) == {"a": Unknown(1, 7)}
+
+
+async def test_a_hold_from_before_holds_said_their_work_has_none(old_store: Path) -> None:
+    """And one that is kept from then on comes back with it."""
+    with closing(sqlite3.connect(old_store)) as connection:
+        for version, step in enumerate(STEPS[: STEPS.index(_WORK_OF_HOLDS)], start=FIRST_VERSION + 1):
+            connection.executescript(f"{step} PRAGMA user_version = {version};")
+        connection.execute("INSERT INTO holds VALUES ('old', 'pause', 9.0, 1)")
+        connection.commit()
+    new = Hold("new", HoldKind.PAUSE, 8.0, engines=True, work="weights")
+    async with SQLiteStore(old_store) as store:
+        await store.keep_hold(new)
+    async with SQLiteStore(old_store) as store:
+        assert await store.load_holds() == [new, Hold("old", HoldKind.PAUSE, 9.0, engines=True)]
 
 
 async def test_a_store_of_a_later_version_is_refused_by_name(old_store: Path) -> None:

@@ -1,0 +1,44 @@
+"""A gateway whose port is taken in the moment of its start is started again, and any other failure is said at once."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from server_patch.router import GatewayError, GatewayKind, launch
+from server_patch.router.app import open_http
+
+TAKEN = "Address already in use (os error 98)"
+
+
+def failing_program(directory: Path, said: str) -> Path:
+    """A program that notes its start, says something, and fails."""
+    program = directory / "gateway"
+    program.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys\nwith pathlib.Path({str(directory / 'starts')!r}).open('a') as f:\n"
+        f"    f.write('x')\nsys.exit({said!r})\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+async def start(directory: Path, said: str) -> int:
+    """How often the program is started until its failure is said."""
+    program = failing_program(directory, said)
+    async with open_http() as http:
+        with pytest.raises(GatewayError, match="exit code 1"):
+            async with launch(http, program, GatewayKind.SMG, [], log_file=directory / "log"):
+                pytest.fail("it answers")
+    return len((directory / "starts").read_text())
+
+
+async def test_a_port_that_is_taken_is_no_reason_to_give_up(tmp_path: Path) -> None:
+    """Another one is chosen, a few times."""
+    assert await start(tmp_path, TAKEN) == 3
+
+
+async def test_the_log_of_an_earlier_gateway_says_nothing_about_this_one(tmp_path: Path) -> None:
+    """It goes on in the same file."""
+    (tmp_path / "log").write_text(f"{TAKEN}\n")
+
+    assert await start(tmp_path, "no such policy") == 1

@@ -25,7 +25,7 @@ from harness.engines.remote.same_tokenizer import require_same_tokenizer
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
-from harness.errors import EngineRejected, EngineReplyInvalid
+from harness.errors import EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -128,13 +128,19 @@ class RemoteProvider(TokenProvider, ChangingServer):
     async def _obeys(self) -> bool:
         """Whether the server says what a request tells it to, two different things behind the same prompt.
 
-        One that ignores `force_ids` says the same twice; one that refuses them follows no scripts either.
+        One that ignores `force_ids` says the same twice; one that refuses them follows no scripts either. Raises
+        `EngineError` when nobody can tell.
         """
         self._follows_scripts = True  # or the requests that find it out would not leave
         try:
             for token_id in _PROVING_IDS:
                 script_ids = as_ids([token_id])
-                await self.generate(GenerationRequest(_PROMPT, _ONE_TOKEN, uuid4().hex, script_ids=script_ids))
+                said = await self.generate(GenerationRequest(_PROMPT, _ONE_TOKEN, uuid4().hex, script_ids=script_ids))
+                if not said.output_ids.size:
+                    raise EngineUnavailable(
+                        f"{self._client.name}: somebody aborted the question whether it follows scripts; ask again when"
+                        " whoever ends its requests is done"
+                    )
         except (EngineRejected, EngineReplyInvalid) as error:
             log.info("engine_follows_no_scripts", engine=self._client.name, error=error.message)
             return False

@@ -48,6 +48,8 @@ class EngineChoice(NamedTuple):
     """The engine servers to be started."""
     has_router: bool = False
     """A router stands in front of them."""
+    forces_tokens: bool = False
+    """Its sessions bring a script."""
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
@@ -55,15 +57,15 @@ class EngineChoice(NamedTuple):
         scenario, spec, services = folder.scenario, folder.scenario.engine, folder.scenario.services
         guard = spec.repeat_guard.config if spec.repeat_guard else None
         weights_of = folder.name if scenario.weights else None
-        faults_of = folder.name if scenario.faults else None
+        faults_of, forces = folder.name if scenario.faults else None, scenario.forces_tokens
         if services is not None:
             lanes = tuple(LaneEngine(group.engine) for group in services.lanes for _ in range(group.count))
             name = f"{'router' if services.router else 'lanes'}={','.join(lanes)}"
-            return cls(name, spec.model, None, guard, weights_of, faults_of, lanes, services.router)
+            return cls(name, spec.model, None, guard, weights_of, faults_of, lanes, services.router, forces)
         named = EngineName.parse(spec.name)
         script = folder.file(spec.script) if spec.script and named.plays_script else None
         lanes = (LaneEngine(named.kind),) if named.needs_server else ()
-        return cls(spec.name, spec.model, script, guard, weights_of, faults_of, lanes)
+        return cls(spec.name, spec.model, script, guard, weights_of, faults_of, lanes, forces_tokens=forces)
 
     @property
     def key(self) -> str:
@@ -71,7 +73,8 @@ class EngineChoice(NamedTuple):
         guard = None if self.repeat_guard is None else f"repeat_guard={self.repeat_guard.digest()[:12]}"
         weights = None if self.weights_of is None else f"weights_of={self.weights_of}"
         faults = None if self.faults_of is None else f"faults_of={self.faults_of}"
-        parts = (self.name, self.model, self.script, guard, weights, faults)
+        forced = "forced_tokens" if self.forces_tokens else None
+        parts = (self.name, self.model, self.script, guard, weights, faults, forced)
         return " ".join(str(part) for part in parts if part is not None)
 
 
@@ -153,7 +156,9 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     model_dir = await asyncio.to_thread(model_folder, choice)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
     admin_token = new_admin_token()
-    settings = ServerSettings(admin_token=admin_token, repeat_guard=choice.repeat_guard)
+    settings = ServerSettings(
+        admin_token=admin_token, repeat_guard=choice.repeat_guard, allow_forced_tokens=choice.forces_tokens
+    )
     async with AsyncExitStack() as stack:
         guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()
         specs = [LaneSpec(engine, model_dir, env=guard) for engine in choice.lanes]

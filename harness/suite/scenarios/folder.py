@@ -11,11 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.engines.scripted import Script
 from harness.errors import ScenarioError
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.scenario import Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
+from harness.types import Json
 
 SCENARIO_FILE = "scenario.toml"
 INSTRUCTION_FILE = "instruction.md"
@@ -58,6 +60,22 @@ class ScenarioFolder:
     def text_of(self, prompt: Prompt) -> str:
         """The instruction of the sessions of `prompt`."""
         return self.instruction if prompt.text is None else prompt.text
+
+    def session_script(self) -> Json:
+        """`engine.script` as that of a session. Raises `ScenarioError` where it holds what no session can bring."""
+        name = self.scenario.engine.script
+        assert name is not None, "nothing is forced without a script"
+        steps: list[Json] = []
+        for index, step in enumerate(Script.load(self.file(name)).steps):
+            if step.fault is not None or step.finish not in ("stop", "length"):
+                what = step.fault or step.finish
+                raise ScenarioError(
+                    f"{self.file(name)}: steps[{index}]: expected no {str(what)!r} beside engine.force_script: a real"
+                    " engine fails by [[faults]]"
+                )
+            words = {"tokens": step.tokens} if step.tokens else {"text": step.text}
+            steps.append({**words, "finish": str(step.finish)})
+        return {"steps": steps}
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file besides `scenario.toml` that decides how a session goes."""
@@ -120,11 +138,13 @@ def bundled_scenarios() -> list[ScenarioFolder]:
 
 
 def _check_files(folder: ScenarioFolder, source: Path) -> None:
-    """Raises `ScenarioError` naming the first key whose file is missing."""
+    """Raises `ScenarioError` naming the first key whose file is missing, or is none that it can be."""
     scenario = folder.scenario
     for key, name in (("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)):
         if name is not None and not folder.file(name).is_file():
             raise ScenarioError(f"{source}: {key}: expected a file of the scenario, got {name!r}, which does not exist")
+    if scenario.engine.force_script:
+        folder.session_script()
     if not folder.agent_script.is_file():
         agents = [path.parent.name for path in bundled_directory("agents").glob(f"*/{AGENT_FILE}")]
         profile = scenario.agent.profile

@@ -29,7 +29,9 @@ class PlannedRollout:
     def session(self) -> Json:
         """Body of `POST /sessions`."""
         scenario = self.folder.scenario
+        script = {"script": self.folder.session_script()} if scenario.forces_tokens else {}
         return {
+            **script,
             "metadata": {"scenario": scenario.name, "rollout": self.number},
             "limits": scenario.limits.model_dump(exclude_none=True),
             "sampling": {**scenario.sampling.model_dump(exclude_none=True), "seed": self.seed},

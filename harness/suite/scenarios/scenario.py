@@ -85,6 +85,8 @@ class EngineSpec(_Strict):
     """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
     script: str | None = None
     """Script of the scripted engine, a file of the scenario."""
+    force_script: bool = False
+    """Any other engine says the script, too: as that of each session, its delays left out."""
     repeat_guard: RepeatGuardSpec | None = None
     """The engine runs this repeat guard or does not start; without it, the environment's, if there is one."""
 
@@ -242,9 +244,17 @@ class Scenario(_Strict):
         if self.services is not None:
             if self.engine.name != EngineSpec().name:
                 raise ValueError("engine.name or services, and not both")
-            if self.engine.script is not None:
-                raise ValueError("no engine.script beside services: lanes sample from weights")
+            if self.engine.script is not None and not self.engine.force_script:
+                raise ValueError("no engine.script beside services without engine.force_script: lanes have weights")
+        if self.engine.force_script and self.engine.script is None:
+            raise ValueError("engine.script beside engine.force_script")
         return self
+
+    @property
+    def forces_tokens(self) -> bool:
+        """Its sessions have a script, because the engine has none of its own."""
+        own = self.services is None and EngineName.parse(self.engine.name).plays_script
+        return self.engine.force_script and not own
 
     @property
     def session_count(self) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import RunError
+from harness.errors import RunError, ScenarioError
 from harness.suite.record.config import Overrides, RunConfig, select
 from harness.suite.scenarios.folder import find_scenarios
 from harness.suite.scenarios.plan import plan_rollouts
@@ -48,6 +48,37 @@ def test_a_session_is_asked_for_as_the_scenario_says(tmp_path: Path):
         "sampling": {"temperature": 0.5, "seed": first.seed},
         "after_incomplete": "serve",
     }
+
+
+SCRIPT = """
+[[steps]]
+text = "one"
+delay_s = 0.1
+
+[[steps]]
+tokens = [5, 6]
+finish = "length"
+"""
+
+
+@pytest.mark.parametrize("name", ["local", "vllm", "scripted"])
+def test_an_engine_without_a_script_of_its_own_gets_that_of_each_session(tmp_path: Path, name: str):
+    """Its words; a real engine takes its own time. The scripted one plays the file."""
+    directory = write_scenario(tmp_path / "s", engine={"name": name, "script": "words.toml", "force_script": True})
+    (directory / "words.toml").write_text(SCRIPT)
+    first = plan_rollouts(find_scenarios(str(directory)))[0]
+
+    steps = [{"text": "one", "finish": "stop"}, {"tokens": (5, 6), "finish": "length"}]
+    assert first.session.get("script") == (None if name == "scripted" else {"steps": steps})
+
+
+def test_a_script_that_fails_is_no_script_of_a_session(tmp_path: Path):
+    """The scripted engine can break off in a step; real ones do it by the faults of the scenario."""
+    directory = write_scenario(tmp_path / "s", engine={"script": "words.toml", "force_script": True})
+    (directory / "words.toml").write_text('[[steps]]\ntext = "one"\nfault = "hang"\n')
+
+    with pytest.raises(ScenarioError, match=r"words.toml: steps\[0\]: expected no 'hang'"):
+        find_scenarios(str(directory))
 
 
 def test_a_configuration_comes_back_from_its_file(tmp_path: Path):

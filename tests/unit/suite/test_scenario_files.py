@@ -61,9 +61,10 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], proble
             {"engine": {"name": "scripted"}, "services": {"lanes": [{"engine": "vllm"}]}},
             "file: expected engine.name or services, and not both",
         ),
+        ({"engine": {"force_script": True}}, "file: expected engine.script beside engine.force_script"),
         (
             {"engine": {"script": "script.toml"}, "services": {"lanes": [{"engine": "vllm"}]}},
-            "file: expected no engine.script beside services",
+            "file: expected no engine.script beside services without engine.force_script",
         ),
     ],
 )

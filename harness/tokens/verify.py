@@ -1,8 +1,9 @@
 """The properties that must hold for a model family, checked over generated conversations.
 
 A check takes one exchange and returns a mismatch, or nothing. Messages that a family refuses (a template that knows no
-tools, say) are counted and prove nothing. The tests and `harness verify tokens` are made of these checks; nothing is
-loaded or printed here.
+tools, say) are counted and prove nothing. That what was sampled is a prefix of the next prompt (I1) is not among the
+properties: a family writes only what comes behind, and a session puts the two together. The tests and `harness verify
+tokens` are made of these checks; nothing is loaded or printed here.
 """
 
 import json
@@ -22,8 +23,6 @@ class Property(StrEnum):
 
     PROMPT = "a prompt says what the template says"
     """Ids decode to the rendered text."""
-    PREFIX = "what was sampled is a prefix of the next prompt"
-    """Prompt and output of a turn, bit by bit, whatever ids were sampled (I1)."""
     DELIMITER = "a delimiter says what the template says there"
     """The text after the answer is the end of the longer conversation as the template renders it."""
     CLOSED = "an answer that was cut off is closed"
@@ -114,17 +113,6 @@ def check_prompt(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     return _compare(case, expected, family.chat.tokenizer.decode(family.chat.render_ids(case.prior, case.tools)))
 
 
-def check_prefix(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """`Property.PREFIX`, with an output that no encoder would choose."""
-    tokenizer = family.chat.tokenizer
-    prompt = family.chat.render_ids(case.prior, case.tools)
-    output = [token_id for letter in "unusual" for token_id in tokenizer.encode_plain(letter)]
-    known = prompt + output
-    following = known + _extension(family, case, output, prompt)
-    ids_are_known = all(0 <= token_id < tokenizer.vocab_size for token_id in following)
-    return None if ids_are_known else _compare(case, f"ids below {tokenizer.vocab_size}", str(max(following)))
-
-
 def check_delimiter(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     """`Property.DELIMITER`."""
     template, tokenizer = family.template, family.chat.tokenizer
@@ -193,7 +181,6 @@ def check_read(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 CHECKS: dict[Property, Check] = {
     Property.PROMPT: check_prompt,
-    Property.PREFIX: check_prefix,
     Property.DELIMITER: check_delimiter,
     Property.CLOSED: check_closed,
     Property.GUARDED: check_guarded,

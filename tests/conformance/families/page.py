@@ -14,6 +14,7 @@ from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, exc
 from tests.checkout import ROOT
 from tests.conformance.families.family import NAMES, Family, load
 from tests.conformance.families.retokenizing import KINDS, OUTPUTS, measure
+from tests.conformance.families.serve_many import read_counts
 
 PAGE = ROOT / "docs" / "model-families.md"
 STRIDE = 5
@@ -28,24 +29,37 @@ def verdicts_of(name: str) -> tuple[PropertyResult, ...]:
     return tuple(verify(FamilyUnderTest(family.chat, family.template), cases))
 
 
+SERVED_COLUMNS = (
+    "family",
+    "conversations",
+    "refused",
+    "answers",
+    "with tool calls",
+    "calls that continue an answer",
+    "of those, new branches",
+)
+
+
 def rows_of(name: str) -> list[str]:
-    """The lines of a family: how the delimiter is found, properties, known limits, encoding again."""
+    """The lines of a family: the delimiter, served conversations, properties, known limits, encoding again."""
     family = load(name)
-    return [_delimiters(family), _properties(name), _limits(family), _retokenizing(family)]
+    return [_delimiters(family), _served(name), _properties(name), _limits(family), _retokenizing(family)]
 
 
 def page() -> str:
     """The whole page."""
     rows = [rows_of(name) for name in NAMES]
-    columns = [[row[i] for row in rows] for i in range(4)]
+    columns = [[row[i] for row in rows] for i in range(5)]
     transitions = list(load(NAMES[0]).chat.describe().delimiters)
     return TEXT.format(
         stride=STRIDE,
         outputs=OUTPUTS,
         delimiters=_table(["family", "written by", "tool calls", *transitions], columns[0]),
-        properties=_table(["family", *(checked.value for checked in Property), "refused", "branch"], columns[1]),
-        limits="\n".join(columns[2]),
-        retokenizing=_table(["family", *KINDS], columns[3]),
+        served=_table(SERVED_COLUMNS, columns[1]),
+        conversations=sum(tally.conversations for tally in read_counts().values()),
+        properties=_table(["family", *(checked.value for checked in Property), "refused", "branch"], columns[2]),
+        limits="\n".join(columns[3]),
+        retokenizing=_table(["family", *KINDS], columns[4]),
     )
 
 
@@ -56,9 +70,16 @@ def _delimiters(family: Family) -> str:
     return _row([family.name, written, calls, *map(str, described.delimiters.values())])
 
 
+def _served(name: str) -> str:
+    tally = read_counts()[name]
+    branched = f"{tally.branched} ({100 * tally.branched / tally.continued:.0f} %)" if tally.branched else "0"
+    counts = (tally.conversations, tally.refused, tally.answers, tally.with_calls, tally.continued)
+    return _row([name, *map(str, counts), branched])
+
+
 def _properties(name: str) -> str:
     verdicts = verdicts_of(name)
-    exact = next(verdict for verdict in verdicts if verdict.checked_property is Property.PREFIX)
+    exact = next(verdict for verdict in verdicts if verdict.checked_property is Property.DELIMITER)
     shares = [f"{100 * count // exact.cases} %" for count in (exact.refused, exact.branched)]
     return _row([name, *("yes" if verdict.holds else "**no**" for verdict in verdicts), *shares])
 
@@ -119,6 +140,21 @@ Between two answers the session needs the ids that the family puts there, and no
 Sampled tokens stay as they were sampled, reasoning included: a template that would drop earlier reasoning is not
 followed in that, because a branch per turn could not be trained. The server logs what it found when it starts
 (`model_family`, `template_not_append_only`).
+
+## Served conversations
+
+{conversations} conversations went through the session server over HTTP, and none failed
+(`python -m tests.conformance.families.serve_many`, part of `make soak`; `make test` serves a few of each family). They
+have up to five model calls, tools, results, answers that are taken back, unicode and markers in any text. The scripted
+engine samples tokens of the family: texts as the encoder writes them or letter by letter, any ids of the vocabulary,
+half characters, reasoning, calls; the model, a length or a stop string ends them. The client sends back what it got.
+
+The engine's own log is the judge. Where a call continues an answer, its input begins with the input and the output of
+that turn, bit by bit (I1), and the ids behind are those of the official template there, rendered by `transformers` and
+encoded by `tokenizers`. Where the server begins a new branch, the whole input is the official prompt. *Refused*:
+further conversations, in which the template raises over some message and the client is told.
+
+{served}
 
 ## Properties
 

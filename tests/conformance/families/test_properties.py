@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import SampledOutput, SampledTurn
-from harness.tokens.conversations import TEXTS, Exchange, exchange, exchanges
+from harness.tokens.conversations import Exchange, exchange, exchanges
 from harness.tokens.verify import (
     CHECKS,
     Branched,
@@ -22,15 +22,11 @@ from harness.tokens.verify import (
 )
 from tests.conformance.families.family import Family
 from tests.conformance.families.page import verdicts_of
+from tests.conformance.families.sampling import CONTENTS
 
 EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "250"))
 """Times the number of families: more than three thousand conversations, and sixty thousand in `make soak`."""
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(TEXTS)
-HOSTILE = st.sampled_from(
-    ["<|im_end|>", "<end_of_turn>", "<|eot_id|>", "</s>", "[/INST]", "</tool_response>", "<think>"]
-)
-CONTENTS = st.lists(TEXT | HOSTILE, min_size=1, max_size=2).map("".join)
 ROUNDS = st.sampled_from(
     [("user", "answer"), ("user", "1 call", "tool", "answer"), ("user", "2 calls", "tool", "tool", "answer")]
 )
@@ -69,8 +65,8 @@ def test_every_property_holds(family, checked):
 @pytest.mark.timeout(3600)
 @settings(max_examples=EXAMPLES_PER_FAMILY, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(case=conversations(), output=st.lists(st.integers(0, 60_000), max_size=5))
-def test_any_conversation_goes_on_exactly(family, case, output):
-    """I1: the next prompt is this prompt, whatever was sampled, and a delimiter that says what the template says."""
+def test_any_conversation_goes_on_as_the_template_says(family, case, output):
+    """Whatever was sampled, a delimiter says what the template says there, in ids of the vocabulary."""
     chat = family.chat
     try:
         prompt = chat.render_ids(case.prior, case.tools)

@@ -36,7 +36,7 @@ class Spoiled(ChatTemplateTokenizer):
         assert ids is not None
         if self.wrong is Property.DELIMITER:
             del ids[len(ids) // 2]
-        return [*ids, 259] if self.wrong is Property.PREFIX else ids
+        return ids
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         parsed = super().parse(output, tools)

@@ -1,6 +1,7 @@
 """A trainer that speaks only SGLang's verbs, to the router, under running sessions: no turn is lost to it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.router.routed import RouterSettings, open_routed
 from harness.router.trainer_verbs import HOLD_TTL_S, TrainerVerbs
+from harness.samples.proximal import NextVersions, count_next_versions
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.sessions.gate import GateState
@@ -167,6 +169,44 @@ async def test_five_updates_inside_one_turn_leave_one_turn(kinds: list[str]):
     assert (turn["status"], len(turn["segments"])) == ("completed", 6)
     assert set(sample["behavior_versions"]) - {-1} == {0, 1, 2, 3, 4, 5}
     require_true_proximal(sample, newest=5)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("sglang", "retract"), ("sglang", "in_place"), ("vllm", "in_place")])
+async def test_a_turn_across_two_updates_that_keep_it_loses_nothing_uncounted(kind: str, mode: str):
+    """Its request goes on, so what came before the first update misses its next version, and the sample says so.
+
+    What came between the two meets its own in the sweep before the third, when the turn has ended.
+    """
+    async with routing(kind, step=LONGER) as router:
+        [worker] = router.workers
+        session = await router.create()
+        asking = asyncio.create_task(router.turn(session))
+        await router.sampling()
+        for version in (1, 2):
+            await router.verb("/pause_generation", mode=mode)
+            await router.verb("/update_weights_from_disk", model_path="/weights/b", weight_version=str(version))
+            [frozen] = worker.engine.live
+            await router.verb("/continue_generation")
+            await eventually(lambda frozen=frozen: any(live.sampled > frozen.sampled for live in worker.engine.live))
+        assert (await asking).status_code == 200
+        [turn] = await router.turns(session)
+        before = await router.sample(session)
+        await router.verb("/pause_generation", mode=mode)
+        after = await router.sample(session)
+        await router.verb("/continue_generation")
+
+    counts = Counter(before["behavior_versions"])
+    assert (turn["status"], len(turn["segments"])) == ("completed", 1)
+    assert counts.keys() - {-1} == {0, 1, 2}
+    assert before["proximal_versions"] == before["behavior_versions"]
+    assert before["metadata"]["weight_updates"] == {"keep": 2}
+    assert before["metadata"]["staleness"]["proximal_share"] == 0.0
+    expected = [2 if version == 1 else version for version in before["behavior_versions"]]
+    assert after["proximal_versions"] == expected
+    sampled = sum(counts.values()) - counts[-1]
+    assert after["metadata"]["staleness"]["proximal_share"] == pytest.approx(counts[1] / sampled)
+    columns = [as_ids(after[name]) for name in ("behavior_versions", "proximal_versions")]
+    assert count_next_versions([(columns[0], columns[1], 2)]) == NextVersions(counts[0] + counts[1], counts[1])
 
 
 async def test_what_waits_for_the_live_version_is_scored_before_it_goes():

@@ -6,6 +6,7 @@ implementation keeps these promises:
 - the output of `generate` is exactly what was sampled, with one logprob each and version spans that cover it (I6);
 - a generation cut short by anybody's abort ends with `FinishReason.ABORT` and its partial output, never as a stop (I2);
 - ids outside the vocabulary are refused before they reach the engine;
+- a request with `script_ids` says exactly these, or is refused: nothing is sampled in their place;
 - cancelling the awaiting task stops the generation inside the engine;
 - failures are `EngineError`s.
 

@@ -61,7 +61,7 @@ class AgentTask:
     """Model name for the agent's client."""
     deadline_s: float = 600.0
     session: Json = field(default_factory=dict)
-    """Body of `POST /sessions`: limits, sampling, after_incomplete."""
+    """Body of `POST /sessions`: limits, sampling, after_incomplete, script."""
     request_kwargs: Json = field(default_factory=dict)
     """Passed to function agents, and to programs as JSON in `HARNESS_REQUEST_KWARGS`."""
     metadata: Json = field(default_factory=dict)

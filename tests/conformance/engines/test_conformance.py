@@ -345,6 +345,21 @@ async def test_impossible_input_never_reaches_the_engine(bench: Bench, wrong: li
     assert (await generate(bench)).output_ids.size == 8
 
 
+async def test_a_script_is_said_or_refused(bench: Bench):
+    """To its last id, or as far as the budget goes; a provider that cannot promise it samples nothing in its place."""
+    script_ids = as_ids([7, 9, 7, 11, 8, 10])
+    if not bench.provider.capabilities.follows_scripts:
+        with pytest.raises(EngineRejected, match="not known to follow scripts"):
+            await generate(bench, script_ids=script_ids)
+        return
+    for budget in (len(script_ids), 4):
+        said = await generate(bench, replace(GREEDY, max_new_tokens=budget), script_ids=script_ids)
+        assert said.output_ids.tolist() == script_ids[:budget].tolist()
+        assert said.finish_reason is FinishReason.LENGTH
+    with pytest.raises(EngineRejected):
+        await generate(bench, script_ids=as_ids([10**6]))
+
+
 async def test_a_request_id_in_use_is_refused(bench: Bench):
     """Two live requests with one id could not be told apart."""
     async with running(bench) as live:

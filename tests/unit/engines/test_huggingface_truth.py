@@ -48,6 +48,22 @@ async def test_logprobs_of_a_mixed_batch_are_those_of_a_plain_forward(ask, plain
         assert_true(result, plain)
 
 
+async def test_a_script_is_said_with_the_logprobs_of_the_model(engine, plain, prompt: Prompt, tokenizer) -> None:
+    """Beside a request that is left alone, and whatever its filters would leave out; the end of turn ends it."""
+    script_ids = as_ids([*tokenizer.encode("xylophone 7 quartz"), 2])
+    ids, wanted = prompt("Hello!"), SamplingParams(40, top_k=1)
+
+    def request(**more: object) -> GenerationRequest:
+        return GenerationRequest(ids, wanted, uuid.uuid4().hex, **more)
+
+    alone = await engine.generate(request())
+    told, free = await asyncio.gather(engine.generate(request(script_ids=script_ids)), engine.generate(request()))
+
+    assert (told.output_ids.tolist(), told.finish_reason) == (script_ids.tolist(), FinishReason.STOP)
+    assert free.output_ids.tolist() == alone.output_ids.tolist()
+    assert_true(told, plain)
+
+
 async def test_the_next_turn_of_a_session_reuses_its_kv_and_stays_true(ask, plain, prompt: Prompt) -> None:
     """Everything but the last sampled token, which was never computed, comes from the cache."""
     first = await ask.generate(prompt("Guess my number, it is below 10."), params(seed=1), session_id="s")

@@ -270,3 +270,15 @@ async def test_the_cache_is_flushed_unless_requests_run(small_dir: Path):
     assert (first, again > 90, after) == (0, True, 0)
     assert [answer.status_code for answer in (flushed, refused, paused)] == [200, 400, 200]
     assert result["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_force_ids_are_said() -> None:
+    """As the SGLang of a lane does; what is no list of ids is refused by name."""
+    sampling = {"max_new_tokens": 4, "custom_params": {"force_ids": [7, 8, 9, 2]}}
+    async with client_of(scripted_engine()) as client:
+        said = await client.post("/generate", json={"input_ids": PROMPT, "sampling_params": sampling})
+        wrong = {"custom_params": {"force_ids": "7"}}
+        refused = await client.post("/generate", json={"input_ids": PROMPT, "sampling_params": wrong})
+
+    assert said.json()["output_ids"] == [7, 8, 9, 2]
+    assert (refused.status_code, "force_ids: expected a list" in message_of(refused)) == (400, True)

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.cli.options import ServerOptions
 from harness.engines.base import TokenProvider
+from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
@@ -19,7 +21,7 @@ from harness.types import Json
 from tests.builders import EOS, tool, toy_tokenizer, user
 from tests.fake_engines.fake_server import serving as serving_fake
 from tests.fake_engines.providers import fake_provider, make_fake
-from tests.session_servers.served import PATIENCE_S, Client, Served, bearer, serving, serving_with, url_of
+from tests.session_servers.served import PATIENCE_S, Client, Served, bearer, eventually, serving, serving_with, url_of
 from tests.session_servers.store_file import ledger_of, read_file
 
 ALLOWED = ServerSettings(allow_forced_tokens=True)
@@ -252,6 +254,32 @@ async def test_a_pool_takes_scripts_when_every_worker_follows_them() -> None:
             assert outputs(await client.record(session)) == [ids(text) for text in SAYINGS]
         async with serving_with(EnginePool([sglang, deaf]), settings=ALLOWED) as client:
             assert await refusal_of(client, **CREATE) == (403, "script_refused")
+
+
+async def test_workers_that_a_pool_finds_are_asked_too() -> None:
+    """Those that join later as well: with one that does not follow, no further session gets a script."""
+    fakes = [make_fake("sglang", scripted(), obeys=True), make_fake("vllm", scripted())]
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await stack.enter_async_context(serving_fake(fake, notices_disconnects=fake is fakes[1]))
+        listed = [FoundWorker(fakes[0].url, lambda: fake_provider(fakes[0]))]
+        pool = DiscoveredPool(lambda: listed, interval_s=0.02)
+        client = await stack.enter_async_context(serving_with(pool, settings=ALLOWED))
+        session = await client.create(script=SCRIPT)
+        await play(client, session, 6)
+        listed.append(FoundWorker(fakes[1].url, lambda: fake_provider(fakes[1])))
+        await eventually(lambda: len(list(pool.workers)) == len(fakes))
+        refused = await client.http.post("/sessions", json=CREATE)
+        said = outputs(await client.record(session))
+
+    assert said == [ids(text) for text in SAYINGS]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "script_refused")
+
+
+def test_the_command_line_allows_it_by_name_alone() -> None:
+    """`harness serve` and `harness router` share the option."""
+    assert not ServerOptions(no_auth=True).settings().allow_forced_tokens
+    assert ServerOptions(no_auth=True, allow_forced_tokens=True).settings().allow_forced_tokens
 
 
 async def test_an_engine_that_forgets_how_to_follow_is_not_believed() -> None:

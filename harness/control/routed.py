@@ -9,22 +9,20 @@ the router would refuse them.
 
 A router that lists workers which this process cannot reach, or whose key it lacks, is a mistake in the setup, and is
 said before anything has changed. A worker that has died is none: the router notices it too, and is asked again until
-it has. A router that does not answer is an engine that does not answer.
+it has or the time is over. A router that does not answer is an engine that does not answer.
 """
 
 import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import RoutedWorker, SessionServerClient
 from harness.control.engines import EngineServer
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
-from harness.errors import EngineUnavailable, ScenarioError, SessionServerError
-from harness.machine.deadlines import attempt
+from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError, SessionServerError
 
 _E = TypeVar("_E")
 
@@ -81,27 +79,35 @@ async def _workers_of(address: SessionServerAddress, seconds: float) -> Sequence
     async with SessionServerClient(address) as router:
         while True:
             try:
-                listed = await router.routed_workers(deadline_s=seconds / _LOOKS)
+                listed = await router.routed_workers(deadline_s=max(until - loop.time(), seconds / _LOOKS))
             except SessionServerError as error:
                 return [_silent(address, error)]
             errors = await _unreachable([each for each in listed if each.is_serving], seconds / _LOOKS)
-            if errors is None:
+            if not errors:
                 return [_engine(each) for each in listed]
-            if loop.time() + _LOOK_AGAIN_S >= until:
+            have_answered = all(isinstance(error, EngineRejected) for error in errors)  # so none of them has died
+            if have_answered or loop.time() + _LOOK_AGAIN_S >= until:
                 raise EngineUnavailable(
                     f"the router at {address.url} serves sessions with workers that cannot be reached from here:"
-                    f" {'; '.join(errors)}. Give it addresses that this process can reach, and this process their key"
-                    f" ({ENGINE_KEY})"
+                    f" {'; '.join(error.message for error in errors)}. Give it addresses that this process can reach,"
+                    f" and this process their key ({ENGINE_KEY})"
                 )
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-async def _unreachable(workers: Sequence[RoutedWorker], seconds: float) -> list[str] | None:
-    """Why none of `workers` can be reached; None when one can, or when there is none."""
-    calls = (partial(EngineServer(each.url, each.engine).require_answer, deadline_s=seconds) for each in workers)
-    errors = await asyncio.gather(*(attempt(call, seconds, name="reach a worker") for call in calls))
-    reasons = [error for error in errors if error is not None]
-    return reasons if reasons and len(reasons) == len(errors) else None
+async def _unreachable(workers: Sequence[RoutedWorker], seconds: float) -> list[EngineError]:
+    """Why none of `workers` can be reached; empty when one can, or when there is none."""
+
+    async def ask(worker: RoutedWorker) -> EngineError | None:
+        try:
+            await EngineServer(worker.url, worker.engine).require_answer(deadline_s=seconds)
+        except EngineError as error:
+            return error
+        return None
+
+    found = await asyncio.gather(*map(ask, workers))
+    errors = [error for error in found if error is not None]
+    return errors if len(errors) == len(found) else []
 
 
 def _engine(worker: RoutedWorker) -> EngineServer | SilentEngine:

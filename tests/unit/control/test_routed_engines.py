@@ -147,17 +147,15 @@ async def test_a_router_that_stands_elsewhere_opens_with_the_token_that_its_addr
 
 
 async def control(verb: str, cluster: Cluster) -> None:
-    """An abort, a pause or an update of somebody who has little time to find the engines."""
-    brief = replace(PATIENT, engines_s=0.2)
+    """An abort, a pause or an update."""
     match verb:
         case "abort":
-            await abort_rollout([], session_servers=[cluster.address], engine_workers=cluster.engines, budget=brief)
+            await abort_rollout([], session_servers=[cluster.address], engine_workers=cluster.engines, budget=PATIENT)
         case "pause":
-            async with paused_rollout([cluster.address], cluster.engines, brief):
+            async with paused_rollout([cluster.address], cluster.engines, PATIENT):
                 pass
         case _:
-            budget = replace(UPDATE, connect_s=0.2)
-            async with WeightUpdater(cluster.engines, [cluster.address], budget=budget).update(1):
+            async with WeightUpdater(cluster.engines, [cluster.address], budget=UPDATE).update(1):
                 pass
 
 
@@ -190,6 +188,18 @@ async def test_a_router_wants_its_token():
             await learn_workers([f"{cluster.engines[0]}#key=NOT_SET"], [], 20)
 
 
+async def test_workers_at_addresses_that_lead_nowhere_from_here_are_asked_until_time_is_over():
+    """They may have died just now, and the router may find that out; this one goes on being served by them."""
+    nowhere = "http://127.0.0.1:9"
+    said = {
+        "workers": [{"url": nowhere, "engine": "sglang"}],
+        "sessions": {"workers": [{"name": nowhere, "fence": ""}]},
+    }
+    async with canned_server(http_answer(200, said)) as router:
+        with pytest.raises(EngineUnavailable, match=f"cannot be reached from here: .*{nowhere}"):
+            await learn_workers([f"router={router.url}"], [], 4)
+
+
 async def test_workers_that_the_router_has_lost_too_are_no_mistake():
     """They have died, one just now, and nobody is told to look for another address; the report names them."""
     dead, unknown = "http://127.0.0.1:9", "http://127.0.0.1:10"
@@ -206,9 +216,7 @@ async def test_workers_that_the_router_has_lost_too_are_no_mistake():
     with pytest.raises(EngineUnavailable, match="has never answered"):
         await learned[1].abort_all(deadline_s=1)
     async with canned_server(said[1]) as router:
-        report = await abort_rollout(
-            [], session_servers=[], engine_workers=[f"router={router.url}"], budget=replace(PATIENT, engines_s=1)
-        )
+        report = await abort_rollout([], session_servers=[], engine_workers=[f"router={router.url}"], budget=PATIENT)
     assert {problem.split(": ")[0] for problem in report.problems} == {f"engine {dead}", f"engine {unknown}"}
 
 

@@ -27,6 +27,16 @@ Renderer = Annotated[
     ),
 ]
 
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        envvar="HARNESS_TEMPLATE",
+        help="Chat template in place of the folder's: a file, or ours: `deepseek_v3`, `mistral_nemo`, `chatml_hermes`.",
+        show_default=False,
+    ),
+]
+
 
 # The options of a session server, which `serve` and `router` have in common.
 
@@ -148,6 +158,7 @@ class ServerOptions:
 
     tokenizer: _Tokenizer = None
     renderer: Renderer = "auto"
+    template: Template = None
     host: _Host = "127.0.0.1"
     port: _Port = 8000
     store: _Store = "memory"
@@ -195,12 +206,14 @@ class ServerOptions:
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
         """The chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` when there is neither."""
         from harness.errors import ScenarioError
+        from harness.models.chat_templates import find_template
         from harness.tokens.model_family import open_chat_tokenizer
 
         folder = self.tokenizer or model_dir
         if folder is None:
             raise ScenarioError("no tokenizer: expected --model NAME_OR_DIR, or --tokenizer DIR")
-        return open_chat_tokenizer(folder, renderer=self.renderer)
+        template = None if self.template is None else find_template(self.template)
+        return open_chat_tokenizer(folder, template_file=template, renderer=self.renderer)
 
     def announce(
         self, running: "RunningServer", settings: "ServerSettings", said: str, *, as_json: bool, **more: Any

@@ -18,9 +18,6 @@ app = typer.Typer(help="Check that what is promised holds for a model.", no_args
 _Tokenizer = Annotated[
     Path, typer.Option(envvar="HARNESS_TOKENIZER", help="Folder with tokenizer and chat template.", show_default=False)
 ]
-_Template = Annotated[
-    Path | None, typer.Option("--template", help="Chat template in place of the folder's.", show_default=False)
-]
 _Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`.", show_default=False)
 
 
@@ -28,7 +25,7 @@ _Engine = typer.Argument(help="`local`, `scripted`, `sglang=URL` or `vllm=URL`."
 def tokens(
     *,
     tokenizer: _Tokenizer,
-    template: _Template = None,
+    template: options.Template = None,
     renderer: options.Renderer = "auto",
     as_json: options.Json = False,
 ) -> int:
@@ -36,13 +33,15 @@ def tokens(
 
     Exit code 1 when a property does not hold. Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
+    from harness.models.chat_templates import find_template
     from harness.suite.exits import ExitCode
     from harness.tokens.chat_template import ChatTemplateTokenizer
     from harness.tokens.model_family import open_chat_tokenizer
     from harness.tokens.verify import FamilyUnderTest, verify
 
-    chat = open_chat_tokenizer(tokenizer, template_file=template, renderer=renderer)
-    plain = ChatTemplateTokenizer.load(tokenizer, template_file=template)
+    template_file = None if template is None else find_template(template)
+    chat = open_chat_tokenizer(tokenizer, template_file=template_file, renderer=renderer)
+    plain = ChatTemplateTokenizer.load(tokenizer, template_file=template_file)
     family, results = chat.describe(), verify(FamilyUnderTest(chat, plain))
     passed = all(result.holds for result in results)
     if as_json:

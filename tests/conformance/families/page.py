@@ -137,6 +137,19 @@ Between two answers the session needs the ids that the family puts there, and no
 
 {delimiters}
 
+DeepSeek V3 and Mistral Nemo rewrite history in an ordinary agent's conversation, and branches of one turn each cannot
+be trained as one. `--template deepseek_v3` and `--template mistral_nemo` of `harness serve`, `harness router` and
+`harness verify tokens` choose append-only templates of this project (rows `-ours`); `--template FILE` takes any, as
+`open_chat_tokenizer(folder, template_file=...)` does. The model then sees another prompt than with its maker's
+template, where the two differ:
+
+- `deepseek_v3`: a later system message stands where it is said, as a user's (the maker's moves all of them to the
+  front). Tools are listed behind the first system message (the maker's does not tell of them). Every answer with calls
+  and every row of results has a block of its own that is opened and closed (the maker's opens one of each in a whole
+  conversation, and does not end an answer with one call). A content beside calls is shown.
+- `mistral_nemo`: the system message and the tools stay where the conversation begins (the maker's keeps both with the
+  last question). A later system message stands where it is said, as a question, and roles need not alternate.
+
 Sampled tokens stay as they were sampled, reasoning included: a template that would drop earlier reasoning is not
 followed in that, because a branch per turn could not be trained. The server logs what it found when it starts
 (`model_family`, `template_not_append_only`).
@@ -150,9 +163,10 @@ engine samples tokens of the family: texts as the encoder writes them or letter 
 half characters, reasoning, calls; the model, a length or a stop string ends them. The client sends back what it got.
 
 The engine's own log is the judge. Where a call continues an answer, its input begins with the input and the output of
-that turn, bit by bit (I1), and the ids behind are those of the official template there, rendered by `transformers` and
-encoded by `tokenizers`. Where the server begins a new branch, the whole input is the official prompt. *Refused*:
-further conversations, in which the template raises over some message and the client is told.
+that turn, bit by bit (I1), and the ids behind are those of the official template there (in rows `-ours` of ours),
+rendered by `transformers` and encoded by `tokenizers`. Where the server begins a new branch, the whole input is the
+official prompt. *Refused*: further conversations, in which the template raises over some message and the client is
+told.
 
 {served}
 
@@ -170,9 +184,10 @@ roles, and the client is told. *Branch*: there is no delimiter, the session star
 {limits}
 
 Not covered: Phi and GLM-4, whose tokenizers are in no package that the tests can fetch; ChatGLM3, whose decoder drops
-spaces beside special tokens, so that texts cannot be compared. gpt-oss is read by ids (harmony) but its tokenizer is
-not here either. `developer` messages go in as `system` where a template has no such role; tool arguments and call ids
-in the form that a template accepts. Tokenizers that normalize (NFC in Qwen) show the model the normalized text.
+spaces beside special tokens, so that texts cannot be compared. gpt-oss is read by ids (harmony); its tokenizer is on
+npm without a chat template. `developer` messages go in as `system` where a template has no such role; tool arguments
+and call ids in the form that a template accepts. Tokenizers that normalize (NFC in Qwen) show the model the normalized
+text.
 
 ## What encoding again would have changed
 

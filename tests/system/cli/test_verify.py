@@ -46,6 +46,18 @@ def test_a_missing_tokenizer_or_renderer_is_named(tmp_path: Path):
     assert (ended.code, "expected auto, none or one of" in ended.stderr) == (6, True)
 
 
+def test_a_template_of_ours_is_chosen_by_name(tmp_path: Path):
+    """Another name that is no file either is refused with those that there are."""
+    folder = write_toy_model(tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('not this one') }}", encoding="utf-8")
+
+    chosen = harness("verify", "tokens", "--tokenizer", str(folder), "--template", "chatml_hermes")
+    unknown = harness("verify", "tokens", "--tokenizer", str(folder), "--template", "magic")
+
+    assert chosen.code == 0, chosen.stderr
+    assert (unknown.code, "deepseek_v3, mistral_nemo" in unknown.stderr) == (6, True)
+
+
 @pytest.mark.model
 def test_an_engine_that_says_the_same_is_close(model_dir: Path):
     """Exit code 0 and figures for readers and programs; an engine nobody knows is a usage error."""

@@ -1,0 +1,23 @@
+"""Chat templates of this project, for families whose own template rewrites what it rendered; chosen by name.
+
+Append-only: a message renders the same whatever comes after its turn, so a session never has to branch. The model sees
+another prompt than its maker's template would give it where the two differ; each says where, at its top.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+from harness.errors import TokenizerError
+
+TEMPLATES = ("chatml_hermes", "deepseek_v3", "mistral_nemo")
+"""Their names."""
+
+
+def find_template(name: str) -> Path:
+    """The file of the template called `name`, else the file at that path. Raises `TokenizerError` without either."""
+    if name in TEMPLATES:
+        return Path(str(files("harness.models") / f"{name}.jinja"))
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise TokenizerError(f"no chat template {name!r}; expected a file, or one of {', '.join(TEMPLATES)}")
+    return path

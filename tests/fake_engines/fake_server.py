@@ -12,10 +12,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from aiohttp import ClientConnectionResetError, web
 
 from harness.engines.scripted import ScriptedEngine
-from harness.types import Json, SamplingParams, TokenIds, as_ids
+from harness.types import (
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    Json,
+    SamplingParams,
+    TokenIds,
+    as_ids,
+    as_logprobs,
+)
 from server_patch.force_tokens.script import read_script
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from server_patch.repeat_terminate.watch import Guard, Watch
@@ -34,6 +44,10 @@ class Fault(StrEnum):
     """Done, and answered with 500 all the same."""
     HANGS = "hangs"
     """Never answered, and nothing done."""
+
+
+class Died(Exception):
+    """The server is gone in the middle of a generation."""
 
 
 class FakeServer:
@@ -67,6 +81,12 @@ class FakeServer:
         """Where those came from that would sample the next token; None while nobody could tell."""
         self.sampled: list[tuple[str | None, set[str]]] = []
         """Of every generation, the weights that ended it, and the labels that were said of its tokens."""
+        self.log: dict[str, list[int]] = {}
+        """By request, the tokens that were sampled for it: written where they are sampled, heard or not. A request that
+        its client took back is not in here."""
+        self.dies_after: list[int] = []
+        """Of the next generations, the tokens after which the server dies. It is there again at once; what it worked
+        on, and had not sent, is gone."""
         self.has_stale_cache = False
         """Weights were loaded, and the keys and values of those before them were not thrown away since."""
         self.url = ""
@@ -113,7 +133,12 @@ class FakeServer:
             del self.faults[request.path][:1]
         if fault is Fault.HANGS:
             await self._closing.wait()
-        answer = None if fault in (Fault.REFUSED, Fault.HANGS) else await handler(request)
+        try:
+            answer = None if fault in (Fault.REFUSED, Fault.HANGS) else await handler(request)
+        except Died:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         if answer is None or fault is Fault.LOST:
             return web.json_response({"error": {"message": f"so {fault} it was", "code": 500}}, status=500)
         return answer
@@ -134,6 +159,38 @@ class FakeServer:
         if status := STATUSES.get(self.lie):
             return web.json_response({"error": {"message": "so says the server", "code": status}}, status=status)
         return None
+
+    async def _sampled(
+        self, request: GenerationRequest, interval: int = 1
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        """The engine's stream, its first token at once and then `interval` by `interval`. Raises `Died`."""
+        log = self.log[request.request_id] = []
+        dies_after = self.dies_after.pop(0) if self.dies_after else None
+        unsent: list[GenerationDelta] = []
+        async with aclosing(self.engine.stream(request)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, GenerationResult):
+                    yield piece
+                    return
+                log += piece.output_ids.tolist()
+                if dies_after is not None and len(log) >= dies_after:
+                    raise Died
+                unsent.append(piece)
+                size = sum(each.output_ids.size for each in unsent)
+                if size == len(log) or size >= interval:
+                    ids, logprobs = ([each.output_ids for each in unsent], [each.logprobs for each in unsent])
+                    yield GenerationDelta(as_ids(np.concatenate(ids)), as_logprobs(np.concatenate(logprobs)))
+                    unsent.clear()
+
+    async def _whole(self, request: GenerationRequest) -> GenerationResult:
+        """The engine's result. Raises `Died`."""
+        if not self.dies_after:
+            result = await self.engine.generate(request)
+            self.log[request.request_id] = result.output_ids.tolist()
+            return result
+        [*_, last] = [piece async for piece in self._sampled(request)]
+        assert isinstance(last, GenerationResult)
+        return last
 
     def _note(self, told: Told) -> None:
         self.sampled.append((self.weights, {span["version"] for span in told.spans}))

@@ -60,7 +60,7 @@ class FakeSGLang(FakeServer):
             return await self._answer(request, await self._scores(body))
         if body.get("stream"):
             return await self._stream(request, self._chunks(body))
-        result = await self.engine.generate(self._generation(body))
+        result = await self._whole(self._generation(body))
         return await self._finished(request, self._told(body, result))
 
     async def _finished(self, request: web.Request, told: Told) -> web.StreamResponse:
@@ -118,7 +118,8 @@ class FakeSGLang(FakeServer):
         said: list[Told] = []
         sent = 0
         watch = self._watched(body)
-        async for piece in self.engine.stream(self._generation(body)):
+        interval = body["sampling_params"].get("stream_interval", 1)
+        async for piece in self._sampled(self._generation(body), interval):
             if isinstance(piece, GenerationResult):
                 told = self._told(body, piece)
                 repeated = 1 if self._repeats_last_id and sent else 0
@@ -208,7 +209,8 @@ class FakeSGLang(FakeServer):
 
     async def _server_info(self, request: web.Request) -> web.Response:
         longest = self.engine.capabilities.context_length - 6
-        return web.json_response({"version": "0.5.23", "max_req_input_len": longest})
+        told = {"version": "0.5.23", "max_req_input_len": longest, "incremental_streaming_output": self._incremental}
+        return web.json_response(told)
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self._gate.is_set() else 503)

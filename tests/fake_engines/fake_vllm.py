@@ -75,7 +75,7 @@ class FakeVLLM(FakeServer):
         wire = _GenerateWire(self, body) if "token_ids" in body else _CompletionsWire(self, body)
         if body.get("stream"):
             return await self._stream(request, self._chunks(wire, request))
-        result = await self.engine.generate(wire.generation(request))
+        result = await self._whole(wire.generation(request))
         return await self._answer(request, wire.whole(await self._told(wire, result)))
 
     async def _told(self, wire: Any, result: GenerationResult) -> Told:
@@ -94,7 +94,7 @@ class FakeVLLM(FakeServer):
     async def _chunks(self, wire: Any, request: web.Request) -> AsyncGenerator[Json]:
         sent = 0
         watch, ids = self._watched(wire), []
-        async for piece in self.engine.stream(wire.generation(request)):
+        async for piece in self._sampled(wire.generation(request), wire.sampling.get("stream_interval", 1)):
             if isinstance(piece, GenerationResult):
                 told = await self._told(wire, piece)
                 yield wire.chunk(told, sent)

@@ -1,6 +1,8 @@
 """What the wheel contains, and what the base install pulls in."""
 
+import asyncio
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.router.gateway_program import GatewayProgram
 from tests.checkout import ROOT
+from tests.fake_engines.workers import worker_processes
+from tests.harness_command import announced, harness, start_harness, wait, write_scenario
 
 TOP_LEVEL = {"harness", "server_patch", "session_harness-0.1.0.dist-info"}
 
@@ -87,3 +92,34 @@ def test_every_dependency_is_imported_somewhere() -> None:
 def test_the_wheel_carries_its_license(wheel_names: list[str]) -> None:
     """Whoever installs it may read under which terms."""
     assert [name for name in wheel_names if name.endswith("/licenses/LICENSE")]
+
+
+@pytest.mark.agent
+async def test_a_router_and_a_run_on_it_work_outside_of_a_checkout(
+    installed_wheel: Path, smg: GatewayProgram, tmp_path: Path
+) -> None:
+    """In a folder of nothing, with what the wheel brought: gateway, worker, sessions, agents, and the books balance."""
+    del smg  # installed before anything is timed
+    env = {"PYTHONPATH": str(installed_wheel), "HARNESS_ADMIN_TOKEN": "t0ken", "HARNESS_START_TIMEOUT": "120"}
+    scenario = write_scenario(tmp_path / "s", samples_per_prompt=1)
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    where = [sys.executable, "-c", "import harness, server_patch; print(harness.__file__, server_patch.__file__)"]
+    found = subprocess.run(where, cwd=place, env={**os.environ, **env}, capture_output=True, text=True, check=True)
+    async with worker_processes() as workers:
+        worker = await workers.start()
+        arguments = ("--worker-urls", worker.url, "--tokenizer", tmp_path / "toy", "--port", "0", "--json")
+        router = start_harness("router", *arguments, env=env, cwd=place, log=tmp_path / "router.log")
+        try:
+            url = (await asyncio.to_thread(announced, router))["url"]
+            asked = ("run", scenario, "--server", url, "--out", place / "run", "--json")
+            ended = await asyncio.to_thread(lambda: harness(*asked, env=env, cwd=place))
+        finally:
+            router.terminate()
+            stopped = await asyncio.to_thread(wait, router)
+
+    assert all(each.startswith(str(installed_wheel)) for each in found.stdout.split())
+    assert ended.code == 0, ended.stderr
+    assert (ended.document["scenarios"][0]["outcomes"], ended.document["ledger"]["difference"]) == ({"finished": 2}, 0)
+    assert ended.document["ledger"]["trained"] > 0
+    assert stopped.code == 0, (tmp_path / "router.log").read_text()

@@ -1,0 +1,231 @@
+"""The whole chain on real parts: agents on the openai SDK, the manager, our router, one SGLang and one vLLM.
+
+The words are those of scripts; everything else is real: tool loops of six turns and more, KV caches, an abort with
+turns in flight on both engines, and what the merge rule makes of it.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness import AgentTask, ProgramAgent, Rollout, ServerSettings, SessionManager, prepare_agent, serve
+from harness.client.connections import SessionServerAddress
+from harness.client.session_server import SessionServerClient
+from harness.control.abort_report import AbortBudget
+from harness.router.gateway_program import GatewayProgram
+from harness.router.routed import RouterSettings, open_routed
+from harness.samples.rollout import OutcomeKind
+from harness.store.connect import open_store
+from harness.tokens.model_family import open_chat_tokenizer
+from harness.turn_ends import TurnEnd
+from harness.types import Json
+from tests.played_suites import incomplete_inside
+from tests.session_servers.store_file import ledger_of, read_file
+
+pytestmark = pytest.mark.agent
+
+TOKEN = "t0ken"
+PATIENCE_S = 600
+TURNS = 6
+"""Of each session before the abort."""
+BUDGET = AbortBudget(agents_s=30, engines_s=60, drain_s=60, collect_s=120, resume_s=60, total_s=400)
+
+AGENT = '''
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["openai==3.52.0"]
+# ///
+"""A tool loop that goes on whatever the model says, until its session is over; it waits once on the way."""
+
+import json, os, pathlib, time
+from openai import NotFoundError, OpenAI
+
+client = OpenAI(max_retries=5, timeout=600)
+tool = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+messages = [{"role": "user", "content": "Add."}]
+answered, told = 0, ""
+while not told:
+    while answered == int(os.environ["WAIT_AFTER"]) and not pathlib.Path(os.environ["WAIT_FOR"]).exists():
+        time.sleep(0.05)
+    try:
+        completion = client.chat.completions.create(
+            model=os.environ["OPENAI_MODEL"], messages=messages, tools=[{"type": "function", "function": tool}]
+        )
+    except NotFoundError as error:
+        told = error.code
+        continue
+    answered += 1
+    message = completion.choices[0].message
+    messages.append(message.to_dict())
+    for call in message.tool_calls or []:
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "42"})
+    if not message.tool_calls:
+        messages.append({"role": "user", "content": "Use the tool."})
+pathlib.Path(os.environ["HARNESS_RESULT_FILE"]).write_text(json.dumps({"answered": answered, "told": told}))
+'''
+
+
+CALL = {"text": '<tool_call>\n{"name":"add","arguments":{}}\n</tool_call>'}
+"""A step that calls the tool."""
+CUT = {"text": "I was about to use", "finish": "length"}
+"""A step that a limit ends."""
+LONG = {"text": "Let me think about that. " * 24}
+"""A step that is in flight for long."""
+LOOP = {"steps": [*[CALL] * TURNS, *[LONG] * 3]}
+CUT_LOOP = {"steps": [CALL, CALL, CUT, *[CALL] * (TURNS - 3), *[LONG] * 3]}
+SHORT = {"steps": [CALL, CALL, {"text": "It is done."}]}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The chain, and what its ends see."""
+
+    manager: SessionManager
+    http: httpx.AsyncClient
+    """An operator's, to the router."""
+    sessions: SessionServerClient
+    agent: ProgramAgent
+    workers: frozenset[str]
+    directory: Path
+
+    def begin(self, number: int, script: Json) -> asyncio.Task[Rollout]:
+        """A rollout that plays `script`."""
+        session = {"script": script, "after_incomplete": "serve"}
+        task = AgentTask(self.agent, "Add.", self.directory / str(number), "policy", deadline_s=900, session=session)
+        return asyncio.create_task(self.manager.run(task))
+
+    async def standing(self) -> dict[str, Json]:
+        """Each worker, as the sessions' pool sees it."""
+        workers = (await self.http.get("/router")).raise_for_status().json()["sessions"]["workers"]
+        return {worker["name"]: worker for worker in workers}
+
+    async def in_the_middle(self, count: int) -> set[str]:
+        """Return once `count` sessions have had their turns and further ones are in flight; who was busy till then.
+
+        Agents that are there first wait for the others. Not both engines need be busy at the end: on two cores they are
+        slow to answer a probe, and the router may keep one of them from serving for a while.
+        """
+        busy: set[str] = set()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                sessions = await self.sessions.sessions()
+                busy |= {name for name, each in (await self.standing()).items() if each["in_flight"]}
+                in_flight = sum(each.turns_in_flight for each in sessions)
+                if [each.turns >= TURNS for each in sessions] == [True] * count:
+                    (self.directory / "go").touch()
+                    if in_flight > count // 2:
+                        return busy
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def of_one_version(*urls: str) -> AsyncIterator[None]:
+    """The shared engines have one label while the block runs, else one of them would serve nobody; then their own."""
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+
+        async def relabel(url: str, label: str) -> None:
+            body = {"new_version": label, "abort_all_requests": False}
+            (await http.post(f"{url}/update_weight_version", json=body)).raise_for_status()
+
+        labels = [await label_of(http, url) for url in urls]
+        if len({*labels}) == 1 and labels[0].isdecimal():
+            yield
+            return
+        highest = max((int(label) for label in labels if label.isdecimal()), default=0)
+        try:
+            for url in urls:
+                await relabel(url, str(highest))
+            yield
+        finally:
+            for url, label in zip(urls, labels, strict=True):
+                await relabel(url, label)
+
+
+async def label_of(http: httpx.AsyncClient, url: str) -> str:
+    """The name of the weights that the engine at `url` serves."""
+    answers = [await http.get(url + path) for path in ("/model_info", "/weight_info")]  # of SGLang, of vLLM
+    [label] = {answer.json()["weight_version"] for answer in answers if answer.is_success}
+    return str(label)
+
+
+@asynccontextmanager
+async def chain(model_dir: Path, program: GatewayProgram, directory: Path, *workers: str) -> AsyncIterator[Chain]:
+    """A router in front of `workers`, and a manager that knows nothing of them but the router."""
+    chat_tokenizer = open_chat_tokenizer(model_dir)
+    script, store = directory / "agent.py", str(directory / "s.db")
+    script.write_text(AGENT.lstrip())
+    settings = ServerSettings(admin_token=TOKEN, allow_forced_tokens=True)
+    opening = open_routed(
+        RouterSettings(worker_urls=workers),
+        program,
+        vocab_size=chat_tokenizer.tokenizer.vocab_size,
+        admin_token=TOKEN,
+    )
+    async with (
+        of_one_version(*workers),
+        opening as routed,
+        serve(routed.pool, chat_tokenizer, open_store(store), settings, around=routed.around) as server,
+        SessionManager(server.url, admin_token=TOKEN, engines=[f"router={server.url}"]) as manager,
+        SessionServerClient(SessionServerAddress(server.url, TOKEN)) as sessions,
+        httpx.AsyncClient(
+            base_url=server.url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S
+        ) as http,
+    ):
+        agent = await prepare_agent(script)
+        agent = replace(agent, env={"WAIT_AFTER": str(TURNS), "WAIT_FOR": str(directory / "go")})
+        made = Chain(manager, http, sessions, agent, frozenset(workers), directory)
+        async with asyncio.timeout(PATIENCE_S):
+            while {name for name, each in (await made.standing()).items() if not each["fence"]} != {*workers}:
+                await asyncio.sleep(0.1)
+        yield made
+
+
+async def test_an_abort_in_the_middle_of_tool_loops(
+    sglang_url: str, vllm_url: str, smg: GatewayProgram, model_dir: Path, tmp_path: Path
+):
+    """Eight agents on both engines, six turns and more each, then the rollout ends with turns in flight.
+
+    Every token is accounted for, by a reader of the file too; no sample goes on behind an incomplete turn, and what was
+    cut off is counted; nothing is left in the engines, and the next rollouts are served.
+    """
+    async with chain(model_dir, smg, tmp_path, sglang_url, vllm_url) as made:
+        pending = [made.begin(number, LOOP if number % 2 else CUT_LOOP) for number in range(8)]
+        served = await made.in_the_middle(len(pending))
+        report = await made.manager.abort(pending, budget=BUDGET)
+        rollouts = [task.result() for task in pending]
+        async with asyncio.timeout(PATIENCE_S):
+            while any(each["in_flight"] for each in (await made.standing()).values()):
+                await asyncio.sleep(0.1)
+        gate = await made.sessions.gate().report(deadline_s=PATIENCE_S)
+        after = await asyncio.gather(*(made.begin(number, SHORT) for number in range(8, 12)))
+        left = await made.sessions.sessions()
+    file = read_file(tmp_path / "s.db")
+    aborted = [turn for rollout in rollouts for turn in rollout.session["turns"] if turn["end"] == TurnEnd.DRAINED]
+
+    assert report.problems == ()
+    assert served == {sglang_url, vllm_url}
+    assert {rollout.outcome.kind for rollout in rollouts} == {OutcomeKind.DRAINED}, [each.outcome for each in rollouts]
+    assert min(len(rollout.session["turns"]) for rollout in rollouts) >= TURNS
+    assert any(turn["output_length"] for turn in aborted)
+    for rollout in [*rollouts, *after]:
+        ledger = rollout.session["ledger"]
+        assert rollout.session_id is not None
+        assert ledger == ledger_of(file[rollout.session_id])
+        assert ledger["generated"] == ledger["masked"] + sum(ledger["dropped"].values()) > 0
+    for number, rollout in enumerate(rollouts):
+        [sample] = rollout.samples
+        dropped = sample.metadata.get("dropped_trailing_turns", 0)
+        assert (dropped >= TURNS - 3) if number % 2 == 0 else (dropped == 0), rollout.session["turns"]
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    assert incomplete_inside(tmp_path / "s.db", samples) == []
+    assert (str(gate.state), gate.holds, left) == ("open", (), [])
+    assert [rollout.outcome.kind for rollout in after] == [OutcomeKind.LIMITED] * 4
+    assert [len(rollout.session["turns"]) for rollout in after] == [len(SHORT["steps"])] * 4
+    answers = [json.loads((tmp_path / str(number) / "result.json").read_text()) for number in range(8, 12)]
+    assert answers == [{"answered": len(SHORT["steps"]), "told": "script_ended"}] * 4

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.connection import ClientConnection
 from harness.server.model_calls import StreamedAnswer, StreamedTurn
@@ -134,11 +135,13 @@ async def test_a_held_turn_is_told_that_somebody_is_there():
 
 async def test_a_slow_engine_is_waited_for_with_comments():
     """No delta before the turn is recorded."""
-    async with serving(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as client:
+    async with serving(*says("hello"), settings=TALKATIVE) as client:
         session = await client.create()
+        await client.engine.pause(PauseMode.KEEP)
         async with streaming(client, session) as stream:
             await stream.comment()
             assert (await client.record(session))["turns"] == []
+            await client.engine.resume()
             events = await stream.events()
 
     assert text_of(events) == "hello"

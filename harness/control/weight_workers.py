@@ -17,7 +17,7 @@ from harness.control.engines import EngineServer
 from harness.control.routed import SilentEngine
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
-from harness.engines.base import EngineWorkers, LogprobScale, TokenProvider
+from harness.engines.base import EngineWorkers, ExpectsTransfer, LogprobScale, TokenProvider
 from harness.engines.kinds import parse_kind, server_kinds
 from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, ScenarioError, UnknownWeightVersion
@@ -99,6 +99,11 @@ def _control(engine: EngineServer | str) -> TokenProvider:
     )
 
 
+async def _expect(provider: TokenProvider, label: str) -> None:
+    if isinstance(provider, ExpectsTransfer):
+        await provider.expect_transfer(label)
+
+
 class _Worker(NamedTuple):
     name: str
     """As the report calls it."""
@@ -156,6 +161,11 @@ class EnginesInUpdate:
         """Bring the weights to every worker; why each worker could not load, where that is known."""
         workers, label = list(self._workers()), str(self._report.version)
         if not isinstance(source, Path):
+            # One that breaks off must not leave its weights under the label of the old ones.
+            unlabeled = await self._at_every_worker(lambda provider: _expect(provider, label), self._budget.pause_s)
+            for name, error in unlabeled.items():
+                if error is not None:
+                    self._report.note(UpdateStep.APPLY, f"worker {name} keeps its label during the transfer: {error}")
             async with asyncio.timeout(self._budget.apply_s):
                 await source({worker.name: worker.provider for worker in workers}, label)
             return {}

@@ -272,6 +272,17 @@ class ContinuesAtEntry(Protocol):
 
 
 @runtime_checkable
+class ExpectsTransfer(Protocol):
+    """A provider for a server whose weights somebody else may load, past the provider."""
+
+    async def expect_transfer(self, version: str) -> None:
+        """Have the server carry a label that is no version until whoever loads `version` gives it its own.
+
+        The server must be paused. Raises `EngineError`.
+        """
+
+
+@runtime_checkable
 class FlushesPrefixes(Protocol):
     """A provider that keeps the prefixes it has computed, in this process."""
 

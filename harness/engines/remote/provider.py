@@ -148,6 +148,10 @@ class RemoteProvider(TokenProvider, ChangingServer):
             self._follows_scripts = False
         return True
 
+    async def expect_transfer(self, version: str) -> None:
+        """See `ExpectsTransfer`."""
+        await self._change.expect(version)
+
     @abstractmethod
     async def active_guard(self) -> str | None:
         """Digest of the repeat guard that the engine runs, None without one; generates a token or two."""

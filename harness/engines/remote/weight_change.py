@@ -85,6 +85,13 @@ class WeightChange:
                     self._has_paused = False
                     await to_the_end(self._server.resume())
 
+    async def expect(self, version: str) -> None:
+        """See `ExpectsTransfer.expect_transfer`."""
+        require_settled(version)
+        async with self._one_at_a_time:
+            self._served.set(unsettled_label(version))
+            await self._server.announce_change(self._served.label)
+
     async def require_settled(self) -> None:
         """Raises `WeightsUnsettled` unless the server's weights have a version; asks the server first."""
         with suppress(EngineError):

@@ -237,6 +237,38 @@ async def test_a_provider_whose_engine_refuses_to_go_on_holds_no_request_back(cl
     assert (await asking).output_ids.size
 
 
+@pytest.mark.parametrize("transfer_that", ["labels", "forgets", "breaks off"])
+async def test_a_transfer_leaves_no_weights_under_the_label_of_others(cluster: Cluster, transfer_that: str):
+    """It loads past the provider; until it has said which weights they are, the server serves nobody with them."""
+
+    async def transfer(_: object, label: str) -> None:
+        for fake in cluster.fakes:
+            fake.weights = "/weights/new"
+            if transfer_that == "labels":
+                async with httpx.AsyncClient(base_url=fake.url) as http:
+                    await http.post("/update_weight_version", json={"new_version": label, "abort_all_requests": False})
+        if transfer_that == "breaks off":
+            raise ConnectionResetError
+
+    async def update() -> None:
+        async with cluster.updater().update(1) as begun:
+            await begun.apply(transfer)
+
+    def labels_of_the_new() -> list[set[str]]:
+        return [labels for fake in cluster.fakes for weights, labels in fake.sampled if weights == "/weights/new"]
+
+    if transfer_that == "labels":
+        await update()
+        await cluster.client.say(await cluster.client.create(), [user("a")])
+        assert labels_of_the_new() == [{"1"}]
+        return
+    with pytest.raises(EngineError if transfer_that == "forgets" else ConnectionResetError):
+        await update()
+    assert [fake.engine.weight_version for fake in cluster.fakes] == ["updating-1", "updating-1"]
+    assert [worker.fence for worker in cluster.pool.workers] == [UNSETTLED, UNSETTLED]
+    assert labels_of_the_new() == []
+
+
 async def test_engines_are_reached_at_once_and_in_time(monkeypatch: pytest.MonkeyPatch):
     """Servers that never answer cost one budget together; a guard that this process wants is not proven at them."""
     monkeypatch.setenv("HARNESS_REPEAT_TERMINATE_ENABLE", "1")

@@ -22,7 +22,6 @@ from harness.server.housekeeping import close_idle_sessions, forget_closed_sessi
 from harness.server.http_protocol import Connections, ResetAwareProtocol
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
-from harness.sessions.gate import GateState
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -105,7 +104,7 @@ async def serve(
         if settings.keep_closed_s is not None:
             await stack.enter_async_context(running(forget_closed_sessions(store, settings.keep_closed_s)))
         engine.workers.observe(turns.metrics)
-        engine.workers.excuse_silence(lambda: gatekeeper.gate.state is GateState.PAUSED)
+        engine.workers.excuse_silence(lambda: gatekeeper.gate.has_pause)
         await stack.enter_async_context(running(turns.live.follow()))
         app = await stack.enter_async_context(around(server))
         embedded = await stack.enter_async_context(answering(_HangingUpServer(app), listener))

@@ -159,6 +159,11 @@ class Gate:
         return tuple(self._holds.values())
 
     @property
+    def has_pause(self) -> bool:
+        """Somebody pauses, under a drain of somebody else too: engines may be silent for what he does."""
+        return any(hold.kind is HoldKind.PAUSE for hold in self.holds)
+
+    @property
     def must_wake_engines(self) -> bool:
         """Engines are left paused, and no hold wants them so."""
         return bool(self.left) and not any(hold.engines for hold in self.holds)

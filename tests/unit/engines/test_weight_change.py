@@ -14,7 +14,7 @@ from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineError, WeightsUnsettled
-from harness.types import GenerationRequest, SamplingParams, as_ids
+from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer, Fault, serving
 from tests.fake_engines.providers import fake_provider, make_fake, scripted_engine, toy_tokenizer
 from tests.fake_engines.update_steps import STEPS
@@ -45,10 +45,10 @@ class Server:
         path, nth = STEPS[type(self.fake).__name__.removeprefix("Fake").lower(), step]
         self.fake.faults[path] = [*[None] * nth, fault]
 
-    async def ask(self) -> None:
+    async def ask(self) -> GenerationResult:
         """One generation; it may be refused, and then says nothing."""
         params = SamplingParams(max_new_tokens=4)
-        await self.provider.generate(GenerationRequest(PROMPT, params, request_id=uuid4().hex))
+        return await self.provider.generate(GenerationRequest(PROMPT, params, request_id=uuid4().hex))
 
     def require_true_labels(self) -> None:
         """Whatever was sampled carries the label of the weights that did it, or one that is no version."""
@@ -182,14 +182,17 @@ async def test_the_version_is_taken_from_every_reply(kind: str):
 async def test_an_answer_that_comes_late_does_not_take_the_version_back(kind: str):
     """A generation that began before an update ends after it, when the server has told of the new version."""
     async with served(kind) as server:
-        server.fake.engine._script = type(server.fake.engine._script)((ScriptStep(text="Hello.", delay_s=60),))
+        server.fake.engine.relabel("3")
+        await server.provider.read_version()
+        server.fake.engine._script = type(server.fake.engine._script)(
+            (ScriptStep(text="Hello." * 50, token_delay_s=60),)
+        )
         asking = asyncio.create_task(server.ask())
-        await eventually(lambda: len(server.fake.engine.live) == 1)
+        await eventually(lambda: any(live.sampled for live in server.fake.engine.live))
         server.fake.engine.relabel("9")
         await server.provider.read_version()
-        server.fake.engine._version = "3"
         await server.provider.abort(None)
-        await asking
+        late = await asking
 
+        assert [span.version for span in late.version_spans] == ["3"]
         assert server.provider.weight_version == "9"
-        assert await server.provider.read_version() == "3"

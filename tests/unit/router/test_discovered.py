@@ -2,19 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+import httpx
 import pytest
 
 from harness.engines.base import LogprobScale, PauseMode
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.errors import EngineUnavailable
+from harness.server.serving import serve
+from harness.store.memory import MemoryStore
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
+from tests.builders import toy_template
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import fake_provider
 from tests.fake_engines.workers import PATIENCE_S, fake_workers, worker_processes
+from tests.session_servers.served import eventually
 
 INTERVAL_S = 0.05
 
@@ -129,6 +134,29 @@ async def test_workers_that_are_silent_while_new_work_is_held_are_kept():
         fakes[0].is_silent = False
 
         assert (await asking).output_ids.size == 3
+
+
+@pytest.mark.parametrize("verbs", [["pause"], ["pause", "drain"]], ids="+".join)
+async def test_a_server_keeps_its_silent_workers_while_somebody_pauses(verbs: list[str]):
+    """Under a drain too, which outranks the pause; before anybody does, a silent worker is left."""
+    async with fake_workers("vllm", "vllm") as fakes, AsyncExitStack() as stack:
+        listed = Listed()
+        for fake in fakes:
+            listed.add(fake)
+        running = await stack.enter_async_context(serve(listed.pool, toy_template(), MemoryStore()))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
+        await eventually(lambda: len(listed.standing()) == 2)
+        for verb in verbs:
+            (await http.post(f"/sessions/{verb}", json={"holder": verb, "engines": verb == "pause"})).raise_for_status()
+        fakes[0].is_silent = True
+        asked = len(fakes[0].paths)
+        await eventually(lambda: len(fakes[0].paths) > asked + 60)
+        kept = {*listed.standing()}
+        for verb in verbs:
+            (await http.post("/sessions/resume", json={"holder": verb, "engines_continued": True})).raise_for_status()
+        await eventually(lambda: {*listed.standing()} == {fakes[1].url})
+
+    assert kept == {fake.url for fake in fakes}
 
 
 async def test_a_pool_that_has_become_empty_knows_what_it_served_and_lets_requests_wait():

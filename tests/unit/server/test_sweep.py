@@ -35,12 +35,15 @@ class Engine(ScriptedEngine):
         super().__init__(toy_tokenizer(), Script(steps or says("one", "two", "three")))
         self.scored: list[tuple[int, int]] = []
         """(start, end) of each request."""
+        self.sessions: list[str | None] = []
+        """Whose prefix each one begins with, as a pool needs to be told."""
         self.may_score = asyncio.Event()
         self.may_score.set()
 
     async def score(self, input_ids, *, start, session_id=None):
         """As the scripted engine, once it may."""
         self.scored.append((start, input_ids.size))
+        self.sessions.append(session_id)
         await self.may_score.wait()
         return await super().score(input_ids, start=start)
 
@@ -111,6 +114,7 @@ async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_swe
         assert scored_share(sample) == 1.0
         assert sample["metadata"]["staleness"]["proximal_share"] == 1.0
         assert engine.scored == [(len(sample["tokens"]) - sample["response_length"], len(sample["tokens"]))]
+        assert engine.sessions == [session.session_id]
         assert (report["sessions"], report["requests"], report["tokens_left"]) == (1, 1, 0)
         assert report["tokens_waiting"] == report["tokens_settled"] == sampled
         assert not report["is_running"]

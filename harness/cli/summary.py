@@ -55,21 +55,18 @@ def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | 
     if not told:
         return None
     best = max(told, key=lambda record: record.reward or 0.0)
-    turns = _read_dialogue(database, str(best.session_id))
+    record = read_attached_record(database, str(best.session_id))
+    turns: list[tuple[Sequence[Message], Message]]
+    if record is None:
+        turns = [(turn.messages_delta, turn.reply) for turn in read_session(database, str(best.session_id)).turns]
+    else:
+        turns = [(turn["messages_delta"], turn["reply"]) for turn in record["turns"]]
     lines: list[Line] = []
     for asked, reply in turns[:_MAX_TURNS]:
         if asked:  # its last message to the model; examples and earlier messages are left out
             lines.append(Line(str(asked[-1]["role"]), _text(asked[-1])))
         lines.append(Line("assistant", _text(reply)))
     return Excerpt(best.number, lines, max(0, len(turns) - _MAX_TURNS))
-
-
-def _read_dialogue(database: Path, session_id: str) -> Sequence[tuple[Sequence[Message], Message]]:
-    """For each turn the messages that were new, and the reply."""
-    record = read_attached_record(database, session_id)
-    if record is not None:
-        return [(turn["messages_delta"], turn["reply"]) for turn in record["turns"]]
-    return [(turn.messages_delta, turn.reply) for turn in read_session(database, session_id).turns]
 
 
 def print_report(report: RunReport) -> None:

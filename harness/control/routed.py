@@ -29,6 +29,7 @@ _E = TypeVar("_E")
 _PREFIX = "router="
 _LOOKS = 4  # at workers that do not answer, in the time there is
 _LOOK_AGAIN_S = 0.5
+_NEVER_HEARD = "it has never answered the router, so nobody knows which engine it runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,10 @@ async def _workers_of(address: SessionServerAddress, seconds: float) -> Sequence
                 return [_silent(address, error)]
             errors = await _unreachable([each for each in listed if each.is_serving], seconds / _LOOKS)
             if not errors:
-                return [_engine(each) for each in listed]
+                return [
+                    SilentEngine(each.url, _NEVER_HEARD) if each.engine is None else EngineServer(each.url, each.engine)
+                    for each in listed
+                ]
             have_answered = all(isinstance(error, EngineRejected) for error in errors)  # so none of them has died
             if have_answered or loop.time() + _LOOK_AGAIN_S >= until:
                 raise EngineUnavailable(
@@ -108,12 +112,6 @@ async def _unreachable(workers: Sequence[RoutedWorker], seconds: float) -> list[
     found = await asyncio.gather(*map(ask, workers))
     errors = [error for error in found if error is not None]
     return errors if len(errors) == len(found) else []
-
-
-def _engine(worker: RoutedWorker) -> EngineServer | SilentEngine:
-    if worker.engine is None:
-        return SilentEngine(worker.url, "it has never answered the router, so nobody knows which engine it runs")
-    return EngineServer(worker.url, worker.engine)
 
 
 def _silent(address: SessionServerAddress, error: SessionServerError) -> SilentEngine:

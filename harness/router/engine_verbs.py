@@ -66,10 +66,13 @@ class EngineVerbs:
         verb = request.url.path
         answers: list[Response] = []
 
+        async def receive() -> Message:  # the body again, for the route of the engine
+            return {"type": "http.request", "body": body, "more_body": False}
+
         async def tell() -> Sequence[VerbResult]:
             began = monotonic()
             try:
-                answer = await self._native.verbs[verb](Request(request.scope, _once(body)))
+                answer = await self._native.verbs[verb](Request(request.scope, receive))
             except EngineError as error:
                 answer = error_response(error, to_agent=False)
             answers.append(answer)
@@ -83,12 +86,3 @@ class EngineVerbs:
         except HarnessError as error:
             return error_response(error, to_agent=False)
         return answers[-1]
-
-
-def _once(body: bytes) -> Receive:
-    """A request's body that has been read already."""
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive

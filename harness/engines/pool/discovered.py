@@ -131,7 +131,10 @@ class DiscoveredPool(EnginePool):
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as entering:
             while True:
-                await self._retire_unlisted()
+                listed = {worker.name for worker in self._listed()}
+                for status in self.workers:
+                    if status.name not in listed:
+                        await self.workers.retire(status.name, "no longer listed")
                 now = asyncio.get_running_loop().time()
                 resting = {name for name, refusal in self._refusals.items() if now < refusal.not_before}
                 known = {status.name for status in self.workers} | self._entering | resting
@@ -140,12 +143,6 @@ class DiscoveredPool(EnginePool):
                     entering.create_task(self._enter(worker))
                 await self._judge_silences()
                 await asyncio.sleep(self._interval_s)
-
-    async def _retire_unlisted(self) -> None:
-        listed = {worker.name for worker in self._listed()}
-        for status in self.workers:
-            if status.name not in listed:
-                await self.workers.retire(status.name, "no longer listed")
 
     async def _enter(self, worker: FoundWorker) -> None:
         try:

@@ -55,33 +55,32 @@ class SuiteRun:
 
         Raises the `HarnessError` that ends a run; when the user ended it, the report says so.
         """
-        began = time.monotonic()
+        began, url = time.monotonic(), self.selection.config.overrides.server
+
+        def choose(rollout: PlannedRollout) -> EngineChoice | AttachedChoice:
+            return EngineChoice.of(rollout.folder) if url is None else AttachedChoice.of(rollout.folder, url)
+
         with self.directory.locked(), RolloutLog(self.directory.database) as log:
             plan = plan_rollouts(self.selection.folders)
             settled = {number for number, record in log.last_attempts().items() if record.is_settled}
             self.progress.begin(len(plan), len(settled))
             pending = [rollout for rollout in plan if rollout.number not in settled]
             with _one_error():
-                for choice, rollouts in groupby(pending, key=lambda rollout: self._choose(rollout.folder)):
+                for choice, rollouts in groupby(pending, key=choose):
                     if not self.interrupts.is_requested:
                         await self._run_on_engine(choice, list(rollouts), log)
             return self._report(log.last_attempts(), began)
 
-    def _choose(self, folder: ScenarioFolder) -> EngineChoice | AttachedChoice:
-        url = self.selection.config.overrides.server
-        return EngineChoice.of(folder) if url is None else AttachedChoice.of(folder, url)
-
-    def _open(self, choice: EngineChoice | AttachedChoice) -> AbstractAsyncContextManager[Services]:
-        database, say = self.directory.database, self.progress.say
-        if isinstance(choice, AttachedChoice):
-            return attach(choice, self.admin_token, database, say, self.deadlines)
-        return serve_engine(choice, database, say)
-
     async def _run_on_engine(
         self, choice: EngineChoice | AttachedChoice, rollouts: list[PlannedRollout], log: RolloutLog
     ) -> None:
+        database, say = self.directory.database, self.progress.say
+        opening: AbstractAsyncContextManager[Services]
+        if isinstance(choice, AttachedChoice):
+            opening = attach(choice, self.admin_token, database, say, self.deadlines)
+        else:
+            opening = serve_engine(choice, database, say)
         async with AsyncExitStack() as stack:
-            opening = self._open(choice)
             async with self.interrupts.until_request():  # installing and starting a server takes minutes
                 services = await stack.enter_async_context(opening)
             if self.interrupts.is_requested:

@@ -36,7 +36,7 @@ from harness.engines.remote.vllm_wire import (
     read_piece,
 )
 from harness.engines.repeat_guard import GUARD_PROBE
-from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
+from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     GenerationDelta,
     GenerationRequest,
@@ -273,7 +273,12 @@ class VLLMTokenProvider(RemoteProvider):
         return self._served.label if self._offer.api.reports_spans else await self._control.label()
 
     async def _same_label(self, asked: Asked, before: str) -> str:
-        after = await self._label_around()
+        try:
+            after = await self._label_around()
+        except (EngineUnavailable, EngineRejected) as error:  # of the look: the request itself was answered
+            raise EngineConnectionLost(
+                f"{asked.name}: nobody can tell whose its tokens are: {error.message}"
+            ) from error
         if not self._offer.api.reports_spans and before != after:
             raise EngineReplyInvalid(
                 f"{asked.name}: the weights changed from {before!r} to {after!r} while it"

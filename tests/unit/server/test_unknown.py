@@ -6,8 +6,11 @@ import pytest
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
+from harness.types import GenerationRequest, GenerationResult
 from tests.builders import user
-from tests.session_servers.served import Client, Served, says, serving
+from tests.fake_engines.fake_server import serving as serving_fake
+from tests.fake_engines.providers import fake_provider, make_fake, scripted_engine
+from tests.session_servers.served import Client, Served, says, serving, serving_with
 from tests.session_servers.store_file import ledger_of, read_file
 
 HI = [user("hi")]
@@ -49,6 +52,29 @@ async def test_an_engine_that_took_no_request_has_sampled_nothing(fault):
 
     assert failed.status_code in (400, 503)
     assert counted == (0, 0)
+
+
+async def test_an_answer_of_weights_that_nobody_can_name_is_unknown():
+    """It was sampled, though the look at the label behind it, which this API needs, finds a silent server."""
+    fake = make_fake("vllm-completions", scripted_engine(*says("fine")))
+    sample = fake._whole
+
+    async def sample_and_fall_silent(request: GenerationRequest) -> GenerationResult:
+        result = await sample(request)
+        fake.is_silent = True
+        return result
+
+    async with (
+        serving_fake(fake, notices_disconnects=True),
+        serving_with(fake_provider(fake), settings=ServerSettings(engine_attempts=1)) as client,
+    ):
+        session = await client.create(sampling={"max_tokens": 20})
+        fake._whole = sample_and_fall_silent  # type: ignore[method-assign]
+        failed = await client.chat(session, HI)
+        fake.is_silent = False
+        counted = await unknown_of(client, session)
+
+    assert (failed.status_code, counted) == (502, (1, 20))
 
 
 async def test_a_turn_that_is_asked_for_again_brings_what_was_unknown_along(tmp_path):

@@ -1,6 +1,6 @@
 """A gateway whose port is taken in the moment of its start is started again, and any other failure is said at once."""
 
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,8 @@ TAKEN = "Address already in use (os error 98)"
 def failing_program(directory: Path, said: str) -> Path:
     """A program that notes its start, says something, and fails."""
     program = directory / "gateway"
-    program.write_text(
-        f"#!{sys.executable}\nimport pathlib, sys\nwith pathlib.Path({str(directory / 'starts')!r}).open('a') as f:\n"
-        f"    f.write('x')\nsys.exit({said!r})\n"
-    )
+    starts = shlex.quote(str(directory / "starts"))
+    program.write_text(f"#!/bin/sh\nprintf x >> {starts}\necho {shlex.quote(said)} >&2\nexit 1\n")
     program.chmod(0o755)
     return program
 

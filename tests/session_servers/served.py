@@ -21,7 +21,7 @@ from harness.store.connect import open_store
 from harness.types import Json, Message
 from tests.builders import toy_template, toy_tokenizer
 
-PATIENCE_S = 10
+PATIENCE_S = 30
 
 E = TypeVar("E", bound=TokenProvider)
 """The engine that a test has behind its server."""

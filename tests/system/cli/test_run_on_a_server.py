@@ -31,7 +31,7 @@ from harness.suite.run.report import RunReport, RunStatus
 from harness.suite.run.runner import SuiteRun
 from harness.types import Json
 from tests.builders import toy_tokenizer, user
-from tests.harness_command import SCRIPT, harness, start_harness, wait, wait_for, write_scenario
+from tests.harness_command import SCRIPT, announced, harness, start_harness, wait, wait_for, write_scenario
 from tests.played_suites import play
 from tests.session_servers.served import Client, Served, serving_with
 
@@ -40,6 +40,8 @@ pytestmark = pytest.mark.agent
 TOKEN = "t0ken"
 SETTINGS = ServerSettings(admin_token=TOKEN)
 HASTY = Deadlines(create_s=10, attempt_s=5, read_s=2, end_s=1, delete_s=2)
+START_S = 120
+"""For a process that imports everything, and agents one after the other, on a busy machine."""
 ENDLESS = [{"metadata": {"turns": 2}}, {"metadata": {"turns": 4000, "pause_s": 0.05}}]
 """Two sessions that end at once, then two that go on until they are refused."""
 
@@ -111,7 +113,7 @@ async def until_they_talk(directory: Path, *numbers: int) -> None:
     """Return when the agents of these rollouts have had a few turns."""
     for number in numbers:
         log = directory / "sessions" / str(number) / "agent.log"
-        await asyncio.to_thread(wait_for, log, "Two and more.")
+        await asyncio.to_thread(wait_for, log, "Two and more.", START_S)
 
 
 def make_quick(scenario: Path, directory: Path) -> None:
@@ -163,8 +165,7 @@ async def test_the_digests_of_a_server_are_those_that_a_run_of_its_own_finds(tmp
     arguments = ("--engine", "scripted", "--script", scenario / "script.toml", "--tokenizer", toy, "--port", "0")
     process = start_harness("serve", *arguments, "--json", env={"HARNESS_ADMIN_TOKEN": TOKEN})
     try:
-        assert process.stdout is not None
-        url = json.loads(await asyncio.to_thread(lambda: "".join(iter(process.stdout.readline, "}\n")) + "}"))["url"]
+        url = (await asyncio.to_thread(announced, process))["url"]
         attached = await asyncio.to_thread(
             lambda: harness(
                 "run", scenario, "--server", url + "/", "--out", tmp_path / "run", env={"HARNESS_ADMIN_TOKEN": TOKEN}

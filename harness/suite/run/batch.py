@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from harness.errors import Cause, HarnessError, StoreFull
+from harness.errors import Cause, EngineUnavailable, HarnessError, StoreFull
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
@@ -137,14 +137,18 @@ class RolloutBatch:
     async def _doubt(self, rollout: Rollout, start: str) -> tuple[Rollout, HarnessError | None]:
         """`rollout`, blamed on its server when that was restarted or went away since `start` and it did not end well.
 
-        With the error that ends the run when the server is gone.
+        Also when it ended well, but the server serves something else by now: its later turns may be of that. With the
+        error that ends the run when the server is gone.
         """
-        problem, detail = None, "the session server was started anew meanwhile"
+        problem: HarnessError | None = None
+        detail, is_disturbed, may_be_mixed = "the session server was started anew meanwhile", False, False
         try:
             is_disturbed = await self.services.start_of_server() != start
+        except EngineUnavailable as error:
+            problem, detail, may_be_mixed = error, error.message, True
         except HarnessError as error:
             problem, detail, is_disturbed = error, "the session server went away meanwhile", True
-        if not is_disturbed or rollout.outcome.kind in _ENDED_WELL:
+        if not may_be_mixed and (not is_disturbed or rollout.outcome.kind in _ENDED_WELL):
             return rollout, problem
         detail = f"{detail}; {rollout.outcome.detail}"
         return replace(rollout, outcome=Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail)), problem

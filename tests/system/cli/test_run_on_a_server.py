@@ -31,7 +31,7 @@ from harness.suite.run.report import RunReport, RunStatus
 from harness.suite.run.runner import SuiteRun
 from harness.types import Json
 from tests.builders import toy_tokenizer, user
-from tests.harness_command import SCRIPT, announced, harness, start_harness, wait, wait_for, write_scenario
+from tests.harness_command import AGENT, SCRIPT, announced, harness, start_harness, wait, wait_for, write_scenario
 from tests.played_suites import play
 from tests.session_servers.served import Client, Served, serving_with
 
@@ -353,6 +353,30 @@ async def test_another_model_at_the_same_address_is_refused(tmp_path: Path):
     async with serving_with(other, settings=ServerSettings(admin_token=TOKEN, port=port)):
         with pytest.raises((RunError, EngineUnavailable), match="another"):
             await run(resume_run(str(tmp_path / "run"), Overrides(), None))
+
+
+async def test_a_rollout_that_two_models_have_served_does_not_count(tmp_path: Path):
+    """Its agent asked until the address answered again, and finished: on the words of both."""
+    patient = AGENT.replace(
+        "    except urllib.error.HTTPError as error:",
+        "    except OSError as error:\n        if getattr(error, 'code', 503) == 503:  # it stops, or is not there\n"
+        "            time.sleep(0.1)\n            continue",
+    )
+    agent = {"profile": "agent.py", "deadline_s": 240.0}
+    prompts = [{"metadata": {"turns": 40, "pause_s": 0.1}}]
+    scenario = write_scenario(tmp_path / "s", program=patient, agent=agent, prompts=prompts, samples_per_prompt=1)
+    store = tmp_path / "server.db"
+    async with server(store) as client:
+        running = asyncio.create_task(run(begin_run(str(scenario), on(client), tmp_path / "run")))
+        await until_they_talk(tmp_path / "run", 0)
+        port = int(client.url.rpartition(":")[2])
+    other = ScriptedEngine(toy_tokenizer(), msgspec.convert(SCRIPT, Script), model="another")
+    async with serving_with(other, store=store, settings=ServerSettings(admin_token=TOKEN, port=port)):
+        with pytest.raises(EngineUnavailable, match="another"):
+            await running
+    [record] = read_rollouts(tmp_path / "run" / "run.db").values()
+
+    assert (record.agent_result, record.is_settled) == ({"turns": 40}, False)
 
 
 def test_an_engine_beside_a_server_is_a_usage_error(tmp_path: Path):

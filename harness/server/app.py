@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import harness
+from harness.engines.identity import served_by, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
-from harness.server.identity import served_by, serving_identity
 from harness.server.left_engines import LeftEngines
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls

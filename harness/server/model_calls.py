@@ -24,9 +24,9 @@ from harness.dialects.model_request import ModelAnswer
 from harness.dialects.sse import MEDIA_TYPE, comment
 from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import HarnessError
+from harness.machine.http_protocol import Delivery
 from harness.server.access import credential, is_operator, require_key
 from harness.server.connection import ClientConnection
-from harness.server.http_protocol import Delivery
 from harness.server.registry import SessionRegistry
 from harness.server.responses import ErrorAnswers, json_response
 from harness.server.turns import ModelCall, ServedTurn, TurnService

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from harness.server.http_protocol import CONNECTION
+from harness.machine.http_protocol import CONNECTION
 
 
 @dataclass

@@ -84,9 +84,8 @@ def test_every_dependency_is_imported_somewhere() -> None:
     names = {re.split(r"[<>=]", each)[0].replace("-", "_") for each in wanted}
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "harness").rglob("*.py"))
     imported = set(re.findall(r"^ *(?:from|import) (\w+)", source, flags=re.MULTILINE))
-    assert names - imported == {
-        "httptools"
-    }  # uvicorn's protocol, which `server/http_protocol.py` extends, is made of it
+    # uvicorn's protocol, which `machine/http_protocol.py` extends, is made of it
+    assert names - imported == {"httptools"}
 
 
 def test_the_wheel_carries_its_license(wheel_names: list[str]) -> None:

@@ -12,12 +12,12 @@ from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
+from harness.engines.identity import served_by, serving_identity
 from harness.errors import HoldExpired, SessionServerError
 from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
 from harness.rollouts.manager import SessionManager
 from harness.server.access import new_admin_token
-from harness.server.identity import served_by, serving_identity
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from harness.server.http_protocol import BESIDE_BODY_BYTES
+from harness.machine.http_protocol import BESIDE_BODY_BYTES
 from tests.session_servers.served import says, serving, url_of
 
 LINES = b"a: b\r\n" * 10_000

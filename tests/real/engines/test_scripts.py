@@ -20,10 +20,11 @@ PATIENCE_S = 300
 CALLS = [
     f'Guess {n}.\n<tool_call>\n{{"name": "guess", "arguments": {{"number": {n}}}}}\n</tool_call>' for n in range(11, 16)
 ]
+CUT_IN = 2
+"""The turn that a pause cuts short: long enough to be met on the way by any engine."""
+CALLS[CUT_IN] = "Let me think about it once more. " * 16 + CALLS[CUT_IN]
 SAYINGS = [*CALLS, "The number is fifteen."]
 SCRIPT = {"steps": [{"text": text} for text in SAYINGS]}
-CUT_IN = 2
-"""The turn that a pause cuts short."""
 
 
 async def play(http: httpx.AsyncClient, session: Json, cut: Any) -> None:

@@ -213,10 +213,11 @@ async def test_an_engine_that_a_killed_update_left_paused_goes_on_within_the_ttl
     """The update is dropped where it stands, as by `kill -9`; a new one does not have to come."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(SessionServerClient(cluster.client.url))
-        await server.gate("killed", 0.3).pause(deadline_s=5, engines=True)
-        engines = await reach(cluster.addresses, stack, 5)
+        await server.gate("killed", 60).pause(deadline_s=30, engines=True)
+        engines = await reach(cluster.addresses, stack, 30)
         for engine in engines.reached.values():
             await engine.pause(PauseMode.ABORT)
+        await server.gate("killed", 0.3).pause(deadline_s=30, engines=True)  # the last time that it renews its hold
 
     assert await cluster.client.say(await cluster.client.create(), [user("a")])
 

@@ -118,6 +118,7 @@ def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
     made_later = {_TURN_ENDS: "finish_reason AS turn_end", _UNKNOWN_OUTPUT: "'[]' AS unknown"}
     columns = [column for step, column in made_later.items() if STEPS.index(step) >= steps_made]
     if columns:
+        # Nobody's words but those of the table above come into the statement.
         connection.execute(f"CREATE TEMP VIEW turns AS SELECT *, {', '.join(columns)} FROM main.turns")  # noqa: S608
 
 

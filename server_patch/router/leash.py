@@ -51,12 +51,12 @@ def main(log: Log, command: list[str]) -> int:
         while child.poll() is None:
             for ready in select.select(listened_to, [], [], POLL_S)[0]:
                 said = os.read(ready, 65536)
-                if ready == LEASH and not said:
+                if not said and ready == LEASH:
                     return end(child, log)
-                if ready != LEASH:
-                    log.write(said)
                 if not said:
                     listened_to.remove(ready)
+                elif ready != LEASH:
+                    log.write(said)
         hear_out(child, log)
         return child.returncode
 

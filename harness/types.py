@@ -4,14 +4,14 @@ Token ids are `int32` arrays, logprobs `float32` arrays (natural logarithm), bot
 to after they were made. Everything here is immutable data; behavior lives in the layer that owns the concept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import convert
+from msgspec import convert, json
 
 from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus
 
@@ -23,6 +23,12 @@ Logprobs = npt.NDArray[np.float32]
 
 Json = dict[str, Any]
 """A decoded JSON object: `Any` stays at this edge."""
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """For `json.loads(..., parse_constant=...)`: NaN and Infinity are not JSON, and other parsers fail on them."""
+    raise ValueError(f"{name} is not JSON")
+
 
 Message = Mapping[str, Any]
 """A chat message in the OpenAI form, normalized by a dialect (`role`, `content`, `tool_calls`, ...)."""
@@ -101,14 +107,14 @@ class SamplingWishes:
     min_new_tokens: int | None = None
     json_schema: str | None = None
 
-    def stated(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The parameters that were stated."""
         values = ((wish.name, getattr(self, wish.name)) for wish in fields(self))
         return {name: value for name, value in values if value not in (None, ())}
 
-    def overridden_by(self, other: "SamplingWishes") -> "SamplingWishes":
+    def override_with(self, other: "SamplingWishes") -> "SamplingWishes":
         """These wishes, with what `other` states in their place."""
-        return replace(self, **other.stated())
+        return replace(self, **other.to_dict())
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,15 @@ class GenerationRequest:
     """The last `continues` input ids were sampled for this same turn; stop strings and guards look from there on."""
     script_ids: TokenIds | None = None
     """The output is exactly these ids, as far as it comes; None leaves it to the model."""
+    on_delta: "Callable[[GenerationDelta], None] | None" = field(default=None, compare=False, repr=False)
+    """Told of what comes before the end of `generate`, every `STREAM_INTERVAL` tokens or less often: a request that
+    breaks has lost no more. None asks for the whole at once."""
+    write_input: "Callable[[], bytes] | None" = field(default=None, compare=False, repr=False)
+    """Writes `input_ids` as a JSON array, for whoever has most of that written; None has it written as a whole."""
+
+    def input_json(self) -> bytes:
+        """`input_ids` as a JSON array."""
+        return json.encode(self.input_ids.tolist()) if self.write_input is None else self.write_input()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,21 +194,29 @@ class GenerationResult:
     prompt_logprobs: PromptLogprobs | None = None
     forced_tokens: int = 0
     """Tokens at the end of the output that a guard forced: not sampled from the model, never trained."""
+    unheard_tokens: int = 0
+    """Tokens at most that the engine sampled behind these and did not hand over."""
     cached_tokens: int = 0
     """Input tokens whose KV cache was reused."""
     seconds: float = 0.0
 
 
+STREAM_INTERVAL = 50
+"""Tokens between two deltas of a request that is asked for its whole: as many as SGLang keeps back by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationDelta:
-    """The next output tokens of a streamed generation."""
+    """The next output tokens of a streamed generation; none where it only says more of those before."""
 
     output_ids: TokenIds
     logprobs: Logprobs
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Of the whole output so far, from its first token on, as far as the engine has said by now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TurnSegment:
     """The part of a turn that one engine request produced: output tokens `start..end` of the turn."""
 
     request_id: str
@@ -214,13 +237,13 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOutput:
-    """A request that an engine has not answered to its end, and may have sampled for: beside the ledger's sum (I4)."""
+    """A request that an engine may have sampled more for than it handed over: beside the ledger's sum (I4)."""
 
     request_id: str
     at_most: int
     """Tokens that it can have sampled beyond those that arrived."""
     reason: str
-    """The code of the error that kept them away."""
+    """The code of the error that kept them away; `given_up` or `retracted` where there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +269,7 @@ class Turn:
     output_ids: TokenIds
     logprobs: Logprobs
     version_spans: tuple[VersionSpan, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[TurnSegment, ...]
     messages_delta: tuple[Message, ...]
     """Messages of the request that the parent does not have."""
     reply: Message

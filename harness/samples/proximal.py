@@ -203,7 +203,14 @@ def staleness_telemetry(samples: Iterable[tuple[Versions, Versions, int | None]]
 
     Keys are fixed. Every sample counts by its tokens.
     """
-    found = [(stale, int((b != NOT_SAMPLED).sum())) for b, p, live in samples if (stale := staleness(b, p, live))]
+    return join_staleness(
+        (stale, int((b != NOT_SAMPLED).sum())) for b, p, live in samples if (stale := staleness(b, p, live))
+    )
+
+
+def join_staleness(samples: Iterable[tuple[Staleness, int]]) -> dict[str, float]:
+    """The same of samples whose staleness and sampled tokens are known."""
+    found = list(samples)
     tokens = sum(weight for _, weight in found) or 1
     return {
         "rollout/version_lag_min": min((stale.lag_min for stale, _ in found), default=0),

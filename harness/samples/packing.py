@@ -1,0 +1,212 @@
+"""Which segments go into one pack, when all of them are there: bin packing by lengths alone.
+
+Best fit decreasing: the longest segment first, each into the pack that it leaves the least room in. Lengths are whole
+numbers up to the packing length, so packs are kept by the room that is left in them, and segments of one length are
+placed together: a million segments take seconds, and memory in proportion to them.
+
+Best fit needs about 11/9 of the fewest packs at most, and there are lengths for which it needs that many. Where it
+comes out more than a hundredth above `fewest_packs`, a pool of at most `FILL_UP_TO` segments is packed a second time:
+the longest segment that is left, and beside it those that fill the pack best (minimum bin slack: Gupta and Ho 1999;
+with a fixed first one: Fleszar and Hindi 2002). The plan with fewer packs counts. It depends on nothing but the lengths
+and their order.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import chain, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import SegmentError
+
+FILL_UP_TO = 16_384
+"""Segments of the largest pool that is packed a second time."""
+
+_CANDIDATES = 32  # segments that are tried beside the longest one: four times as many gain nothing and cost seconds
+_WORD = 512  # bits: lengths that are looked through at once
+
+_Lengths = npt.NDArray[np.int64]
+
+
+def plan_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length: int) -> list[list[int]]:
+    """Packs of at most `packing_length` tokens that hold every segment once: for each pack, which segments.
+
+    Segments are named by their place in `lengths` and stand in that order; packs in the order of their first ones.
+    Raises `SegmentError` when a segment is empty, or longer than a pack.
+    """
+    sizes = _check_lengths(lengths, packing_length)
+    if not sizes.size:
+        return []
+    longest_first = np.argsort(-sizes, kind="stable")
+    descending = sizes[longest_first]
+    packs = _fit_best(descending, packing_length)
+    if sizes.size <= FILL_UP_TO and 100 * len(packs) > 101 * fewest_packs(sizes, packing_length):
+        packs = min(packs, _fill_best(descending, packing_length), key=len)
+    pack_of = np.empty(sizes.size, dtype=np.int64)
+    places = np.fromiter(chain.from_iterable(packs), np.int64, sizes.size)
+    pack_of[longest_first[places]] = np.repeat(np.arange(len(packs)), [len(pack) for pack in packs])
+    return _in_order(pack_of)
+
+
+def fewest_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length: int) -> int:
+    """A number of packs that no plan can do with less than: the bound L2 of Martello and Toth (1990).
+
+    Segments above half a pack never share one. For each size up to half a pack, what cannot lie beside a segment that
+    nearly fills a pack needs packs of its own. At size 0 this is the sum of all lengths over `packing_length`, rounded
+    up, so the bound is never below that. Raises `SegmentError` like `plan_packs`.
+    """
+    sizes = np.sort(_check_lengths(lengths, packing_length))
+    if not sizes.size:
+        return 0
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    half = int(np.searchsorted(sizes, packing_length // 2, side="right"))  # from here on: more than half a pack
+    least = np.concatenate([[0], np.unique(sizes[:half])])
+    small = np.searchsorted(sizes, least, side="left")
+    large = np.searchsorted(sizes, packing_length - least, side="right")  # from here on: no room for `least`
+    beside = (large - half) * packing_length - (total[large] - total[half])
+    more = np.maximum(0, -((beside - (total[half] - total[small])) // packing_length))
+    return int((sizes.size - half + more).max())
+
+
+def fill_room(lengths: Sequence[int], room: int) -> list[int]:
+    """Places in `lengths` of segments that together fill `room` as far as any can; ascending.
+
+    Of several such sets it is one that needs the shortest beginning of `lengths`.
+    """
+    mask = (2 << room) - 1
+    sums = [1]  # bit s of sums[k]: some of the first k lengths add up to s
+    for length in lengths:
+        if sums[-1] >> room:
+            break
+        sums.append((sums[-1] | sums[-1] << length) & mask if length <= room else sums[-1])
+    left = sums[-1].bit_length() - 1
+    chosen = []
+    while left:
+        last = bisect_left(sums, 1, key=lambda reached: reached >> left & 1) - 1
+        chosen.append(last)
+        left -= lengths[last]
+    return chosen[::-1]
+
+
+def _fit_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
+    """Best fit of `sizes`, which are in descending order; all of one size are placed at once."""
+    packs: list[list[int]] = []
+    rooms = _Rooms(packing_length)
+    distinct, starts = np.unique(-sizes, return_index=True)
+    ends = [*starts[1:].tolist(), sizes.size]
+    for size, start, end in zip((-distinct).tolist(), starts.tolist(), ends, strict=True):
+        place = start
+        while place < end:
+            room = rooms.tightest(size)
+            if room is None:
+                room, each = packing_length, packing_length // size
+                into = list(range(len(packs), len(packs) + -(-(end - place) // each)))
+                packs.extend([] for _ in into)
+            else:
+                # A pack that takes one of them leaves less room than all others, so it takes the next one as well.
+                each = room // size
+                into = rooms.take(room, -(-(end - place) // each))
+            for pack in into:
+                packs[pack].extend(range(place, min(place + each, end)))
+                place += each
+            if place <= end:
+                rooms.put(room - each * size, into)
+            else:
+                rooms.put(room - each * size, into[:-1])
+                rooms.put(room - (each - place + end) * size, into[-1:])
+    return packs
+
+
+def _fill_best(sizes: _Lengths, packing_length: int) -> list[list[int]]:
+    """The longest of `sizes` that is left, and those that fill the rest of its pack best; `sizes` descend."""
+    distinct, starts = np.unique(-sizes, return_index=True)
+    distinct = -distinct
+    ends = np.append(starts[1:], sizes.size)
+    packs = []
+    while distinct.size:
+        pack = [int(starts[0])]
+        starts[0] += 1
+        room = packing_length - int(distinct[0])
+        fitting = slice(np.searchsorted(-distinct, -room), None)
+        candidates = np.repeat(
+            np.arange(distinct.size)[fitting],
+            np.minimum(ends[fitting] - starts[fitting], room // distinct[fitting]),
+        )
+        if candidates.size > _CANDIDATES:
+            candidates = candidates[np.linspace(0, candidates.size - 1, _CANDIDATES).astype(np.int64)]
+        for chosen in candidates[fill_room(distinct[candidates].tolist(), room)].tolist():
+            pack.append(int(starts[chosen]))
+            starts[chosen] += 1
+        packs.append(pack)
+        is_left = starts < ends
+        if not is_left.all():
+            distinct, starts, ends = distinct[is_left], starts[is_left], ends[is_left]
+    return packs
+
+
+def _in_order(pack_of: npt.NDArray[np.int64]) -> list[list[int]]:
+    """The segments of each pack, ascending, and packs in the order of their first ones."""
+    _, firsts, packs = np.unique(pack_of, return_index=True, return_inverse=True)
+    rank = np.empty(firsts.size, dtype=np.int64)
+    rank[np.argsort(firsts)] = np.arange(firsts.size)
+    order = np.argsort(rank[packs], kind="stable").tolist()
+    borders = np.cumsum(np.bincount(rank[packs], minlength=firsts.size)).tolist()
+    return [order[start:end] for start, end in pairwise([0, *borders])]
+
+
+class _Rooms:
+    """Packs by the room that is left in them; the tightest one that takes a segment is found in two looks at bits."""
+
+    def __init__(self, packing_length: int) -> None:
+        self._packs: dict[int, list[int]] = {}
+        self._words = [0] * (packing_length // _WORD + 1)
+        self._used = 0  # bit w: word w has a bit
+
+    def tightest(self, size: int) -> int | None:
+        """The least room of a pack that has at least `size`; None when no pack has."""
+        word, bit = divmod(size, _WORD)
+        bits = self._words[word] >> bit << bit
+        if not bits:
+            later = self._used >> word + 1 << word + 1
+            if not later:
+                return None
+            word = (later & -later).bit_length() - 1
+            bits = self._words[word]
+        return word * _WORD + (bits & -bits).bit_length() - 1
+
+    def put(self, room: int, packs: list[int]) -> None:
+        """`packs` have `room` left; where it is 0, nobody needs them any more."""
+        if room and packs:
+            if room in self._packs:
+                self._packs[room].extend(packs)
+            else:
+                self._packs[room] = packs
+                self._words[room // _WORD] |= 1 << room % _WORD
+                self._used |= 1 << room // _WORD
+
+    def take(self, room: int, most: int) -> list[int]:
+        """At most so many of the packs with `room` left, those first that came last."""
+        packs = self._packs[room]
+        if len(packs) > most:
+            taken = packs[-most:]
+            del packs[-most:]
+            return taken
+        del self._packs[room]
+        word = room // _WORD
+        self._words[word] ^= 1 << room % _WORD
+        if not self._words[word]:
+            self._used ^= 1 << word
+        return packs
+
+
+def _check_lengths(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length: int) -> _Lengths:
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if packing_length < 1:
+        raise SegmentError(f"packing_length is at least 1, this one is {packing_length}")
+    if sizes.size and sizes.min() < 1:
+        raise SegmentError(f"a segment has at least one token, number {int(sizes.argmin())} has {sizes.min()}")
+    if sizes.size and sizes.max() > packing_length:
+        at = int(sizes.argmax())
+        raise SegmentError(f"segment {at} has {sizes[at]} tokens; packing_length is {packing_length}")
+    return sizes

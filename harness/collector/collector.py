@@ -1,0 +1,76 @@
+"""Collects steps, one after the other, for one rank of a trainer.
+
+    async with Collector(source, StepRules(StepBudget(32, group_size=8), over_sampling=2)) as collector:
+        collection = collector.begin(0)
+        async for group in collection.groups():
+            ...  # whole, in the order that the rules ask for
+        step = await collection.finished()
+
+Exactly `rollouts_per_step` rollouts make a step, over the collectors of all ranks together. A collector ends what it
+has begun, and never anything else: any number of them, and evaluations beside them, share a session server. When it is
+left, whatever it still runs is ended, and the sessions that it kept are given back. One that is killed leaves its
+sessions on the server, which gives them back in a day.
+
+`RolloutBatch` of a suite has a loop of its own. It runs a list to its end and has nothing to decide: no rollout is
+replaced, ended early or waited for out of turn, and one that is interrupted is run again by `--resume`.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from harness.collector.collected import CarriedGroup
+from harness.collector.rollout_source import RolloutSource
+from harness.collector.running_rollouts import RolloutCheck
+from harness.collector.step_collection import StepCollection
+from harness.collector.step_rules import Partial, StepRules
+from harness.errors import StepError
+from harness.samples.rollout import Rollout
+
+
+async def take_all(rollout: Rollout) -> None:
+    """The check that finds every rollout of use."""
+
+
+class Collector:
+    """An async context manager; one step at a time. `check` is asked of every rollout that has a reward."""
+
+    def __init__(self, source: RolloutSource, rules: StepRules, check: RolloutCheck = take_all) -> None:
+        self._source = source
+        self._rules = rules
+        self._check = check
+        self._current: StepCollection | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._current is not None:
+            await self._current.close()
+        kept = [scored.rollout.session_id for group in self._carried() for scored in group.cut_short.values()]
+        await asyncio.gather(*(self._source.give_back(session_id) for session_id in kept if session_id is not None))
+
+    def begin(self, step: int, *, is_last: bool = False) -> StepCollection:
+        """Step `step`, which begins now; nothing of it is kept for a next one when it `is_last`.
+
+        Raises `StepError` while the one before is not over.
+        """
+        if self._current is not None and not self._current.is_over:
+            raise StepError(
+                f"step {step} cannot begin: step {self._current.step} is not over; await its end, or close it"
+            )
+        self._current = StepCollection(
+            step,
+            self._source,
+            self._rules,
+            self._check,
+            inherited=self._carried(),
+            keeps=self._rules.partial is Partial.RESUME and not is_last,
+        )
+        return self._current
+
+    def _carried(self) -> tuple[CarriedGroup, ...]:
+        """What the latest step has left."""
+        return () if self._current is None else self._current.carried

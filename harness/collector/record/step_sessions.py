@@ -1,0 +1,134 @@
+"""The sessions that steps stand for, against the session store in the same database: counted, claimed, given back.
+
+A step stands for the sessions of the rollouts that came to their end in it. It is told how many tokens each of them
+had sampled, and the store says how many it holds: what came later is `undelivered`. A session that no step stands for
+was cut off from whoever wanted it, by a death or a cancellation; the first step that is planned after it was closed
+takes it as `interrupted`. So the ledger of a run misses nothing that an engine handed over.
+
+Functions on a connection; the caller has begun a transaction and commits it. All raise `sqlite3.Error`.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+
+from harness.collector.collected import RolloutUse
+from harness.collector.record.step_ledger import StepDropReason, book_dropped
+from harness.collector.record.step_record import StepRecord
+from harness.collector.rollout_index import RolloutIndex
+from harness.errors import LedgerImbalance
+from harness.sessions.ledger import DropReason, Ledger, total
+from harness.store.stored_sessions import StoredSession, count_sessions, find_taken_over, forget_sessions
+
+_CLAIM = (
+    "INSERT INTO step_rollouts VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL)"
+    " ON CONFLICT (session_id) DO UPDATE SET step = ?6, generated = ?7, rollout = iif(?8, rollout, NULL)"
+)
+_ABANDONED = "SELECT session_id, begun_in, number FROM step_rollouts WHERE step IS NULL AND begun_in <= ?"
+_FIND = "SELECT step, generated FROM step_rollouts WHERE session_id = ?"
+_RECOUNT = "UPDATE step_rollouts SET generated = ? WHERE session_id = ?"
+_PLANNED_AT = "SELECT planned_at FROM steps WHERE step <= ? ORDER BY step DESC LIMIT 1"
+_BEGIN_OF_KEPT = "SELECT planned_at FROM steps WHERE step = ?"
+_OF_OLD_STEPS = "SELECT session_id FROM step_rollouts WHERE step < ?"
+_REMOVE = "DELETE FROM step_rollouts WHERE session_id = ?"
+_REMOVE_TOKENS = "UPDATE step_rollouts SET rollout = NULL WHERE session_id = ?"
+
+_RECOUNTED_STEPS = 2  # a turn that ends after its session does so within a drain's grace
+
+
+def place_of(index: RolloutIndex) -> tuple[int, int, int, int]:
+    """The columns of `index`."""
+    return index.group.step, index.group.number, index.member, index.attempt
+
+
+def claim_rollouts(connection: sqlite3.Connection, record: StepRecord) -> None:
+    """The sessions of the rollouts that ended in the step of `record` are its own; carried ones wait.
+
+    Rollouts that had ended before, and that neither this step nor the next one wants, are no longer kept.
+    """
+    for each in record.rollouts:
+        if each.session_id is not None and each.use is not RolloutUse.CARRIED:
+            place, is_trained = place_of(each.index), each.use is RolloutUse.DELIVERED
+            make_room(connection, each.index, each.session_id)
+            connection.execute(_CLAIM, (each.session_id, *place, record.step, each.generated, is_trained))
+    for session_id, begun_in, number in connection.execute(_ABANDONED, (record.step,)).fetchall():
+        if (begun_in, number) not in record.carried_groups:
+            connection.execute(_REMOVE, (session_id,))
+
+
+def make_room(connection: sqlite3.Connection, index: RolloutIndex, session_id: str) -> None:
+    """No other session waits for a step at `index`: one that did was a dead process's."""
+    connection.execute(
+        "DELETE FROM step_rollouts WHERE begun_in = ? AND number = ? AND member = ? AND attempt = ?"
+        " AND session_id != ? AND step IS NULL",
+        (*place_of(index), session_id),
+    )
+
+
+def count_unclaimed(connection: sqlite3.Connection, record: StepRecord, planned_at: float) -> Ledger:
+    """What the store holds beyond what steps were told, with that of `record`, which was planned then: from now on its.
+
+    Raises `LedgerImbalance` when it holds less of a session.
+    """
+    step = record.step
+    carried = {each.session_id for each in record.rollouts if each.use is RolloutUse.CARRIED}
+    since = connection.execute(_PLANNED_AT, (step - _RECOUNTED_STEPS,)).fetchone()
+    found = []
+    for stored in list(count_sessions(connection, since[0] if since else 0.0)):
+        if stored.closed_at is None or stored.is_taken_over:  # what is not closed may have a turn on its way here
+            continue
+        row = connection.execute(_FIND, (stored.session_id,)).fetchone()
+        if row is None and stored.closed_at < planned_at and stored.session_id not in carried:
+            found.append(_book_interrupted(stored))
+            connection.execute(_CLAIM, (stored.session_id, None, None, None, None, step, stored.generated, False))
+        elif row is not None and row[0] is not None and row[1] != stored.generated:
+            found.append(_book_late(stored, step=row[0], told=row[1]))
+            connection.execute(_RECOUNT, (stored.generated, stored.session_id))
+    return total(found)
+
+
+def count_left(connection: sqlite3.Connection, committed: int) -> Ledger:
+    """What sessions hold that none of the first `committed` steps was told, open ones included, were it to end now.
+
+    `interrupted` where none of these stands for the session, and `undelivered` where it came later. Raises
+    `LedgerImbalance` when the store holds less of a session than its step was told.
+    """
+    left = []
+    for stored in list(count_sessions(connection)):
+        row = connection.execute(_FIND, (stored.session_id,)).fetchone()
+        if stored.is_taken_over:
+            continue
+        if row is None or row[0] is None or row[0] >= committed:
+            left.append(_book_interrupted(stored))
+        elif row[1] != stored.generated:
+            left.append(_book_late(stored, step=row[0], told=row[1]))
+    return total(left)
+
+
+def sessions_to_forget(connection: sqlite3.Connection, first_kept: int) -> list[str]:
+    """The sessions of the steps before `first_kept`, and those that were taken over before it was planned."""
+    old = [session_id for (session_id,) in connection.execute(_OF_OLD_STEPS, (first_kept,))]
+    began = connection.execute(_BEGIN_OF_KEPT, (first_kept,)).fetchone()
+    return old if began is None else [*old, *find_taken_over(connection, began[0])]
+
+
+def forget_rollouts(connection: sqlite3.Connection, session_ids: Iterable[str]) -> int:
+    """Remove the tokens of these sessions; of one that is not closed its name stays, so that nobody counts it again."""
+    ids = list(session_ids)
+    gone = forget_sessions(connection, ids)
+    connection.executemany(_REMOVE_TOKENS, [(each,) for each in ids])
+    connection.executemany(_REMOVE, [(each,) for each in gone])
+    return len(gone)
+
+
+def _book_late(stored: StoredSession, step: int, told: int) -> Ledger:
+    late = stored.generated - told
+    if late < 0:
+        raise LedgerImbalance(
+            f"step {step}: the store holds {stored.generated} sampled tokens of session {stored.session_id}, its ledger"
+            f" {told}"
+        )
+    return Ledger(late, dropped={DropReason.UNDELIVERED: late})
+
+
+def _book_interrupted(stored: StoredSession) -> Ledger:
+    return book_dropped(Ledger(stored.generated, stored.generated, unknown=stored.unknown), StepDropReason.INTERRUPTED)

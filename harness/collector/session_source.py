@@ -1,0 +1,98 @@
+"""Rollouts of a `SessionManager`: a task and a reward for every index, with functions of the caller's.
+
+Knows which session belongs to which rollout, so that ending some of them ends these sessions and nobody else's.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from harness.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.control.abort_report import AbortBudget, Keep, was_cut_short
+from harness.machine.deadlines import read_end
+from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import OutcomeKind, Rollout
+
+MakeTask = Callable[[RolloutIndex], AgentTask]
+"""The task of a rollout: one prompt for all members of a group, and a working directory of its own for each attempt."""
+
+Reward = Callable[[RolloutIndex, Rollout], Awaitable[float | None]]
+"""The reward of a rollout that ended well; None when there is none. What it raises is the reason why there is none."""
+
+_ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
+
+
+class SessionSource:
+    """A `RolloutSource`; `training_seed` gives every session a seed, unless its task states one.
+
+    `budget` bounds how rollouts are ended early.
+    """
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        make_task: MakeTask,
+        reward: Reward,
+        *,
+        training_seed: int = 0,
+        budget: AbortBudget | None = None,
+    ) -> None:
+        self._manager = manager
+        self._make_task = make_task
+        self._reward = reward
+        self._training_seed = training_seed
+        self._budget = budget or AbortBudget()
+        self._tasks: dict[RolloutIndex, AgentTask] = {}  # until their rollouts have ended
+        self._scoring: dict[RolloutIndex, asyncio.Future[float | None]] = {}
+        self._told: dict[RolloutIndex, Keep] = {}  # to end
+
+    async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
+        """See `RolloutSource`."""
+        task = self._make_task(index)
+        sampling = {"seed": index.seed(self._training_seed), **task.session.get("sampling", {})}
+        task = replace(task, session={**task.session, "sampling": sampling}, resumes=resumes)
+        self._tasks[index] = task
+        try:
+            rollout = await self._manager.run(task)
+            del self._tasks[index]
+            keep = self._told.get(index)
+            if rollout.outcome.kind in _ENDED_WELL and keep in (None, Keep.SESSIONS):
+                return await self._score(index, rollout)
+            has_kept_session = keep is Keep.SESSIONS and rollout.session_id is not None and was_cut_short(rollout)
+            return ScoredRollout(index, rollout, None, has_kept_session=has_kept_session)
+        finally:
+            self._tasks.pop(index, None)
+            self._told.pop(index, None)
+
+    async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
+        """See `RolloutSource`; a rollout that is being scored loses its reward, unless sessions are kept."""
+        for index in running:
+            self._told.setdefault(index, keep)
+            if index in self._scoring and keep is not Keep.SESSIONS:
+                self._scoring[index].cancel()
+        live = {id(task): session_id for session_id, task in self._manager.live.items()}
+        sessions = [live[id(task)] for index in running if id(task := self._tasks.get(index)) in live]
+        for index in running.keys() & self._tasks.keys():
+            if id(self._tasks[index]) not in live:
+                running[index].cancel()  # it waits for its session
+        await self._manager.abort(running.values(), sessions=sessions, keep=keep, budget=self._budget)
+
+    async def give_back(self, session_id: str) -> None:
+        """See `RolloutSource`."""
+        await self._manager.delete(session_id)
+
+    async def _score(self, index: RolloutIndex, rollout: Rollout) -> ScoredRollout:
+        scoring = self._scoring[index] = asyncio.ensure_future(self._reward(index, rollout))
+        try:
+            await asyncio.wait({scoring})
+        finally:
+            del self._scoring[index]
+            scoring.add_done_callback(read_end)  # this rollout may be cancelled
+            scoring.cancel()
+        if scoring.cancelled():
+            return ScoredRollout(index, rollout, None, "its reward was cancelled")
+        error = scoring.exception()
+        if error is not None:
+            return ScoredRollout(index, rollout, None, f"its reward failed: {type(error).__name__}: {error}")
+        return ScoredRollout(index, rollout, scoring.result())

@@ -1,0 +1,163 @@
+"""One step of one rank being collected: begins rollouts as its plan says, and ends whatever it began.
+
+A step is complete, fails or is closed. In each case every rollout that it began has come to an end when `finished`
+returns or raises, and nobody else's has; sessions that the step before had kept are taken over by then, or given back.
+
+Which rollout begins, what a failed one means and when the step is complete is `StepPlan`'s business; who a place of the
+plan is, `StepPlaces`'; how a rollout ends, `RunningRollouts`'.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from harness.collector.collected import CarriedGroup, CollectedGroup, CollectedStep
+from harness.collector.fates import RolloutFate, fate_of
+from harness.collector.rollout_index import RolloutIndex
+from harness.collector.rollout_source import RolloutSource
+from harness.collector.running_rollouts import PlayedRollout, RolloutCheck, RunningRollouts
+from harness.collector.step_places import EndedRollout, StepPlaces
+from harness.collector.step_plan import RolloutAttempt, StepPlan
+from harness.collector.step_rules import StepRules
+from harness.control.abort_report import Keep
+from harness.machine.deadlines import read_end, to_the_end
+
+
+class StepCollection:
+    """Step `step`, which collects in a task of its own from the moment it is made, until it is over or closed.
+
+    It begins with the groups `inherited`, and `keeps` what it has over-sampled for the next one. `check` is asked of
+    every rollout that has a reward.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        source: RolloutSource,
+        rules: StepRules,
+        check: RolloutCheck,
+        *,
+        inherited: Sequence[CarriedGroup] = (),
+        keeps: bool = False,
+    ) -> None:
+        self.step = step
+        self.carried: tuple[CarriedGroup, ...] = ()
+        """What is left to the next step, once this one is over; its sessions are the caller's."""
+        self.began_at = self.complete_at = math.inf
+        """On the monotonic clock, once it is so."""
+        self._source = source
+        self._rules = rules
+        self._keeps = keeps
+        self._places = StepPlaces(step, rules, inherited)
+        self._plan = StepPlan(
+            wanted=self._places.wanted,
+            group_size=rules.budget.group_size,
+            over_sampling=rules.over_sampling,
+            attempts=rules.attempts,
+            most_dropped=rules.most_dropped,
+            order=rules.order,
+        )
+        self._running = RunningRollouts(source, check, deadline_s=rules.deadline_s, off_scale=rules.off_scale)
+        self._attempts: dict[RolloutIndex, RolloutAttempt] = {}  # of what runs
+        self._groups: asyncio.Queue[CollectedGroup | None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run(), name=f"collect step {step}")
+        self._task.add_done_callback(read_end)  # of a step whose end nobody awaits
+
+    async def groups(self) -> AsyncIterator[CollectedGroup]:
+        """The groups of the step in its order, each as soon as it is due. Raises like `finished`."""
+        while (group := await self._groups.get()) is not None:
+            yield group
+        if not self._plan.is_complete:
+            await self.finished()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing of it runs any more."""
+        return self._task.done()
+
+    async def finished(self) -> CollectedStep:
+        """The step, once everything that it began has ended.
+
+        Raises `StepError` with the causes when it cannot be complete, and what the source, the filter or the check has
+        raised. A cancelled caller leaves it going on.
+        """
+        return await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        """End the step, whether it is complete or not; bounded."""
+        self._task.cancel()
+        await to_the_end(asyncio.wait({self._task}))
+
+    async def _run(self) -> CollectedStep:
+        self.began_at = time.monotonic()
+        try:
+            while not self._plan.is_complete:
+                self._begin()
+                self._hand_over()
+                if not self._plan.is_complete:
+                    for played in await self._running.wait():
+                        self._settle(played)
+            self._hand_over()
+        except BaseException:
+            self._keeps = False
+            raise
+        finally:
+            self.complete_at = time.monotonic()
+            self._groups.put_nowait(None)
+            await to_the_end(self._end())
+        return CollectedStep(
+            step=self.step,
+            groups=tuple(self._places.delivered),
+            rollouts=tuple(self._places.settled()),
+            dropped=dict(self._plan.dropped),
+            ended_groups=tuple(self._places.over_sampled()),
+            carried=self.carried,
+            left=tuple(self._running.left),
+            generate_s=self.complete_at - self.began_at,
+        )
+
+    def _begin(self) -> None:
+        """Begin what may begin; a place that was filled in the step before is settled at once."""
+        while len(self._running) < self._rules.concurrency and (attempt := self._plan.begin()) is not None:
+            begun = self._places.begin(attempt)
+            self._attempts[begun.index] = attempt
+            if begun.ended is None:
+                self._running.begin(begun.index, begun.resumes)
+            else:
+                self._settle(PlayedRollout(begun.index, begun.ended))
+
+    def _settle(self, played: PlayedRollout) -> None:
+        """A rollout has ended; its group is judged when it is whole by that."""
+        attempt, ended = self._attempts.pop(played.index), self._judge(played)
+        self._places.settle(attempt, ended)
+        if self._plan.settle(attempt, ended.fate, ended.cause):
+            judge_group = self._rules.group_filter
+            reason = None if judge_group is None else judge_group(self._places.rewards(attempt.group))
+            if reason:
+                self._places.drop(attempt.group, reason)
+            self._plan.judge(attempt.group, reason)
+
+    def _judge(self, played: PlayedRollout) -> EndedRollout:
+        if played.scored is None:
+            return EndedRollout(played.index, None, RolloutFate.REPLACED, played.problem)
+        outcome = played.scored.rollout.outcome
+        fate = fate_of(outcome.kind, self._rules.on_failure, is_usable=not played.problem)
+        cause = "" if fate is RolloutFate.KEPT else f"{outcome.kind}: {played.problem or outcome.detail}"
+        return EndedRollout(played.index, played.scored, fate, cause)
+
+    def _hand_over(self) -> None:
+        for number in self._plan.hand_over():
+            self._groups.put_nowait(self._places.deliver(number))
+
+    async def _end(self) -> None:
+        """End what still runs, and give back the sessions that nobody goes on with."""
+        played = await self._running.end_all(Keep.SESSIONS if self._keeps else Keep.SAMPLES)
+        for each in played:
+            attempt, ended = self._attempts.pop(each.index), self._judge(each)
+            if ended.fate is RolloutFate.REPLACED:
+                self._places.leave(attempt, ended)
+            else:
+                self._places.settle(attempt, ended)
+        self.carried = self._places.close(keeps=self._keeps)
+        await asyncio.gather(*map(self._source.give_back, self._places.unclaimed))

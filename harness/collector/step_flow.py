@@ -1,0 +1,58 @@
+"""One step on its way from rollouts to the learner: what became of its samples, its packs, and where the time went."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from enum import StrEnum
+
+from harness.collector.rollout_index import RolloutIndex
+from harness.collector.segment_maker import MadeSegment
+from harness.collector.segmented import SegmentedSample
+from harness.collector.trained import PackFacts
+from harness.samples.pack_stream import PackStream
+from harness.samples.packs import Pack
+
+
+class Normalizer(StrEnum):
+    """What the summed loss of a step is divided by."""
+
+    TOKENS = "tokens"
+    """Its tokens with loss mask 1."""
+    SEQUENCES = "sequences"
+    """Its segments."""
+    ROLLOUTS = "rollouts"
+    """Its rollouts, counted ones too."""
+
+
+class StepFlow:
+    """One step on its way: what became of its samples, its packs, and where the time went."""
+
+    def __init__(self, stream: PackStream) -> None:
+        self.stream = stream
+        self.samples: list[SegmentedSample] = []
+        self.packs: list[PackFacts] = []
+        self.encoder_counts: Counter[str] = Counter()
+        self.normalizers: Counter[Normalizer] = Counter()
+        self.learned: list[tuple[float, float]] = []
+        self.pack_waits_s = 0.0
+        self._names: list[tuple[RolloutIndex, int]] = []  # of the segments in the stream, by number
+
+    def add_next(self, making: Iterator[MadeSegment]) -> Pack | None:
+        """Make the next segment; the next pack, when there is enough to choose from with it."""
+        made = next(making)
+        facts = made.facts
+        self.samples.append(facts)
+        self.encoder_counts.update(made.counts)
+        if made.segment is None:
+            return None
+        self.normalizers[Normalizer.TOKENS] += facts.trained + facts.appended
+        self.normalizers[Normalizer.SEQUENCES] += 1
+        self._names.append((facts.rollout, facts.sample))
+        return self.stream.add(made.segment)
+
+    def note_learned(self, pack: Pack, digest: str, asked_at: float, began_at: float) -> None:
+        """The learner, which had asked for a pack, began with this one, and has just ended it."""
+        self.pack_waits_s += began_at - asked_at
+        self.learned.append((began_at, time.monotonic()))
+        names = tuple(self._names[number] for number in pack.numbers)
+        self.packs.append(PackFacts(digest, len(pack), int(pack.loss_mask.sum()), names))

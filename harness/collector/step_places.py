@@ -1,0 +1,213 @@
+"""The places of a step on one rank: which rollout each one is, what fills it, and what is left to the next step. Pure.
+
+A plan counts groups from 0 in the order in which they begin. Those that the step before left come first, then the
+rank's slice of the step, then spare ones, whose numbers lie above the budget and are no other rank's.
+
+Every rollout that has a session is recorded once, in the step that it comes to its end in. The tokens of one that was
+cut short in the step before are in its successor's session; where nobody took that over, the old one is recorded.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from harness.collector.collected import CarriedGroup, CollectedGroup, RolloutUse, SettledRollout
+from harness.collector.fates import RolloutFate
+from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.collector.step_plan import RolloutAttempt
+from harness.collector.step_rules import StepRules
+from harness.sessions.ledger import Ledger
+
+_USES = {
+    RolloutFate.KEPT: RolloutUse.DELIVERED,
+    RolloutFate.COUNTED: RolloutUse.COUNTED,
+    RolloutFate.REPLACED: RolloutUse.REPLACED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BegunRollout:
+    """A rollout that is due."""
+
+    index: RolloutIndex
+    ended: ScoredRollout | None
+    """What the step before has made of it already."""
+    resumes: str | None
+    """The session that it goes on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRollout:
+    """A rollout that runs no more, and what that means for its place."""
+
+    index: RolloutIndex
+    scored: ScoredRollout | None
+    """None when nothing is known of it: it was cancelled."""
+    fate: RolloutFate
+    cause: str
+    """Why it is not trained; empty when it is."""
+
+
+@dataclass(slots=True)
+class _Place:
+    next_attempt: int = 0
+    filled: ScoredRollout | None = None
+    is_counted: bool = False  # what fills it
+    cut_short: ScoredRollout | None = None  # its session is on the server, to be gone on from
+    is_begun: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    index: GroupIndex
+    places: list[_Place]
+    verdict: str | None = None  # None until it is judged, "" when it is kept, else the reason why it was dropped
+
+
+class StepPlaces:
+    """The places of step `step`, which begins with the groups `inherited`."""
+
+    def __init__(self, step: int, rules: StepRules, inherited: Sequence[CarriedGroup] = ()) -> None:
+        self.unclaimed: list[str] = []
+        """Sessions that had been kept to go on from, and that nobody takes over any more."""
+        self.delivered: list[GroupIndex] = []
+        """The groups that were handed over, in order."""
+        self._step = step
+        self._rules = rules
+        self._slice = rules.budget.slice_of(rules.rank, rules.world_size)
+        self._inherited = len(inherited)
+        self._keeps = False
+        self._groups = [_Group(each.index, self._new_places(each)) for each in inherited]
+        self._settled: list[tuple[_Group, SettledRollout]] = []
+
+    @property
+    def wanted(self) -> int:
+        """Groups that make the step on this rank."""
+        return len(self._slice)
+
+    def begin(self, attempt: RolloutAttempt) -> BegunRollout:
+        """The rollout that `attempt` is; one that goes on is the same rollout as before."""
+        if attempt.group == len(self._groups):
+            new = attempt.group - self._inherited
+            spare = self._rules.budget.groups + (new - self.wanted) * self._rules.world_size + self._rules.rank
+            name = GroupIndex(self._step, self._slice[new] if new < self.wanted else spare)
+            self._groups.append(_Group(name, self._new_places(CarriedGroup(name))))
+        place = self._place(attempt)
+        index = RolloutIndex(self._groups[attempt.group].index, attempt.member, place.next_attempt)
+        ended, place.filled = place.filled, None
+        place.next_attempt, place.is_begun = place.next_attempt + 1, True
+        return BegunRollout(index, ended, place.cut_short.rollout.session_id if place.cut_short else None)
+
+    def settle(self, attempt: RolloutAttempt, ended: EndedRollout) -> None:
+        """A rollout has come to its end."""
+        if ended.fate is not RolloutFate.REPLACED:
+            place = self._place(attempt)
+            place.filled, place.is_counted = ended.scored, ended.fate is RolloutFate.COUNTED
+        self._record(attempt, ended, _USES[ended.fate])
+
+    def leave(self, attempt: RolloutAttempt, ended: EndedRollout) -> None:
+        """A rollout was ended because the step is over; the next one goes on with it if its session was kept."""
+        kept = ended.scored if ended.scored is not None and ended.scored.has_kept_session else None
+        self._record(attempt, ended, RolloutUse.OVER_SAMPLED if kept is None else RolloutUse.CARRIED)
+        if kept is not None:
+            place = self._place(attempt)
+            place.next_attempt = ended.index.attempt
+            place.cut_short = replace(kept, rollout=replace(kept.rollout, samples=()))
+
+    def rewards(self, group: int) -> list[float]:
+        """Those of the rollouts that fill a whole group, by member; counted ones are left out."""
+        return [
+            place.filled.reward
+            for place in self._groups[group].places
+            if place.filled is not None and place.filled.reward is not None and not place.is_counted
+        ]
+
+    def drop(self, group: int, reason: str) -> None:
+        """A filter dropped a whole group."""
+        self._groups[group].verdict = reason
+        self._groups[group].places = []
+
+    def deliver(self, group: int) -> CollectedGroup:
+        """A whole group of the step is handed over."""
+        delivered = self._groups[group]
+        delivered.verdict = ""
+        kept = tuple(place.filled for place in delivered.places if place.filled is not None and not place.is_counted)
+        counted = sum(place.is_counted for place in delivered.places)
+        delivered.places = []
+        self.delivered.append(delivered.index)
+        return CollectedGroup(delivered.index, kept, counted)
+
+    def close(self, *, keeps: bool) -> tuple[CarriedGroup, ...]:
+        """The step is over: what is left to the next one, which is nothing unless it `keeps` what was begun.
+
+        Rollouts that the step before had left, and nobody has begun, are recorded here unless they are left once more.
+        """
+        self._keeps = keeps
+        if keeps:
+            return tuple(_carry(group) for group in self._groups if group.verdict is None and _holds_rollouts(group))
+        for number, group in enumerate(self._groups):
+            for member, place in enumerate(group.places):
+                scored = place.filled or place.cut_short
+                if scored is not None and not place.is_begun:
+                    ended = EndedRollout(scored.index, place.filled, RolloutFate.REPLACED, "the step was over")
+                    self._record(RolloutAttempt(number, member, 0), ended, RolloutUse.OVER_SAMPLED)
+        return ()
+
+    def settled(self) -> Iterator[SettledRollout]:
+        """Every rollout that was recorded, with what the step made of it, once it is over."""
+        for group, rollout in self._settled:
+            use = rollout.use
+            if use in (RolloutUse.DELIVERED, RolloutUse.COUNTED) and group.verdict != "":
+                left = RolloutUse.CARRIED if self._keeps else RolloutUse.OVER_SAMPLED
+                use = left if group.verdict is None else RolloutUse.FILTERED
+            yield replace(rollout, use=use)
+
+    def over_sampled(self) -> Iterator[GroupIndex]:
+        """Groups that were begun, and are no part of the step although no filter dropped them."""
+        for group in self._groups:
+            if group.verdict is None and any(place.is_begun for place in group.places):
+                yield group.index
+
+    def _place(self, attempt: RolloutAttempt) -> _Place:
+        return self._groups[attempt.group].places[attempt.member]
+
+    def _new_places(self, carried: CarriedGroup) -> list[_Place]:
+        return [
+            _Place(carried.attempts.get(member, 0), carried.ended.get(member), cut_short=carried.cut_short.get(member))
+            for member in range(self._rules.budget.group_size)
+        ]
+
+    def _record(self, attempt: RolloutAttempt, ended: EndedRollout, use: RolloutUse) -> None:
+        place, scored = self._place(attempt), ended.scored
+        if place.cut_short is not None and (scored is None or scored.rollout.session_id is None):
+            scored = place.cut_short  # nobody has taken its session over: its tokens are still there
+            self.unclaimed.append(str(scored.rollout.session_id))
+        place.cut_short = None
+        rollout = None if scored is None else scored.rollout
+        settled = SettledRollout(
+            index=ended.index,
+            use=use,
+            kind=None if rollout is None else rollout.outcome.kind,
+            session_id=None if rollout is None else rollout.session_id,
+            reward=None if scored is None else scored.reward,
+            cause=ended.cause,
+            ledger=Ledger().to_json() if rollout is None else rollout.session.get("ledger", Ledger().to_json()),
+            seconds=0.0 if rollout is None else rollout.seconds,
+        )
+        self._settled.append((self._groups[attempt.group], settled))
+
+
+def _holds_rollouts(group: _Group) -> bool:
+    return any(place.filled or place.cut_short for place in group.places)
+
+
+def _carry(group: _Group) -> CarriedGroup:
+    """What there is of a group, for another step to go on with."""
+    return CarriedGroup(
+        group.index,
+        ended={member: place.filled for member, place in enumerate(group.places) if place.filled is not None},
+        cut_short={member: place.cut_short for member, place in enumerate(group.places) if place.cut_short is not None},
+        attempts={
+            member: place.filled.index.attempt if place.filled is not None else place.next_attempt
+            for member, place in enumerate(group.places)
+        },
+    )

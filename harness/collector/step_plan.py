@@ -1,0 +1,161 @@
+"""The plan of one step on one rank: which rollout begins next, what a failed one means, when the step is complete.
+
+A step wants a number of groups, each of several rollouts of one prompt. It may begin more than it wants; the first ones
+that are whole and pass the filter make the step, and whatever still runs then is ended. A group that is dropped makes
+room for another one, and a rollout that is replaced for another attempt, both within bounds: a step fails, with the
+causes, and never hangs on what cannot succeed.
+
+Groups are numbered from 0 in the order in which they begin, so the first are those of the rank's slice
+(`StepBudget.slice_of`), and later ones are spare. No clock and no task is known here: the same calls in the same order
+give the same step.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.collector.fates import RolloutFate
+from harness.errors import StepError
+
+
+class Order(StrEnum):
+    """In which order the groups of a step are handed over."""
+
+    INDEX = "index"
+    """By number, whatever was finished first: a group waits until each one before it is kept or dropped."""
+    ARRIVAL = "arrival"
+    """As they are kept."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RolloutAttempt:
+    """One rollout: the `number`-th try, from 0, to fill place `member` of a group."""
+
+    group: int
+    member: int
+    number: int
+
+
+@dataclass(slots=True)
+class _Group:
+    waiting: list[RolloutAttempt]  # attempts that nobody has begun
+    open_places: int  # neither kept nor counted
+    verdict: str | None = None  # None until it is judged, "" when it is kept, else the reason why it was dropped
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step of `wanted` groups of `group_size` rollouts, of which `over_sampling` more are begun."""
+
+    wanted: int
+    group_size: int = 1
+    over_sampling: int = 0
+    attempts: int = 3
+    """For each place of a group."""
+    most_dropped: int = 0
+    """Groups that may be dropped and made up for."""
+    order: Order = Order.INDEX
+    dropped: Counter[str] = field(default_factory=Counter, init=False)
+    """Groups that were dropped, by reason."""
+    fates: Counter[RolloutFate] = field(default_factory=Counter, init=False)
+    """Rollouts that were settled, by what became of them."""
+    running: set[RolloutAttempt] = field(default_factory=set, init=False)
+    """Begun and not settled; to be ended once the step is complete."""
+    _groups: list[_Group] = field(default_factory=list, init=False)
+    _kept: list[int] = field(default_factory=list, init=False)  # in the order of their verdicts
+    _handed_over: int = field(default=0, init=False)
+    _causes: list[str] = field(default_factory=list, init=False)  # of the rollouts that were replaced
+
+    def __post_init__(self) -> None:
+        if self.wanted < 0 or min(self.group_size, self.attempts) < 1 or min(self.over_sampling, self.most_dropped) < 0:
+            raise StepError(
+                "expected wanted, over_sampling and most_dropped of at least 0, group_size and attempts of at least 1;"
+                f" got {self.wanted}, {self.over_sampling}, {self.most_dropped}, {self.group_size}, {self.attempts}"
+            )
+
+    @property
+    def is_complete(self) -> bool:
+        """Every group that is wanted has been kept."""
+        return len(self._kept) == self.wanted
+
+    @property
+    def over_sampled(self) -> list[int]:
+        """Groups that were begun and are not part of the step, once it is complete; dropped ones are not among them."""
+        return [number for number, group in enumerate(self._groups) if self.is_complete and group.verdict is None]
+
+    def begin(self) -> RolloutAttempt | None:
+        """The rollout to begin next, of the lowest group that has one; None when there is none to begin now."""
+        if self.is_complete:
+            return None
+        group = next((each for each in self._groups if each.waiting), None)
+        if group is None:
+            if len(self._groups) >= self.wanted + self.over_sampling + self.dropped.total():
+                return None
+            number = len(self._groups)
+            group = _Group([RolloutAttempt(number, member, 0) for member in range(self.group_size)], self.group_size)
+            self._groups.append(group)
+        attempt = group.waiting.pop(0)
+        self.running.add(attempt)
+        return attempt
+
+    def settle(self, attempt: RolloutAttempt, fate: RolloutFate, cause: str = "") -> bool:
+        """`attempt` has come to an end; whether its group is whole by that, and is to be judged now.
+
+        After the step is complete nothing follows from it. Raises `StepError` when it does not run, or when it was the
+        last attempt of its place and was not to be kept: with the causes of all that were replaced.
+        """
+        if attempt not in self.running:
+            raise StepError(f"{attempt} does not run: it has not begun, or is settled")
+        self.running.remove(attempt)
+        self.fates[fate] += 1
+        if self.is_complete:
+            return False
+        group = self._groups[attempt.group]
+        if fate is not RolloutFate.REPLACED:
+            group.open_places -= 1
+            return not group.open_places
+        self._causes.append(cause)
+        if attempt.number + 1 >= self.attempts:
+            raise StepError(
+                f"place {attempt.member} of group {attempt.group} has used up its {self.attempts} attempts;"
+                f" rollouts of this step were replaced because of: {_list_causes(self._causes)}"
+            )
+        group.waiting.append(RolloutAttempt(attempt.group, attempt.member, attempt.number + 1))
+        return False
+
+    def judge(self, group: int, reason: str | None = None) -> None:
+        """`group` is whole, and kept, or dropped for `reason`; nothing follows when the step is complete already.
+
+        Raises `StepError` when it is not whole or was judged before, or when more groups were dropped than may be.
+        """
+        if group >= len(self._groups) or self._groups[group].open_places or self._groups[group].verdict is not None:
+            raise StepError(f"group {group} cannot be judged: it is not whole, or was judged before")
+        if self.is_complete:
+            return
+        self._groups[group].verdict = reason or ""
+        if not reason:
+            self._kept.append(group)
+            return
+        self.dropped[reason] += 1
+        if self.dropped.total() > self.most_dropped:
+            reasons = ", ".join(f"{word} x{count}" for word, count in sorted(self.dropped.items()))
+            raise StepError(f"more than {self.most_dropped} groups of a step were dropped: {reasons}")
+
+    def hand_over(self) -> list[int]:
+        """The kept groups that are due now, in the step's order; each is named once."""
+        if self.order is Order.ARRIVAL:
+            due = self._kept
+        elif self.is_complete:
+            due = sorted(self._kept)
+        else:
+            undecided = (number for number, group in enumerate(self._groups) if group.verdict is None)
+            first = next(undecided, len(self._groups))
+            due = sorted(number for number in self._kept if number < first)
+        new = due[self._handed_over :]
+        self._handed_over = len(due)
+        return new
+
+
+def _list_causes(causes: Iterable[str]) -> str:
+    return "; ".join(f"{cause} x{count}" for cause, count in Counter(causes).most_common(5))

@@ -1,0 +1,140 @@
+"""The forward pass over a pack: logprobs of its trained tokens, with attention inside each segment only.
+
+Everything in a decoder but attention works on single tokens, and positions begin again in each segment. So one function
+is enough, registered with transformers under `NAME`, that attends segment by segment: scaled dot products, or the
+variable-length kernel of torch on a GPU in half precision. There is no mask over the pack, and nothing is computed for
+two tokens of different segments. Logits are computed only where a trained token needs them.
+
+A model that carries something from token to token in another way, or asks attention for what is not known here, would
+let segments see each other. `prepare` compares a pack with its segments alone, and refuses such a model.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from harness.errors import LearnerError
+from harness.samples.packs import Pack
+from harness.samples.segments import Segment
+
+NAME = "harness_packed"
+
+_HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "position_embeddings"})
+_CHECKED_LENGTHS = (5, 9, 2)
+_KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16})
+_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+"""Largest difference of a logprob, by the precision it was computed in; rounding stays below half of it."""
+
+
+def prepare(model: Any) -> None:
+    """Give `model`, a causal language model of transformers, the attention of this module, and turn dropout off.
+
+    Raises `LearnerError` when its logprobs of a pack are not those of the segments alone.
+    """
+    size = int(model.config.get_text_config().vocab_size)
+    segments = [Segment.of_tokens(np.arange(length) * 7919 % size) for length in _CHECKED_LENGTHS]
+    AttentionInterface.register(NAME, _attend)
+    model.eval().set_attn_implementation("eager")
+    with torch.no_grad():
+        alone = torch.cat([_plain_logprobs(model, segment) for segment in segments])
+        model.set_attn_implementation(NAME)
+        try:
+            packed = packed_logprobs(model, Pack.of(segments, range(len(segments))))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LearnerError(f"{type(model).__name__} cannot be trained on packs: {error}") from error
+    difference = float((alone - packed).abs().max())
+    tolerance = _TOLERANCES[_compute_dtype(model.device.type, model.dtype)]
+    if not difference <= tolerance:
+        raise LearnerError(
+            f"{type(model).__name__} cannot be trained on packs: logprobs of a pack differ from those of its segments"
+            f" alone by {difference:.2g}, at most {tolerance} is allowed; something but attention joins its tokens"
+        )
+
+
+def packed_logprobs(model: Any, pack: Pack) -> Tensor:
+    """Logprobs, shape [t], of the trained tokens of `pack` under a model that is prepared; natural logarithm.
+
+    At least float32, with a gradient. Raises `LearnerError` when attention is asked for what it cannot do.
+    """
+    device = model.device
+    position_ids = torch.from_numpy(pack.position_ids.astype(np.int64)).to(device)
+    kept = pack.logit_positions
+    logits = model(
+        input_ids=torch.from_numpy(pack.ids.astype(np.int64))[None].to(device),
+        position_ids=position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
+        logits_to_keep=torch.from_numpy(kept).to(device),
+        use_cache=False,
+        borders=torch.from_numpy(pack.cu_seqlens.copy()).to(device),
+        segment_lengths=np.diff(pack.cu_seqlens).tolist(),
+    ).logits[0]
+    return _logprobs_of(pack.ids[kept + 1], logits)
+
+
+def _plain_logprobs(model: Any, segment: Segment) -> Tensor:
+    ids = torch.from_numpy(segment.ids.astype(np.int64))[None].to(model.device)
+    return _logprobs_of(segment.ids[1:], model(input_ids=ids, use_cache=False).logits[0, :-1])
+
+
+def _logprobs_of(ids: npt.NDArray[np.int32], logits: Tensor) -> Tensor:
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    return -cross_entropy(precise, torch.from_numpy(ids.astype(np.int64)).to(logits.device), reduction="none")
+
+
+def _attend(
+    module: Any,  # noqa: ARG001
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    borders: Tensor,
+    segment_lengths: list[int],
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: [1, heads, n, d] each; returns [1, n, heads, d]."""
+    unknown = [name for name, value in extras.items() if value is not None and name not in _HARMLESS]
+    if attention_mask is not None or dropout or unknown:
+        reasons = ", ".join(unknown) or "a mask or dropout"
+        raise LearnerError(f"this model cannot be trained on packs: its attention needs {reasons}")
+    is_grouped = query.shape[1] != key.shape[1]
+    dtype = _compute_dtype(query.device.type, query.dtype)
+    if not query.is_cuda or dtype not in _KERNEL_DTYPES:
+        attended = []
+        for part in zip(*(each.split(segment_lengths, dim=2) for each in (query, key, value)), strict=True):
+            mask = None
+            if sliding_window is not None and sliding_window < (length := part[0].shape[2]):
+                visible = torch.ones(length, length, dtype=torch.bool, device=query.device)
+                mask = visible.tril().triu(1 - sliding_window)
+            attended.append(
+                scaled_dot_product_attention(
+                    part[0],
+                    part[1],
+                    part[2],
+                    attn_mask=mask,
+                    is_causal=mask is None,
+                    scale=scaling,
+                    enable_gqa=is_grouped,
+                )
+            )
+        return torch.cat(attended, dim=2).transpose(1, 2), None
+    rows = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
+    longest = max(segment_lengths)
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    whole = varlen_attn(
+        *rows, borders, borders, longest, longest, scale=scaling, window_size=window, enable_gqa=is_grouped
+    )
+    return whole[None].to(query.dtype), None
+
+
+def _compute_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """What products of matrices of `dtype` are computed in."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else dtype

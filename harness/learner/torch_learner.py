@@ -1,0 +1,236 @@
+"""The reference learner: a causal language model of transformers, AdamW, one update per step.
+
+It is meant to be read: this is how packs are used. A forward and a backward pass per pack, with a loss that is a sum
+over its trained tokens; then, once per step, the sum of the gradients over ranks, one division by the normalizer, one
+clip, one update. Each rank has the whole model. What a large model needs besides (sharding, checkpointed activations,
+an optimizer on another device) is not here.
+
+Dropout is off: the ratio of a token compares policies, not masks.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, fields
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from harness.errors import LearnerError
+from harness.learner.folders import write_folder
+from harness.learner.gradients import BUCKET_BYTES, Gradients
+from harness.learner.learner import LossSums, StepReport
+from harness.learner.losses import Loss, TokenLosses, TrainedTokens, loss_of
+from harness.learner.packed_forward import packed_logprobs, prepare
+from harness.learner.settings import LossSettings, OptimizerSettings, Schedule, constant
+from harness.samples.packs import Pack
+
+_STATE = "learner_state.pt"
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.gguf")
+
+
+class TorchLearner:
+    """A `Learner` of one rank: that of the default process group of `torch.distributed`, or the only one."""
+
+    def __init__(
+        self,
+        model: Any,
+        loss: LossSettings | Loss,
+        optimizer: OptimizerSettings,
+        *,
+        schedule: Schedule = constant,
+        autocast: torch.dtype | None = None,
+        tokenizer_folder: Path | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """`model` has all parameters in float32, or all in float64. Weights of rank 0 go to all ranks, which wait here.
+
+        `autocast` is the precision of matrix products where it is not that of the parameters, `torch.bfloat16` on GPUs.
+        Files of `tokenizer_folder` that are no weights are saved along with the weights. A bucket of gradients, which
+        is one all-reduce, begins anew where it would grow beyond `bucket_bytes`. Raises `LearnerError` for a
+        model that packs cannot be trained on.
+        """
+        self._autocast = autocast
+        with self._precision(model):
+            prepare(model)
+        self.model = model
+        """The caller's; between two steps it may be looked at."""
+        self._loss = loss_of(loss) if isinstance(loss, LossSettings) else loss
+        self._settings = optimizer
+        self._schedule = schedule
+        self._tokenizer_folder = tokenizer_folder
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if dist.is_initialized():
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, src=0)
+        self._gradients = Gradients(self._parameters, 2 + len(fields(LossSums)), bucket_bytes)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            weight_decay=optimizer.weight_decay,
+        )
+        self._step = 0
+        self._packs = 0
+        self._sums = LossSums()
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        loss: LossSettings | Loss,
+        optimizer: OptimizerSettings,
+        *,
+        schedule: Schedule = constant,
+        device: str = "cpu",
+        autocast: torch.dtype | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """A learner of the model in `folder`, in float32. Raises `LearnerError` when it cannot be loaded.
+
+        `threads` are torch's in this process; None leaves one core to the event loop and to the engine, because threads
+        that wait for each other lose to every other process that runs.
+        """
+        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        logging.disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise LearnerError(f"cannot load the model in {folder}: {error}") from error
+        return cls(model.to(device), loss, optimizer, schedule=schedule, autocast=autocast, tokenizer_folder=folder)
+
+    @property
+    def step(self) -> int:
+        """How many steps it has finished."""
+        return self._step
+
+    def accumulate(self, pack: Pack) -> LossSums:
+        """One forward and backward pass. A pack without a token to train takes none."""
+        sums = LossSums()
+        if pack.loss_mask.any():
+            with self._precision(self.model):
+                logprobs = packed_logprobs(self.model, pack)
+            losses = self._loss(TrainedTokens.of(pack, logprobs))
+            losses.loss.sum().backward()
+            sums = _sum(losses)
+        self._packs += 1
+        self._sums += sums
+        return sums
+
+    def finish_step(self, normalizer: float) -> StepReport:
+        """Sum over ranks, divide, clip, update; see `Learner`."""
+        try:
+            normalizer, packs, *sums = self._gradients.sum_over_ranks([normalizer, self._packs, *astuple(self._sums)])
+            learning_rate = self._settings.learning_rate * self._schedule(self._step)
+            norm = self._update(normalizer, learning_rate) if LossSums(*sums).trained_tokens else 0.0
+        finally:
+            self.discard_step()
+        self._step += 1
+        return StepReport(self._step, int(packs), LossSums(*sums), normalizer, norm, learning_rate)
+
+    def discard_step(self) -> None:
+        """The gradient is zero again."""
+        self._gradients.clear()
+        self._packs, self._sums = 0, LossSums()
+
+    def save(self, folder: Path) -> None:
+        """Weights (safetensors), configuration, and the tokenizer's files."""
+        logging.disable_progress_bar()
+        with _writing(folder) as unfinished:
+            self.model.save_pretrained(unfinished)
+            if self._tokenizer_folder is not None:
+                for path in self._tokenizer_folder.iterdir():
+                    is_weights = any(path.match(pattern) for pattern in _WEIGHTS)
+                    if path.is_file() and not is_weights and not (unfinished / path.name).exists():
+                        shutil.copyfile(path, unfinished / path.name)
+
+    def save_state(self, folder: Path) -> None:
+        """Weights, moments of AdamW, settings and number of steps."""
+        state = {
+            "step": self._step,
+            "settings": asdict(self._settings),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        with _writing(folder) as unfinished:
+            torch.save(state, unfinished / _STATE)
+
+    def load_state(self, folder: Path) -> None:
+        """Go on from there; see `Learner`."""
+        try:
+            state = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
+            step, settings, weights, optimizer = (state[key] for key in ("step", "settings", "model", "optimizer"))
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, UnpicklingError) as error:
+            raise LearnerError(f"{folder} has no state of this learner: {error}") from error
+        if settings != asdict(self._settings):
+            raise LearnerError(f"{folder} was trained with {settings}, this learner is set to {asdict(self._settings)}")
+        own, saved = _shapes(self.model.state_dict()), _shapes(weights)
+        if own != saved:
+            name = next(name for name in sorted(own.keys() | saved.keys()) if own.get(name) != saved.get(name))
+            raise LearnerError(
+                f"{folder} is of another model: {name} has shape {saved.get(name)}, expected {own.get(name)}"
+            )
+        self.model.load_state_dict(weights)
+        self._optimizer.load_state_dict(optimizer)
+        self._step = step
+        self.discard_step()
+
+    def _precision(self, model: Any) -> torch.autocast:
+        return torch.autocast(model.device.type, dtype=self._autocast, enabled=self._autocast is not None)
+
+    def _update(self, normalizer: float, learning_rate: float) -> float:
+        """The norm of the gradient before it is clipped."""
+        if not 0 < normalizer < math.inf:
+            raise LearnerError(f"the normalizer of a step is a positive number, this one is {normalizer}")
+        self._gradients.scale(1 / normalizer)
+        norm = self._gradients.norm()
+        if not math.isfinite(norm):
+            raise LearnerError(
+                f"the gradient of step {self._step + 1} is not finite, so it was not applied; look at the advantages,"
+                " and at how far the logprobs of its tokens lie from those of the model"
+            )
+        if norm > self._settings.clip_norm:
+            self._gradients.scale(self._settings.clip_norm / norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        return norm
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    """`write_folder`, for writers that have errors of their own for a disk that is full."""
+    with write_folder(folder) as unfinished:
+        try:
+            yield unfinished
+        except (RuntimeError, ValueError, SafetensorError) as error:
+            raise LearnerError(f"{folder} cannot be written: {error}") from error
+
+
+def _sum(losses: TokenLosses) -> LossSums:
+    """The sums of a pack, brought from the device at once."""
+    is_compared = losses.is_compared.to(losses.ratio)
+    columns = (
+        losses.loss.detach(),
+        torch.ones_like(is_compared),
+        is_compared,
+        losses.ratio * is_compared,
+        (losses.ratio - 1 - losses.log_ratio) * is_compared,
+        losses.is_clipped * is_compared,
+        losses.weight * is_compared,
+        losses.is_capped * is_compared,
+    )
+    return LossSums(*torch.stack([column.sum() for column in columns]).tolist())
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

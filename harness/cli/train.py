@@ -1,0 +1,109 @@
+"""`harness train`: steps of an optimizer on the rollouts of a scenario, with the stages of Ctrl+C of `harness run`."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import options, output
+
+if TYPE_CHECKING:
+    from harness.suite.run.open_run import OpenedRun
+    from harness.suite.training.report import TrainReport
+
+_Scenario = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCENARIO_OR_DIR",
+        help="A bundled scenario or a folder with a scenario.toml that has [train]; with --resume, a run directory.",
+        show_default=False,
+    ),
+]
+_Steps = Annotated[
+    int, typer.Option("--steps", min=1, help="Updates of the weights in all, those of a resumed run included.")
+]
+_Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, envvar="HARNESS_SEED", help="The scenario's by default.", show_default=False),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", envvar="HARNESS_OUT", help="Run directory.  [default: runs/<scenario>-<time>]", show_default=False
+    ),
+]
+_Resume = Annotated[bool, typer.Option("--resume", help="Go on after the last step that was committed.")]
+
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        envvar="HARNESS_METRICS_PORT",
+        help="Serve the figures of the last step to Prometheus at this port of 127.0.0.1; 0 takes a free one.",
+        show_default=False,
+    ),
+]
+
+
+def train(
+    scenario: _Scenario,
+    *,
+    steps: _Steps,
+    seed: _Seed = None,
+    out: _Out = None,
+    resume: _Resume = False,
+    metrics_port: _MetricsPort = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train the scenario's model on its rollouts: collect, pack, update the weights, again.
+
+    Exit codes: 0 all steps are done, 2 interrupted, 3 internal error, 4 usage, 5 nothing selected, 6 infrastructure
+    failed.
+
+    Examples: `harness train train_tool_game --steps 150`, `harness train DIR --steps 10 --seed 1 --out runs/one`,
+    `harness train runs/one --steps 20 --resume`
+    """
+    from harness.suite.record.config import Overrides
+    from harness.suite.run.open_run import begin_run, resume_run
+
+    opened = (resume_run if resume else begin_run)(scenario, Overrides(seed=seed), out, trains=True)
+    report = _execute(opened, steps, metrics_port)
+    if as_json:
+        output.print_json(report.to_json())
+    else:
+        output.print_text(report.text)
+    raise typer.Exit(report.exit_code)
+
+
+def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None) -> "TrainReport":
+    """The report of the run; whatever stops it, the user is told how to go on."""
+    import uvloop
+
+    from harness.errors import HarnessError
+    from harness.suite.exits import ExitCode, exit_code_of
+    from harness.suite.run.interrupts import Interrupts
+    from harness.suite.training.train_run import TrainRun
+    from harness.telemetry.logging import configure_logging
+
+    async def execute() -> "TrainReport":
+        interrupts = Interrupts()
+        with interrupts.from_signals():
+            return await TrainRun(opened, steps, output.say, interrupts, metrics_port).execute()
+
+    configure_logging("error")
+    try:
+        report = uvloop.run(execute())
+    except HarnessError as error:
+        if exit_code_of(error) is not ExitCode.USAGE:  # the same command would fail in the same way
+            _say_how_to_resume(opened, steps)
+        raise
+    if not report.is_complete:
+        _say_how_to_resume(opened, steps)
+    return report
+
+
+def _say_how_to_resume(opened: "OpenedRun", steps: int) -> None:
+    path = shlex.quote(str(opened.directory.path))
+    output.say(f"resume with: harness train {path} --steps {steps} --resume")

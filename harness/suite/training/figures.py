@@ -1,0 +1,16 @@
+"""A step in one line, for a user who watches."""
+
+from collections.abc import Mapping
+
+from harness.suite.training.publication import WEIGHTS_SECONDS
+
+
+def describe_step(figures: Mapping[str, float], steps: int) -> str:
+    """A step of `steps`, from the figures of the step itself and of the publication that followed it."""
+    learn_s = figures["time/forward_s"] + figures["time/finish_s"]
+    return (
+        f"step {figures['global_step'] + 1:.0f}/{steps}  reward {figures['rollout/reward_mean']:.3f}"
+        f"  {figures['train/micro_steps']:.0f} packs, {figures['train/trained_tokens']:,.0f} tokens"
+        f"  {figures['time/step_s']:.2f} s: generate {figures['time/rollout_generate_s']:.2f}, learn {learn_s:.2f};"
+        f" weights {figures[WEIGHTS_SECONDS]:.2f}"
+    )

@@ -1,0 +1,50 @@
+"""A source of rollouts whose ends are kept: a run that was killed does not play what it had played.
+
+A rollout that has a reward lies in the run's database before its step has it, and is handed out from there when its
+place in training comes again.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.collector.record.step_table import StepTable
+from harness.collector.rollout_index import RolloutIndex, ScoredRollout
+from harness.collector.rollout_source import RolloutSource
+from harness.control.abort_report import Keep
+from harness.errors import StoreFull
+from harness.machine.disk import disk_full
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRollouts:
+    """A `RolloutSource` in front of `source`."""
+
+    source: RolloutSource
+    table: StepTable
+    database: Path
+    """Of the table, and of the session server."""
+
+    async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
+        """See `RolloutSource`.
+
+        Raises `StoreFull` when the server could not make a turn durable, and `StoreError` when the rollout cannot be
+        kept.
+        """
+        if resumes is None and (kept := await asyncio.to_thread(self.table.recall, index)) is not None:
+            return kept
+        scored = await self.source.run(index, resumes)
+        if scored.rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
+            raise disk_full(self.database)
+        if scored.reward is not None:
+            await asyncio.to_thread(self.table.keep, scored)
+        return scored
+
+    async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
+        """See `RolloutSource`."""
+        await self.source.end(running, keep)
+
+    async def give_back(self, session_id: str) -> None:
+        """See `RolloutSource`."""
+        await self.source.give_back(session_id)

@@ -1,0 +1,76 @@
+"""The rollouts of a scenario by their place in training: which prompt, which agent, which seed, which reward.
+
+All of it depends on that place and on the seed of the run alone (I10). The groups of a step take the scenario's prompts
+in turn. Beside the prompt's own metadata, agent and check get `group_seed`, one number for all rollouts of a group: a
+scenario whose tasks are drawn, and not listed, draws from it.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.collector.rollout_index import GroupIndex, RolloutIndex
+from harness.errors import ScenarioError
+from harness.rollouts.agents.task import Agent, AgentTask
+from harness.rollouts.seeds import derive_seed
+from harness.samples.rollout import Rollout
+from harness.suite.judge.reward import StandingCheck
+from harness.suite.scenarios.folder import ScenarioFolder
+from harness.suite.scenarios.scenario import Prompt
+from harness.types import Json
+
+GROUP_SEED = "group_seed"
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioTasks:
+    """The tasks of a scenario, and what its check says of their rollouts."""
+
+    folder: ScenarioFolder
+    agent: Agent
+    check: StandingCheck
+    model: str
+    """Name that agents ask for."""
+    seed: int
+    """Of the run."""
+    groups: int
+    """Of a step, over all ranks."""
+    workdirs: Path
+    """Where the agents' working directories are, a folder for each step."""
+
+    def task_of(self, index: RolloutIndex) -> AgentTask:
+        """The rollout at `index`."""
+        scenario, prompt = self.folder.scenario, self._prompt_of(index.group)
+        group, spec = index.group, scenario.agent
+        limits = scenario.limits.model_dump(exclude_none=True)
+        sampling = {**scenario.sampling.model_dump(exclude_none=True), "seed": index.seed(self.seed)}
+        return AgentTask(
+            agent=self.agent,
+            prompt=self.folder.text_of(prompt),
+            workdir=self.workdirs / str(group.step) / f"{group.number}-{index.member}-{index.attempt}",
+            model=self.model,
+            deadline_s=spec.deadline_s,
+            session={"limits": limits, "sampling": sampling, "after_incomplete": scenario.after_incomplete},
+            request_kwargs=spec.request_kwargs,
+            metadata={**prompt.metadata, GROUP_SEED: self._group_seed(group)},
+        )
+
+    async def reward(self, index: RolloutIndex, rollout: Rollout) -> float | None:
+        """What the scenario's check gives `rollout`. Raises `ScenarioError` when it gives no finite number."""
+        prompt = self._prompt_of(index.group)
+        metadata: Json = prompt.metadata | prompt.check_metadata | {GROUP_SEED: self._group_seed(index.group)}
+        score = await self.check.score(rollout.session, rollout.agent_result, metadata)
+        if score.error is not None:
+            raise ScenarioError(score.error)
+        return score.reward
+
+    def forget(self, step: int) -> None:
+        """Remove the working directories of the rollouts that `step` began."""
+        shutil.rmtree(self.workdirs / str(step), ignore_errors=True)
+
+    def _prompt_of(self, group: GroupIndex) -> Prompt:
+        prompts = self.folder.scenario.prompts
+        return prompts[(group.step * self.groups + group.number) % len(prompts)]
+
+    def _group_seed(self, group: GroupIndex) -> int:
+        return derive_seed(self.seed, group.step, group.number)

@@ -1,0 +1,141 @@
+"""`harness train`: steps of an optimizer on the rollouts of a scenario, one run directory, any number of starts.
+
+    serve the engine, open the learner, go on from the last committed step
+    for every step: collect and pack it while the learner trains, commit it, bring its weights to the engine
+
+Policy version n is that after n steps. Sessions live across the update of the weights where rollouts go on from one
+step to the next. A run ends early by whatever cannot be mended, or by the user; then the steps up to the last
+committed one have happened, and `--resume` goes on from there.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from harness.collector.record.step_table import StepTable
+from harness.learner.learner import Learner
+from harness.machine.disk import disk_failures
+from harness.suite.record.lock import check_same_engine, read_lock, versions
+from harness.suite.run.interrupts import Interrupts
+from harness.suite.run.one_error import one_error
+from harness.suite.run.open_run import OpenedRun
+from harness.suite.run.services import OwnServices, serve_engine
+from harness.suite.scenarios.folder import ScenarioFolder
+from harness.suite.scenarios.train_spec import TrainSpec
+from harness.suite.training.checkpoints import Checkpoints
+from harness.suite.training.figures import describe_step
+from harness.suite.training.journal import TrainingJournal
+from harness.suite.training.publication import Publication
+from harness.suite.training.report import TrainReport, read_telemetry
+from harness.suite.training.services import choose_engine, open_learner
+from harness.suite.training.training_pipeline import open_pipeline
+from harness.telemetry.gauges import FigureGauges
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRun:
+    """A training run in its directory, up to `steps` committed steps; executing it again goes on."""
+
+    opened: OpenedRun
+    steps: int
+    say: Callable[[str], None]
+    interrupts: Interrupts
+    metrics_port: int | None = None
+    """Where Prometheus finds the figures of the last step; 0 is any free one."""
+    around_learner: Callable[[Learner], Learner] | None = None
+    """Gets the scenario's learner, and returns the one that is trained: itself, or another one around it."""
+
+    async def execute(self) -> TrainReport:
+        """Train until all steps are committed or the user ends it. Raises the `HarnessError` that ends a run."""
+        began, directory = time.monotonic(), self.opened.directory
+        with directory.occupy(), StepTable(directory.database, self._train.keep_steps) as table, one_error():
+            # One that died behind its last commit has not brought the last weights into their folder.
+            if table.position.step < self.steps or not directory.is_complete:
+                await self._go_on(table)
+            report = TrainReport(
+                directory=directory.path,
+                wanted=self.steps,
+                telemetry=read_telemetry(directory, table.position.step),
+                ledger=table.close_books(),
+                seconds=time.monotonic() - began,
+            )
+            if report.is_complete:
+                directory.write_json(directory.result, report.to_json())
+            return report
+
+    @property
+    def _folder(self) -> ScenarioFolder:
+        [folder] = self.opened.selection.folders
+        return folder
+
+    @property
+    def _train(self) -> TrainSpec:
+        train = self._folder.scenario.train
+        assert train is not None, "a training run is of a scenario with [train]"
+        return train
+
+    async def _go_on(self, table: StepTable) -> None:
+        """Open everything, and train from the last committed step on."""
+        directory = self.opened.directory
+        async with AsyncExitStack() as stack:
+            gauges = None if self.metrics_port is None else stack.enter_context(FigureGauges(self.metrics_port))
+            if gauges is not None:
+                self.say(f"figures at http://127.0.0.1:{gauges.port}/metrics")
+            async with self.interrupts.until_request():  # making a model and starting a server takes minutes
+                choice = await choose_engine(self._folder)
+                async with asyncio.TaskGroup() as opening:
+                    opening_learner = opening.create_task(open_learner(choice, self._train))
+                    services = await stack.enter_async_context(serve_engine(choice, directory.database, self.say))
+                learner = opening_learner.result()
+                learner = learner if self.around_learner is None else self.around_learner(learner)
+            if self.interrupts.is_requested:
+                return
+            lock = read_lock(directory.lock)
+            check_same_engine(lock["digests"].setdefault("engine", services.identity), services.identity)
+            programs = {choice.key: services.engines}
+            directory.write_json(directory.lock, {**lock, "versions": versions(), "engines": programs})
+            await services.close_abandoned_sessions()
+            with disk_failures(directory.result):
+                directory.result.unlink(missing_ok=True)  # of fewer steps
+
+            async def drain() -> None:
+                self.say("stopping after this step; Ctrl+C again ends it now")
+
+            await self.interrupts.guard(self._run_steps(services, learner, table, gauges), drain=drain)
+
+    async def _run_steps(
+        self, services: OwnServices, learner: Learner, table: StepTable, gauges: FigureGauges | None
+    ) -> None:
+        """Every step that is left, until the user asks for an end."""
+        directory, train = self.opened.directory, self._train
+        checkpoints = Checkpoints(directory, train.checkpoints.every)
+        publication = Publication(services, checkpoints, directory)
+        journal = TrainingJournal(
+            directory,
+            table,
+            checkpoints,
+            seed=self._folder.scenario.seed,
+            packing_length=train.packing.length,
+            is_guarded=bool(services.identity["repeat_guard"]),
+        )
+        await asyncio.to_thread(journal.restore, learner)
+        if learner.step:
+            await publication.publish(learner)
+            await asyncio.to_thread(table.forget)  # a dead process may have left that to be done
+        opening = open_pipeline(
+            self._folder, train, services, learner, table=table, journal=journal, last_step=self.steps - 1
+        )
+        async with opening as (pipeline, tasks):
+            for step in range(learner.step, self.steps):
+                trained = await pipeline.run(step, version=step)
+                figures = await journal.commit(trained, learner)
+                figures |= await publication.publish(learner)
+                await asyncio.to_thread(table.forget)
+                await asyncio.to_thread(tasks.forget, step - train.keep_steps)
+                self.say(describe_step(figures, self.steps))
+                if gauges is not None:
+                    gauges.set(figures)
+                if self.interrupts.is_requested:
+                    return

@@ -1,0 +1,87 @@
+"""The words of `[train]` as the parts that carry them out: a source of rollouts, rules, a segment maker, a pipeline."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from harness.collector.fates import OnFailure
+from harness.collector.groups import drop_zero_variance, standardize, take_rewards
+from harness.collector.pipeline import StepPipeline
+from harness.collector.record.step_table import StepTable
+from harness.collector.sampling_scale import OffScale
+from harness.collector.segment_maker import SegmentMaker
+from harness.collector.session_source import SessionSource
+from harness.collector.step_budget import StepBudget
+from harness.collector.step_flow import Normalizer
+from harness.collector.step_plan import Order
+from harness.collector.step_rules import Partial, StepRules
+from harness.learner.learner import Learner
+from harness.samples.segments import TooLong
+from harness.suite.judge.reward import StandingCheck
+from harness.suite.run.services import Services
+from harness.suite.scenarios.agent import open_agent
+from harness.suite.scenarios.folder import ScenarioFolder
+from harness.suite.scenarios.scenario import Scenario
+from harness.suite.scenarios.train_spec import TrainSpec
+from harness.suite.training.journal import TrainingJournal
+from harness.suite.training.kept_rollouts import KeptRollouts
+from harness.suite.training.scenario_tasks import ScenarioTasks
+
+
+def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
+    """How the groups of `scenario` are collected."""
+    return StepRules(
+        StepBudget(train.rollouts_per_step, scenario.samples_per_prompt),
+        concurrency=scenario.concurrency,
+        over_sampling=train.over_sampling,
+        partial=Partial(train.partial),
+        group_filter=drop_zero_variance if train.group_filter == "zero_variance" else None,
+        most_dropped=train.most_dropped,
+        attempts=train.attempts,
+        on_failure=OnFailure(train.on_failure),
+        order=Order(train.order),
+        deadline_s=train.rollout_deadline_s,
+        off_scale=OffScale(train.off_scale),
+    )
+
+
+@asynccontextmanager
+async def open_pipeline(
+    folder: ScenarioFolder,
+    train: TrainSpec,
+    services: Services,
+    learner: Learner,
+    *,
+    table: StepTable,
+    journal: TrainingJournal,
+    last_step: int,
+) -> AsyncIterator[tuple[StepPipeline, ScenarioTasks]]:
+    """Steps of `learner` on rollouts of `folder`, for the time of the block; nothing of a step after `last_step`.
+
+    Raises `AgentError` or `ScenarioError` when the agent cannot be made ready.
+    """
+    scenario, check = folder.scenario, folder.check
+    assert check is not None, "a scenario with [train] has a check"
+    async with AsyncExitStack() as stack:
+        agent = await stack.enter_async_context(open_agent(folder))
+        standing = StandingCheck(check, deadline_s=scenario.checks.check_deadline_s)
+        await stack.enter_async_context(standing)
+        manager = await stack.enter_async_context(services.open_manager())
+        rules = rules_of(scenario, train)
+        tasks = ScenarioTasks(
+            folder, agent, standing, services.model, scenario.seed, rules.budget.groups, journal.directory.sessions
+        )
+        source = SessionSource(manager, tasks.task_of, tasks.reward, training_seed=scenario.seed)
+        pipeline = StepPipeline(
+            KeptRollouts(source, table, journal.directory.database),
+            rules,
+            learner,
+            SegmentMaker(
+                train.packing.length, too_long=TooLong(train.packing.too_long), max_staleness=train.max_staleness
+            ),
+            lookahead=train.packing.lookahead,
+            advantages=standardize if train.advantage == "standardized" else take_rewards,
+            normalizer=Normalizer(train.loss.normalizer),
+            journal=journal,
+            last_step=last_step,
+        )
+        yield await stack.enter_async_context(pipeline), tasks

@@ -16,6 +16,7 @@ from harness.dialects.model_request import ModelAnswer, ModelRequest
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError
+from harness.tokens.history import History
 from harness.types import Json
 
 
@@ -30,8 +31,11 @@ class Dialect(Protocol):
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """The environment variables by which clients of the dialect find a session."""
 
-    def parse(self, body: bytes, limits: RequestLimits) -> ModelRequest:
-        """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit."""
+    def parse(self, body: bytes, limits: RequestLimits, history: History) -> ModelRequest:
+        """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
+
+        It may ask `history` which of the messages need not be read again.
+        """
 
     def answer(self, answer: ModelAnswer) -> Json:
         """The body of a whole answer."""

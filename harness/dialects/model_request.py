@@ -5,10 +5,12 @@ knows neither JSON nor route of any dialect. Messages and tools have the form of
 spelling: a history that a client sends back, through whichever dialect, is compared with what was recorded in it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import overload
 
+from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.parsing import ParsedOutput
 from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn
 
@@ -37,7 +39,8 @@ class ModelRequest:
 
     dialect: str
     """The name of the dialect in which it asks."""
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
+    """Those that are known may be read only when somebody asks for them; a slice is a tuple."""
     tools: tuple[Json, ...]
     tool_mode: ToolMode
     tool_name: str | None
@@ -47,6 +50,32 @@ class ModelRequest:
     model: str
     streaming: Streaming | None = None
     """None when the answer is wanted whole."""
+    recall: Recall = NOTHING_RECALLED
+    """What is known of it by its bytes."""
+
+
+class PartlyRead(Sequence[Message]):
+    """Messages of which the first `known` are read by `read`, by their number, when somebody asks for them."""
+
+    def __init__(self, known: int, new: tuple[Message, ...], read: Callable[[int], Message]) -> None:
+        self._known = known
+        self._new = new
+        self._read = read
+
+    def __len__(self) -> int:
+        return self._known + len(self._new)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
+        numbers = range(len(self))[index]
+        if isinstance(numbers, range):
+            return tuple(self[number] for number in numbers)
+        return self._new[numbers - self._known] if numbers >= self._known else self._read(numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.model_request import ModelRequest, Streaming, ToolMode
+from harness.dialects.model_request import ModelRequest, PartlyRead, Streaming, ToolMode
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
+from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, Message, SamplingWishes
 
 NAME = "openai_chat"
@@ -119,23 +120,23 @@ _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ModelRequest:
-    """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit."""
+def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None) -> ModelRequest:
+    """The request in `body`; of its messages, those that `history` knows are not read.
+
+    Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
+    """
     wire = decode_json(_decoder, body)
-    messages = _read_messages(wire, limits)
-    raws = wire.tools or []
-    limits.require("tools", len(raws), "tools")
-    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
-    tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
-    for tool in tools:
-        check_json(tool.function.parameters, "tools", limits.json_depth)
+    limits.require("messages", len(wire.messages), "messages")
+    recall = NOTHING_RECALLED if history is None else history.recall(wire.tools or (), wire.messages)
+    messages = _read_messages(wire.messages, recall.known)
+    tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
     stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
-        tools=tuple(msgspec.to_builtins(tool) for tool in tools),
+        tools=tools,
         tool_mode=ToolMode.REQUIRED if isinstance(choice, _NamedTool) else ToolMode(choice or "auto"),
         tool_name=_read_tool_name(wire, tools),
         sampling=SamplingWishes(
@@ -153,8 +154,10 @@ def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ModelR
         wants_logprobs=bool(wire.logprobs),
         model=wire.model,
         streaming=Streaming(bool(options is not None and options.include_usage)) if wire.stream else None,
+        recall=recall,
     )
-    limits.check(request.messages, request.tools, request.sampling)
+    calls = recall.prefixes[-1].calls if recall.prefixes else 0
+    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
     return request
 
 
@@ -183,47 +186,63 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
             raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
 
 
-def _read_messages(wire: _WireRequest, limits: RequestLimits) -> tuple[Message, ...]:
-    """The messages in normal form."""
-    limits.require("messages", len(wire.messages), "messages")
+def _read_messages(raws: Sequence[msgspec.Raw], known: int) -> Sequence[Message]:
+    """The messages in normal form; the first `known` are read when somebody asks for them."""
+
+    def read(number: int) -> Message:
+        return _read_message(raws[number], number)
+
+    new = tuple(map(read, range(known, len(raws))))
+    return PartlyRead(known, new, read) if known else new
+
+
+def _read_message(raw: msgspec.Raw, number: int) -> Message:
+    """Only what is said, in one spelling."""
     try:
-        decoded = [decode_json(_message_decoder, raw, f"messages[{i}]") for i, raw in enumerate(wire.messages)]
+        said = decode_json(_message_decoder, raw, f"messages[{number}]")
     except MalformedRequest as error:
         if not (error.param or "").endswith(".role"):
             raise
         roles = ", ".join(get_args(_Role))
         raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
-    messages: list[Message] = []
-    for i, said in enumerate(decoded):  # only what is said, in one spelling
-        content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
-        message: Json = {"role": said.role, "content": content}
-        if said.tool_calls:
-            message["tool_calls"] = msgspec.to_builtins(said.tool_calls)
-        if said.reasoning_content:
-            message["reasoning_content"] = said.reasoning_content
-        if said.role == "tool" and not said.tool_call_id:
-            field = f"messages[{i}].tool_call_id"
-            raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
-        if said.tool_call_id:
-            message["tool_call_id"] = said.tool_call_id
-        if said.name:
-            message["name"] = said.name
-        messages.append(message)
-    return tuple(messages)
+    content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
+    message: Json = {"role": said.role, "content": content}
+    if said.tool_calls:
+        message["tool_calls"] = msgspec.to_builtins(said.tool_calls)
+    if said.reasoning_content:
+        message["reasoning_content"] = said.reasoning_content
+    if said.role == "tool" and not said.tool_call_id:
+        field = f"messages[{number}].tool_call_id"
+        raise MalformedRequest(f"{field}: expected the id of the call this answers, got none", param=field)
+    if said.tool_call_id:
+        message["tool_call_id"] = said.tool_call_id
+    if said.name:
+        message["name"] = said.name
+    return message
+
+
+def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:
+    """The tools in normal form."""
+    limits.require("tools", len(raws), "tools")
+    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
+    tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
+    for tool in tools:
+        check_json(tool.function.parameters, "tools", limits.json_depth)
+    return tuple(msgspec.to_builtins(tool) for tool in tools)
 
 
 def _size_bytes(raw: msgspec.Raw) -> int:
     return memoryview(raw).nbytes
 
 
-def _read_tool_name(wire: _WireRequest, tools: Sequence[_Tool]) -> str | None:
+def _read_tool_name(wire: _WireRequest, tools: Sequence[Json]) -> str | None:
     """The function `tool_choice` names. Raises `MalformedRequest` when it demands a tool that is not offered."""
     if wire.tool_choice == "required" and not tools:
         raise MalformedRequest("tool_choice: 'required' needs tools, got none", param="tool_choice")
     if not isinstance(wire.tool_choice, _NamedTool):
         return None
     name = wire.tool_choice.function.name
-    names = [tool.function.name for tool in tools]
+    names = [tool["function"]["name"] for tool in tools]
     if name not in names:
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         offered = ", ".join(map(_quote, names[:_NAMES_SHOWN])) + more or "no tools"

@@ -55,13 +55,25 @@ class RequestLimits:
                 param=param,
             )
 
-    def check(self, messages: Sequence[Message], tools: Sequence[Json], wishes: SamplingWishes) -> None:
-        """Raises `OverLimit` when a request in its normal form holds more than this."""
+    def check(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json],
+        wishes: SamplingWishes,
+        *,
+        first: int = 0,
+        calls_before: int = 0,
+    ) -> None:
+        """Raises `OverLimit` when a request in its normal form holds more than this.
+
+        Before these messages there are `first` others, with `calls_before` tool calls, which have been checked.
+        """
         self.require("messages", len(messages), "messages")
-        self.require("messages", sum(len(message.get("tool_calls") or ()) for message in messages), "tool_calls")
+        calls = sum(len(message.get("tool_calls") or ()) for message in messages)
+        self.require("messages", calls_before + calls, "tool_calls")
         self.require("tools", len(tools), "tools")
         self.require("schema_bytes", len(msgspec.json.encode(tools)) if tools else 0, "tools")
-        for i, message in enumerate(messages):
+        for i, message in enumerate(messages, start=first):
             for call in message.get("tool_calls") or ():
                 size_bytes = utf8_bytes(call["function"]["arguments"])
                 self.require("arguments_bytes", size_bytes, f"messages[{i}].tool_calls")

@@ -61,9 +61,9 @@ def plan_sampling(
         )
     room = min(context_length, limits.tokens_per_session or context_length) - place.prompt_length
     budget = min(room, limits.tokens_per_turn or room)
-    wishes = asked.overridden_by(overrides)
+    wishes = asked.override_with(overrides)
     most = min(budget, wishes.max_new_tokens or budget)
-    stated = wishes.stated() | {"max_new_tokens": most, "min_new_tokens": min(most, wishes.min_new_tokens or 0)}
+    stated = wishes.to_dict() | {"max_new_tokens": most, "min_new_tokens": min(most, wishes.min_new_tokens or 0)}
     if overrides.seed is not None:
         stated["seed"] = turn_seed(overrides.seed, place.key, place.ordinal)
     return SamplingParams(**stated)

@@ -16,6 +16,8 @@ partial for prompt. So whatever an engine decides by its own output is decided h
 - A grammar begins at the first token that an engine samples. A partial that follows one cannot be gone on from: it is
   discarded, and the turn begins again (`restarted`).
 - A turn that says a step of a script has the rest of its ids left to say.
+- A request may break instead of ending. What has arrived of it, and is known to be of which weights, is a partial like
+  any other; the rest is counted (`unversioned`, `invalid_reply`), and what never arrived is `unknown`.
 - The request reads the partial as input, so the engine can score it under the weights of now: that is how a token that
   was sampled before an update meets its next version (I7).
 
@@ -39,10 +41,10 @@ from harness.types import (
     Logprobs,
     PromptLogprobs,
     SamplingParams,
-    Segment,
     TokenIds,
     TopLogprobs,
     Turn,
+    TurnSegment,
     UnknownOutput,
     VersionSpan,
     as_ids,
@@ -50,6 +52,7 @@ from harness.types import (
 )
 
 _IDS_PER_CHARACTER = 4  # a character has at most four bytes
+_RETRACTED = "retracted"  # why an engine that has answered did not hand over everything
 _CONTEXT_IDS = 16  # decoders look at left neighbors; the first characters of a cut may be broken
 
 
@@ -60,6 +63,15 @@ class Endings(NamedTuple):
     decode: Callable[[Sequence[int]], str]
     may_stop_early: bool = True
     """A stop string counts among the first `min_new_tokens` too."""
+
+
+class Broken(NamedTuple):
+    """Why the end of a request was not heard."""
+
+    reason: str
+    """The code of the error."""
+    drop: DropReason
+    """Why tokens of it that have arrived are not usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ class Output:
     finish: FinishReason | None = None
     matched_stop: int | str | None = None
     version_spans: tuple[VersionSpan, ...] = ()
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[TurnSegment, ...] = ()
     top_logprobs: TopLogprobs | None = None
     forced_tokens: int = 0
     cached_tokens: int = 0
@@ -120,6 +132,8 @@ class Output:
         start = int(self.ids.size)
         end = start + int(result.output_ids.size)
         scored = () if result.prompt_logprobs is None else (result.prompt_logprobs,)
+        lost = UnknownOutput(result.request_id, result.unheard_tokens, _RETRACTED)
+        unheard = (lost,) if lost.at_most else ()
         before = self.version_spans
         spans = [replace(span, start=span.start + start, end=span.end + start) for span in result.version_spans]
         if before and spans and before[-1].version == spans[0].version:
@@ -137,17 +151,29 @@ class Output:
             finish=result.finish_reason,
             matched_stop=result.matched_stop,
             version_spans=(*before, *spans),
-            segments=(*self.segments, Segment(result.request_id, start, end, result.finish_reason)),
+            segments=(*self.segments, TurnSegment(result.request_id, start, end, result.finish_reason)),
             top_logprobs=more,
             forced_tokens=result.forced_tokens,
             cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
             scorings=(*self.scorings, *scored),
+            unknown=(*self.unknown, *unheard),
         )
 
-    def lose(self, request: GenerationRequest, reason: str) -> Self:
-        """This output after a request whose end was not heard: for all we know it has used up its budget."""
-        lost = UnknownOutput(request.request_id, request.params.max_new_tokens, reason)
-        return replace(self, unknown=(*self.unknown, lost))
+    def join_broken(self, partial: GenerationResult, arrived: int, budget: int, cause: Broken) -> Self:
+        """This output after a request whose end was not heard.
+
+        It goes on behind `partial`, the usable part of the `arrived` tokens. The others are discarded, and for all we
+        know the engine has sampled on until the `budget` of the request was used up. One that has said more than that
+        is not believed, and has nothing left.
+        """
+        unusable = arrived - int(partial.output_ids.size)
+        dropped = (Discarded(partial.request_id, unusable, cause.drop),) if unusable else ()
+        joined = self.join(partial) if partial.output_ids.size else self
+        return replace(
+            joined,
+            discarded=(*joined.discarded, *dropped),
+            unknown=(*joined.unknown, UnknownOutput(partial.request_id, max(0, budget - arrived), cause.reason)),
+        )
 
     def end_as_whole(self, params: SamplingParams, endings: Endings) -> Self:
         """This output, ended where it ends as a whole: an engine judges by the tokens of its own request only."""

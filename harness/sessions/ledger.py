@@ -35,13 +35,17 @@ class DropReason(StrEnum):
     """Sampled by an engine behind a stop string that began in the request before."""
     RESTARTED = "restarted"
     """Partial output that no request can go on from: an engine follows a grammar from the first token on only."""
+    UNVERSIONED = "unversioned"
+    """Arrived of a request that broke, and the engine had not said which weights sampled it."""
+    INVALID_REPLY = "invalid_reply"
+    """Arrived of a request whose reply contradicts itself: nothing of it is used."""
     LEFT_BEHIND = "left_behind"
     """Turns of the session that was taken over, which its successor cannot go on from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What engines may have sampled and have not handed over."""
+    """Tokens that engines may have sampled and have not handed over."""
 
     requests: int = 0
     """Those whose end was never heard."""

@@ -5,7 +5,7 @@ an agent and siblings are no steps of their own. There is no step behind the las
 by itself: when the steps are used up, the session refuses (`script_ended`). Nothing is ever sampled in place of a step.
 
 A step is ids, made once when the session is created: a turn that was cut goes on with the rest of them, in another
-process and after an update of the tokenizer's library too. What a script says is not what the policy would have said,
+process and after an update of the tokenizer's library too. The words of a script are not those of the policy,
 so its tokens are never trained, however real their logprobs are.
 """
 
@@ -18,7 +18,7 @@ from harness.types import SamplingParams, Turn
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one turn says."""
+    """The words of one turn."""
 
     ids: tuple[int, ...]
     """At least one."""

@@ -27,6 +27,7 @@ from harness.sessions.script import Script, Step, next_step
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.waiting import WaitingTurns
+from harness.tokens.history import History
 from harness.tokens.matching import ChainKey, normal_form
 from harness.turn_ends import TurnStatus
 from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, VersionSpan
@@ -57,13 +58,13 @@ class SessionConfig:
     matching: tuple[str, ...] = ()
     """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
     script: Script | None = None
-    """What its turns say; None leaves that to the model."""
+    """The words of its turns; None leaves them to the model."""
     resumes: str | None = None
     """The drained session whose turns this one takes over (`sessions.takeover`)."""
     left_behind: int = 0
     """Tokens that were sampled for turns of that session which do not come along."""
     unknown_left_behind: Unknown = NOTHING_UNKNOWN
-    """What may have been sampled for them, and was not handed over."""
+    """Tokens that may have been sampled for them, and were not handed over."""
 
 
 class Session:
@@ -81,6 +82,8 @@ class Session:
         """Model calls that were answered with an error, by its code; they tell why an agent stopped."""
         self.normal_form = normal_form(config.matching)
         """The part of a message that counts when histories are compared."""
+        self.history = History(self.normal_form)
+        """The conversations that it was sent, for whoever reads the next one."""
         self._tree = TurnTree(self.normal_form)
         self._generated = config.left_behind
         self._in_flight: dict[int, Admission] = {}

@@ -3,10 +3,16 @@
 A conversation of a hundred thousand tokens is not copied for each turn (I11): consecutive turns share one growing
 array and differ in how much of it they see. Views handed out stay valid for ever, because what has been written is
 never written again.
+
+What an engine is sent of it is kept as well: the ids as JSON, from the second time on that somebody asks for them (a
+prompt that nothing goes on from is asked for once), and the state of their digest. A turn then costs what its own ids
+cost. Both can be made again from the ids.
 """
 
+from hashlib import blake2b
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from harness.types import TokenIds
@@ -20,6 +26,12 @@ class TokenLog:
     def __init__(self) -> None:
         self._ids = np.empty(_FIRST_CAPACITY, dtype=np.int32)
         self.length = 0
+        self._is_sent_again = False
+        self._text = bytearray()
+        self._written = 0
+        """Ids that are in the text, each with a comma behind it."""
+        self._hash = blake2b(digest_size=16)
+        self._hashed = 0
 
     def append(self, ids: TokenIds) -> None:
         """Add `ids` at the end."""
@@ -36,6 +48,28 @@ class TokenLog:
         ids = self._ids[:length]
         ids.flags.writeable = False
         return ids
+
+    def json(self, length: int) -> bytes:
+        """The first `length` ids as a JSON array."""
+        if not self._is_sent_again:
+            self._is_sent_again = True
+            return msgspec.json.encode(self._ids[:length].tolist())
+        if length >= self._written:
+            self._text += _text(self._ids[self._written : length])
+            self._written = length
+            end = len(self._text)
+        else:  # a shorter path of the same log: a sibling, or a turn that is taken up again
+            end = len(self._text) - len(_text(self._ids[length : self._written]))
+        with memoryview(self._text) as text:
+            return b"".join((b"[", text[: max(0, end - 1)], b"]"))
+
+    def digest(self, length: int) -> str:
+        """blake2b-128 of the little-endian int32 bytes of the first `length` ids."""
+        if length < self._hashed:
+            return blake2b(_bytes(self._ids[:length]), digest_size=16).hexdigest()
+        self._hash.update(_bytes(self._ids[self._hashed : length]))
+        self._hashed = length
+        return self._hash.copy().hexdigest()
 
     def fork(self, length: int) -> Self:
         """A log of its own that starts with the first `length` ids."""
@@ -63,6 +97,14 @@ class TokenPath:
         """All ids of the path, read-only."""
         return self._log.view(self.length)
 
+    def json(self) -> bytes:
+        """All ids of the path as a JSON array."""
+        return self._log.json(self.length)
+
+    def digest(self) -> str:
+        """blake2b-128 of all ids of the path, as little-endian int32."""
+        return self._log.digest(self.length)
+
     def cut(self, length: int) -> "TokenPath":
         """The first `length` ids of this path; shares memory."""
         return TokenPath(self._log, length)
@@ -72,3 +114,11 @@ class TokenPath:
         log = self._log if self._log.length == self.length else self._log.fork(self.length)
         log.append(ids)
         return TokenPath(log, log.length)
+
+
+def _text(ids: TokenIds) -> bytes:
+    return msgspec.json.encode(ids.tolist())[1:-1] + b"," if ids.size else b""
+
+
+def _bytes(ids: TokenIds) -> bytes:
+    return ids.astype("<i4", copy=False).tobytes()

@@ -6,10 +6,8 @@ or answered that a restart would not find again (I9).
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
-import numpy as np
 from msgspec import convert
 
 from harness.errors import HarnessError
@@ -59,7 +57,7 @@ class Admission:
     prior: Turn | None = None
     """The turn as it broke off, when this takes it up again."""
     step: Step | None = None
-    """What it says."""
+    """Its words."""
 
     @property
     def prompt_ids(self) -> TokenIds:
@@ -126,7 +124,7 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         end=reply.end,
         context_ids=request.context_ids,
         prompt_length=admission.path.length,
-        prompt_digest=digest_ids(admission.prompt_ids),
+        prompt_digest=admission.path.digest(),
         output_ids=output.ids,
         logprobs=output.logprobs,
         version_spans=output.version_spans,
@@ -135,7 +133,7 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         key=admission.key,
         ordinal=admission.ordinal,
         reply=reply.message,
-        sampling={"asked": request.asked.stated(), "used": asdict(admission.params)},
+        sampling={"asked": request.asked.to_dict(), "used": asdict(admission.params)},
         request_digest=request.digest,
         created_at=admission.admitted_at if prior is None else prior.created_at,
         seconds=now - admission.admitted_at + (0.0 if prior is None else prior.seconds),
@@ -164,11 +162,6 @@ def lose_turn(turn: Turn, error: HarnessError) -> Turn:
     end = TurnEnd.STORE_FAILED
     status = status_of(end, turn.output_ids.size)
     return replace(turn, status=status, end=end, reply=NO_REPLY, notes={**turn.notes, **_error_note(error)})
-
-
-def digest_ids(ids: TokenIds) -> str:
-    """blake2b-128 of the little-endian int32 bytes of `ids`, as 32 hex digits."""
-    return blake2b(np.ascontiguousarray(ids, dtype="<i4").data, digest_size=16).hexdigest()
 
 
 def _error_note(error: HarnessError | None) -> Json:

@@ -17,7 +17,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
 TrickIds = Callable[[Transition, Sequence[Message], Sequence[Json]], list[int] | None]
-"""The delimiter as the prefix trick gives it, for an answer that did not end itself."""
+"""The delimiter as the prefix trick gives it, for an answer that did not end itself and calls another tool."""
 
 TrickText = Callable[[Transition, Sequence[Message], Sequence[Json]], str | None]
 """The same as text."""
@@ -137,7 +137,7 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer) -> Iterator[Cach
 
 
 def _is_right(suffix: CachedSuffix, transition: Transition, tokenizer: Tokenizer, ids_of: TrickIds) -> bool:
-    """Whether `suffix` gives the ids of the prefix trick, with other tools and other call ids."""
+    """Whether `suffix` gives the ids of the prefix trick, with other tools, another called tool and other call ids."""
     markers = "".join(tokenizer.markers[:_MOST_MARKERS]) + "<tool_response>x</tool_response>"
     for text in (*_HARD_TEXTS, markers):
         texts = [text, f"{text}and{text}"][: len(transition.roles)]

@@ -47,7 +47,7 @@ class ChatTemplateTokenizer:
             self.tokenizer,
             self._dummy_text,
             lambda transition, messages, tools: self._by_trick(
-                transition, dummy_answer(transition.calls), messages, tools, has_ended=False
+                transition, dummy_answer(transition.calls, "seek"), messages, tools, has_ended=False
             ),
         )
 

@@ -60,9 +60,9 @@ def dummy_messages(roles: Sequence[str], texts: Sequence[str], call_ids: str = "
     ]
 
 
-def dummy_answer(calls: int) -> Message:
-    """An answer that makes so many tool calls."""
-    function = {"name": "find", "arguments": "{}"}
+def dummy_answer(calls: int, name: str = "find") -> Message:
+    """An answer that makes so many tool calls, all of the function `name`."""
+    function = {"name": name, "arguments": "{}"}
     made = [{"id": f"call_0_{i}", "type": "function", "function": function} for i in range(calls)]
     return {"role": "assistant", "content": "", "tool_calls": made} if calls else {"role": "assistant", "content": "x"}
 

@@ -19,35 +19,21 @@ from harness.types import Json, Message
 
 _PIECE = 50_000  # characters, some tens of milliseconds
 _ALLOWANCE = 4  # tokens that one cut may add
-_PER_MESSAGE = 100  # characters whose encoding takes as long as a template needs for a message, or a call in one
 _LENIENCE = 4  # times the context, for texts with those of the assistant
 
 
-def rendering_sizes(messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-    """The cost of rendering, in characters: element i is that of `tools` and the first i messages."""
-    sizes = [len(msgspec.json.encode(tools)) if tools else 0]
-    for message in messages:
-        told, said = _texts([message], ())
-        pieces = 1 + len(message.get("tool_calls") or ())
-        sizes.append(sizes[-1] + _PER_MESSAGE * pieces + sum(map(len, told)) + sum(map(len, said)))
-    return sizes
+def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, context_length: int) -> None:
+    """Raises `PromptTooLong` when no encoding of so many `messages` fits into `context_length` tokens.
 
-
-def require_possible(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json], context_length: int
-) -> None:
-    """Raises `PromptTooLong` when no encoding of `messages` fits into `context_length` tokens.
-
-    Costs next to nothing: every message is one token at least, every token has so many characters at most.
+    They have `told` characters that the model is told, and `said` that a template may leave out. Costs nothing: every
+    message is one token at least, every token has so many characters at most.
     """
-    if len(messages) > context_length:
+    if messages > context_length:
         raise PromptTooLong(
-            f"{len(messages)} messages cannot fit into the model's context of {context_length} tokens", param="messages"
+            f"{messages} messages cannot fit into the model's context of {context_length} tokens", param="messages"
         )
-    told, said = _texts(messages, tools)
     most = context_length * tokenizer.longest_token
-    for texts, bound in ((told, most), (said, _LENIENCE * most)):
-        characters = sum(map(len, texts))
+    for characters, bound in ((told, most), (said, _LENIENCE * most)):
         if characters > bound:
             raise PromptTooLong(
                 f"the request has {characters} characters, the model's context of {context_length} tokens holds"
@@ -60,7 +46,7 @@ def require_fitting(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json], context_length: int
 ) -> None:
     """Raises `PromptTooLong` as soon as `messages` and `tools` are known to be more than `context_length` tokens."""
-    told, said = _texts(messages, tools)
+    told, said = texts_of(messages, tools)
     _require_count(tokenizer, told, context_length, context_length)
     _require_count(tokenizer, [*told, *said], _LENIENCE * context_length, context_length)
 
@@ -81,7 +67,7 @@ def _require_count(tokenizer: Tokenizer, texts: Sequence[str], most: int, contex
             )
 
 
-def _texts(messages: Sequence[Message], tools: Sequence[Json]) -> tuple[list[str], list[str]]:
+def texts_of(messages: Sequence[Message], tools: Sequence[Json]) -> tuple[list[str], list[str]]:
     """The texts that the model is told, and those that a template may leave out: earlier answers, names and ids."""
     told: list[str] = []
     said: list[str] = []

@@ -26,7 +26,7 @@ class GuardedMessages:
         """Raises `MalformedRequest` when no private character is left to stand for a marker."""
         self.messages, self.tools = messages, tools
         self._tokenizer = tokenizer
-        texts = list(_strings([messages, tools]))
+        texts = set(_strings([messages, tools]))  # most are keys and roles, which every message has
         found = {marker.group() for text in texts if text for marker in tokenizer.find_markers(text)}
         self._placeholders = _placeholders(found, texts) if found else {}
         if found:
@@ -60,7 +60,7 @@ class GuardedMessages:
         return self._tokenizer.encode_plain(text)
 
 
-def _placeholders(found: Collection[str], texts: Sequence[str]) -> dict[str, str]:
+def _placeholders(found: Collection[str], texts: Collection[str]) -> dict[str, str]:
     """A private character that is in no text for each marker, longest marker first."""
     used = {
         character
@@ -86,11 +86,14 @@ def _hide(value: Any, placeholders: Mapping[str, str]) -> Any:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for pair in value.items():
-            yield from _strings(pair)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _strings(item)
+    """Every text in `value`, at any depth, in no order."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text:
+                yield text
+            case dict() | Mapping() as mapping:
+                waiting += mapping.keys()
+                waiting += mapping.values()
+            case list() | tuple() | Sequence() as items:
+                waiting += items

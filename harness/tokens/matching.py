@@ -17,8 +17,7 @@ from hashlib import blake2b
 import msgspec
 
 from harness.errors import MalformedRequest
-from harness.tokens.parsing import refuse_constant
-from harness.types import Json, Message
+from harness.types import Json, Message, refuse_constant
 
 ChainKey = bytes
 """blake2b-128 over a conversation prefix."""

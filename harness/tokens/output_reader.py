@@ -64,7 +64,8 @@ class OutputReader:
             last = next((token_id for token_id in reversed(output.context_ids) if token_id in turning_points), None)
             is_open = last == self._think_ids[0]
         split = _split_reasoning(pieces, is_open, self.syntax.markers)
-        parsed = self.syntax.parse(split.rest, tools) if tools else ParsedOutput(_text(split.rest))
+        is_read = bool(tools) or self.syntax.frames_answers
+        parsed = self.syntax.parse(split.rest, tools) if is_read else ParsedOutput(_text(split.rest))
         return replace(parsed, reasoning=split.reasoning) if split.reasoning else parsed
 
     def call_beginning_ids(self, name: str | None) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import Json
+from harness.types import Json, refuse_constant
 
 
 class Piece(NamedTuple):
@@ -45,6 +45,9 @@ class ParsedOutput:
 
 class CallSyntax(Protocol):
     """How a model family writes tool calls."""
+
+    frames_answers: bool = False
+    """An answer without a call has markers around it, too: it is read by the syntax, with and without tools."""
 
     @property
     def name(self) -> str:
@@ -157,8 +160,3 @@ def whole_calls(pieces: Sequence[Piece], content: str, calls: Sequence[ToolCall 
     """`content` and `calls`, or the output as it stands when one of the calls is none."""
     whole = tuple(call for call in calls if call is not None)
     return as_malformed(pieces) if len(whole) < len(calls) else ParsedOutput(content, whole)
-
-
-def refuse_constant(name: str) -> None:
-    """NaN and Infinity are not JSON; an agent's parser would fail on them."""
-    raise ValueError(name)

@@ -33,6 +33,7 @@ class Harmony(CallSyntax):
     """Channels, recipients and calls."""
 
     name = "harmony"
+    frames_answers = True
     markers = (_START, _CHANNEL, _MESSAGE, _END, _CALL, _RETURN, _CONSTRAIN)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
@@ -42,12 +43,16 @@ class Harmony(CallSyntax):
         return begin, name or ""
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """Reasoning, content and calls of the messages; the output as it stands when it is not a row of them."""
-        del tools
+        """Reasoning, content and calls of the messages; the output as it stands when it is not a row of them.
+
+        So is an output with a call when there are no `tools`.
+        """
         messages = list(_messages(pieces))
         if any(message is None for message in messages):
             return as_malformed(pieces)
         said = [message for message in messages if message is not None]
+        if not tools and any(message.recipient is not None for message in said):
+            return ParsedOutput("".join(piece.text for piece in pieces))
         content = "\n".join(message.body for message in said if message.recipient is None and not message.is_reasoning)
         calls = [
             tool_call(message.recipient, decode_json(message.body)) if message.end == _CALL else None

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from harness.client.session_server import SessionHandle
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.engines.scripted import ScriptStep
-from harness.rollouts.agents.environment import agent_environment
+from harness.rollouts.agents.agent_environment import agent_environment
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.server.admitted import TURN_ENDED
 from harness.server.settings import ServerSettings

@@ -6,6 +6,7 @@ from harness.dialects.model_request import ModelAnswer, ModelRequest
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event
 from harness.errors import HarnessError
+from harness.tokens.history import History
 from harness.types import Json
 from tests.unit.dialects.toy_request import NAME, parse_toy
 
@@ -20,8 +21,9 @@ class ToyDialect:
         """See `Dialect`."""
         return {"TOY_URL": session_url, "TOY_KEY": api_key, "TOY_MODEL": model}
 
-    def parse(self, body: bytes, limits: RequestLimits) -> ModelRequest:
-        """See `Dialect`."""
+    def parse(self, body: bytes, limits: RequestLimits, history: History) -> ModelRequest:
+        """See `Dialect`; reads every message each time."""
+        del history
         return parse_toy(body, limits)
 
     def answer(self, answer: ModelAnswer) -> Json:

@@ -260,7 +260,7 @@ def test_the_template_says_which_syntax_its_family_writes():
     assert {name: call_syntax_of(source).name for name, source in sources.items()} == {name: name for name in sources}
 
 
-BITS = [
+BITS: list[list[int]] = [
     *[[TOKENIZER.marker_id(marker)] for marker in MARKERS],
     *[ids(text) for text in ('{"name": "add"', ', "arguments": {"a": 1}}', "<function=add>", "</function>", "\n")],
     *[ids(text) for text in ("<parameter=a>", "1", "</parameter>", "analysis", "commentary to=functions.add", "final")],

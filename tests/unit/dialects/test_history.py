@@ -1,0 +1,156 @@
+"""A history that is recognized by its bytes means what it means when it is read."""
+
+import json
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.dialects.openai_chat_request import parse_request
+from harness.dialects.request_limits import RequestLimits
+from harness.errors import HarnessError
+from harness.tokens.history import History
+from harness.tokens.matching import Matching, chain_keys, normal_form
+
+CALL = {"id": "call_0", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}
+LOOSE_CALL = {**CALL, "function": {"name": "find", "arguments": '{"a":1}'}}
+MESSAGES: tuple[dict[str, Any], ...] = (
+    {"role": "system", "content": "rules"},
+    {"role": "user", "content": "one"},
+    {"role": "user", "content": [{"type": "text", "text": "one"}]},
+    {"role": "user", "content": "日本語 \n", "name": "somebody"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "assistant", "content": "", "tool_calls": [LOOSE_CALL]},
+    {"role": "assistant", "content": "two", "reasoning_content": "hm"},
+    {"role": "assistant", "content": "two", "refusal": None},
+    {"role": "tool", "tool_call_id": "call_0", "content": "three"},
+    {"role": "tool", "content": "of no call"},
+    {"role": "nobody", "content": "refused"},
+)
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("find", "seek")
+]
+SPELLINGS: tuple[dict[str, Any], ...] = ({}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False})
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> list[bytes]:
+    """Requests of one session: histories that grow, are spelled otherwise, branch, or get other tools."""
+    history: list[int] = []
+    sent: list[bytes] = []
+    for _ in range(draw(st.integers(1, 8))):
+        history = history[: draw(st.integers(0, len(history)))] if draw(st.booleans()) else history
+        history = history + draw(st.lists(st.integers(0, len(MESSAGES) - 1), min_size=1, max_size=3))
+        # Of one spelling as a rule; messages are split, not parsed, so each may have its own.
+        usual = draw(st.sampled_from(SPELLINGS))
+        odd = draw(st.integers(-8, len(history) - 1))
+        spelled = [
+            json.dumps(MESSAGES[each], **(draw(st.sampled_from(SPELLINGS)) if place == odd else usual))
+            for place, each in enumerate(history)
+        ]
+        tools = json.dumps(draw(st.sampled_from(([], TOOLS[:1], TOOLS))))
+        sent.append(f'{{"tools": {tools}, "messages": [{", ".join(spelled)}]}}'.encode())
+    return sent
+
+
+def meaning(body: bytes, history: History, limits: RequestLimits) -> Any:
+    """Everything that the server takes of a request, or why it refuses it."""
+    try:
+        request = parse_request(body, limits, history)
+    except HarnessError as error:
+        return type(error), error.message
+    prefixes = history.read(request.messages, request.tools, request.recall)
+    return tuple(request.messages), request.tools, list(prefixes), request.sampling
+
+
+@pytest.mark.parametrize(
+    "matching",
+    [(), *((each,) for each in Matching), tuple(Matching), ("tests.unit.dialects.test_history:first_letters",)],
+    ids=str,
+)
+@settings(max_examples=60, deadline=None)
+@given(sent=bodies(), arguments_bytes=st.sampled_from((7, 8)))
+def test_both_ways_come_to_the_same(matching: Sequence[str], sent: list[bytes], arguments_bytes: int):
+    """Whatever was sent before; errors name the same message, and limits count what is known."""
+    form = normal_form(matching)
+    history = History(form)
+    limits = RequestLimits(messages=6, arguments_bytes=arguments_bytes)
+    for body in sent:
+        fresh = meaning(body, History(form), limits)
+
+        assert meaning(body, history, limits) == fresh
+
+        if isinstance(fresh[0], tuple):
+            messages, tools, prefixes, _ = fresh
+            assert [prefix.key for prefix in prefixes] == chain_keys(messages, tools, form)
+
+
+def first_letters(message: dict[str, Any]) -> dict[str, Any]:
+    """A matching of an operator's own."""
+    return {"role": message["role"], "content": message.get("content", "")[:1]}
+
+
+def test_what_was_sent_before_is_not_read_again():
+    """Only the message behind it is."""
+    history = History()
+    first = {"messages": [MESSAGES[0], MESSAGES[1]], "tools": TOOLS}
+    request = parse_request(json.dumps(first).encode(), RequestLimits(), history)
+    history.read(request.messages, request.tools, request.recall)
+
+    longer = parse_request(
+        json.dumps({"messages": [*first["messages"], MESSAGES[6]], "tools": TOOLS, "temperature": 1}).encode(),
+        RequestLimits(),
+        history,
+    )
+
+    assert longer.recall.known == 2
+    assert longer.tools is request.tools
+    assert tuple(longer.messages[:2]) == tuple(request.messages)
+
+
+def test_a_client_that_never_repeats_itself_is_not_remembered_for_ever():
+    """The index stays small, and goes on to recognize what comes twice in a row."""
+    history = History()
+    for number in range(3_000):
+        body = json.dumps({"messages": [{"role": "user", "content": str(number)}, MESSAGES[6]]}).encode()
+        for known in (0, 2):
+            request = parse_request(body, RequestLimits(), history)
+            assert request.recall.known == known
+            history.read(request.messages, request.tools, request.recall)
+
+    assert len(history) < 2_100
+
+
+def test_a_client_that_goes_back_and_forth_between_two_histories_has_both_remembered():
+    """What is known already is not counted twice."""
+    history = History()
+    sent = [
+        json.dumps({"messages": [{"role": "user", "content": f"{name} {number}"} for number in range(700)]}).encode()
+        for name in ("one", "two")
+    ]
+    known = []
+    for body in sent * 3:
+        request = parse_request(body, RequestLimits(), history)
+        history.read(request.messages, request.tools, request.recall)
+        known.append(request.recall.known)
+
+    assert known == [0, 0, 700, 700, 700, 700]
+
+
+def test_tools_that_change_with_every_request_are_not_kept():
+    """An agent writes the time into a description: a hundred sets of tools take the room of one."""
+    history = History()
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            tool = {"type": "function", "function": {"name": "find", "description": f"{number} " + "words " * 2_000}}
+            body = json.dumps({"messages": MESSAGES[:2], "tools": [tool]}).encode()
+            request = parse_request(body, RequestLimits(), history)
+            history.read(request.messages, request.tools, request.recall)
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()

@@ -125,6 +125,27 @@ class WorkerStatus(NamedTuple):
     """Sessions that were served there last."""
 
 
+class EngineCount(NamedTuple):
+    """An engine's own count of what it has sampled, for whoever asked, and what this process knows of it."""
+
+    engine: str
+    """As messages call it."""
+    start: str
+    """Stands for the time since which engine and provider count: another one after a restart. Empty: it tells none."""
+    tokens: int
+    """All that it has sampled."""
+    scored: int = 0
+    """Of these, the tokens that a request of ours had to sample to score its input; no session gets them."""
+    scored_unheard: int = 0
+    """The most that requests of that kind can have sampled that were not answered."""
+    requests: int = 0
+    """Those that could sample, whoever sent them."""
+    own_requests: int = 0
+    """Those of them that this provider sent."""
+    uncounted: int = 0
+    """Those of them that are not in `tokens`: they go on, were refused, or ended in a way that it does not count."""
+
+
 class PoolObserver(Protocol):
     """Counts what a pool does; the metrics of a server are one."""
 
@@ -228,6 +249,14 @@ class TokenProvider(Protocol):
         """Never blocks on a generation, answers while paused."""
 
 
+@runtime_checkable
+class CountsTokens(Protocol):
+    """An engine that counts what it samples, apart from what we make of it: an outside witness of the ledger."""
+
+    async def count_sampled(self) -> EngineCount:
+        """Its counters as they stand, which may be a moment behind its replies. Raises `EngineError`."""
+
+
 @dataclass(frozen=True, slots=True)
 class OneWorker:
     """The `EngineWorkers` of an engine on its own; see there."""
@@ -307,7 +336,12 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
     input_ids, params, start = request.input_ids, request.params, request.prompt_logprobs_from
     _check_ids(capabilities, input_ids, "input")
     if request.script_ids is not None:
-        _check_script(capabilities, request.script_ids)
+        if not capabilities.follows_scripts:
+            raise EngineRejected(
+                f"{capabilities.engine} is not known to follow scripts (docs/scripts.md);"
+                " nothing is sampled in their place"
+            )
+        _check_ids(capabilities, request.script_ids, "script")
     if input_ids.size >= capabilities.context_length:
         raise EngineRejected(
             f"{input_ids.size} input tokens leave no room in a context of {capabilities.context_length};"
@@ -334,11 +368,3 @@ def _check_ids(capabilities: Capabilities, ids: TokenIds, what: str) -> None:
     if low < 0 or high >= capabilities.vocab_size:
         culprit = low if low < 0 else high
         raise EngineRejected(f"token id {culprit} is outside the vocabulary (0..{capabilities.vocab_size - 1})")
-
-
-def _check_script(capabilities: Capabilities, script_ids: TokenIds) -> None:
-    if not capabilities.follows_scripts:
-        raise EngineRejected(
-            f"{capabilities.engine} is not known to follow scripts (docs/scripts.md); nothing is sampled in their place"
-        )
-    _check_ids(capabilities, script_ids, "script")

@@ -1,4 +1,4 @@
-"""What a server serves, and by which programs.
+"""The identity of a server: engine and model, and the programs that sample.
 
 Two servers of one identity sample the same tokens from the same messages. The versions of their engines may differ.
 """
@@ -20,7 +20,7 @@ def serving_identity(capabilities: Capabilities, chat_tokenizer: ChatTokenizer) 
     }
 
 
-def served_by(engine: TokenProvider) -> list[str]:
+def programs_of(engine: TokenProvider) -> list[str]:
     """The programs that sample for `engine`, each once: `sglang 0.5.15`, or `local` for one in this process."""
     found = [worker.capabilities for worker in engine.workers.providers.values()]
     return sorted({f"{each.engine} {each.version}".rstrip() for each in found})

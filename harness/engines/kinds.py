@@ -150,14 +150,14 @@ def _import_on_call(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
-class _PausedAnswer(msgspec.Struct):
+class _VLLMPause(msgspec.Struct):
     is_paused: bool
 
 
 def _read_vllm_pause(status: int, content: bytes) -> bool | None:
     """In dev mode vLLM says so; otherwise nobody can pause it."""
     try:
-        return msgspec.json.decode(content, type=_PausedAnswer).is_paused if status == 200 else None
+        return msgspec.json.decode(content, type=_VLLMPause).is_paused if status == 200 else None
     except msgspec.DecodeError:
         return None
 

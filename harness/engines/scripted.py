@@ -17,13 +17,22 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Self, assert_never
+from uuid import uuid4
 from zlib import crc32
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
+from harness.engines.base import (
+    Capabilities,
+    EngineCount,
+    EngineHealth,
+    LogprobScale,
+    OneWorker,
+    PauseMode,
+    check_request,
+)
 from harness.engines.repeat_guard import object_key_ids
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.machine.deadlines import await_any, within
@@ -54,7 +63,7 @@ class ScriptedFault(StrEnum):
     ABORT = "abort"
     """The engine ends the request with finish reason `abort`, unasked."""
     DISCONNECT = "disconnect"
-    """The connection breaks: `EngineConnectionLost`, the partial output is lost."""
+    """The connection breaks: `EngineConnectionLost`."""
     UNAVAILABLE = "unavailable"
     """`EngineUnavailable`."""
     REJECT = "reject"
@@ -136,7 +145,7 @@ class _Live:
         if self.spans and self.spans[-1].version == version:
             start = self.spans.pop().start
         self.spans.append(VersionSpan(version, start, len(self.output)))
-        return GenerationDelta(array, logprobs)
+        return GenerationDelta(array, logprobs, tuple(self.spans))
 
 
 class _Ending(msgspec.Struct, frozen=True):
@@ -167,6 +176,7 @@ class ScriptedEngine:
         self._running = asyncio.Event()
         self._running.set()
         self._version = "0"
+        self._since, self._said = uuid4().hex, 0
         self.capabilities = Capabilities(
             engine="scripted",
             model=model,
@@ -225,6 +235,8 @@ class ScriptedEngine:
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):
                     return piece
+                if request.on_delta is not None:
+                    request.on_delta(piece)
         raise EngineConnectionLost("the scripted engine ended a stream without a result")
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:
@@ -305,6 +317,10 @@ class ScriptedEngine:
         """Always ready."""
         return EngineHealth(ready=True, paused=not self._running.is_set(), running=len(self._live), waiting=0)
 
+    async def count_sampled(self) -> EngineCount:
+        """See `CountsTokens`."""
+        return EngineCount("the scripted engine", self._since, self._said)
+
     def _next_step(self, request: GenerationRequest) -> ScriptStep:
         steps, session_id = self._script.steps, request.session_id or ""
         played = self._played[session_id]
@@ -351,7 +367,9 @@ class ScriptedEngine:
             if not first and await self._wait(live, step.token_delay_s):
                 return
             size = 1 if step.token_delay_s else upto
-            yield live.say(ending.ids[len(live.output) :][:size], self._version)
+            delta = live.say(ending.ids[len(live.output) :][:size], self._version)
+            self._said += delta.output_ids.size
+            yield delta
         if step.fault is not None:
             await self._fail(live, step.fault)
 
@@ -372,7 +390,9 @@ class ScriptedEngine:
             case ScriptedFault.DISCONNECT:
                 raise EngineConnectionLost(f"the scripted connection broke after {len(live.output)} tokens")
             case ScriptedFault.UNAVAILABLE:
-                raise EngineUnavailable("the scripted engine is unavailable in this step")
+                error = EngineUnavailable("the scripted engine is unavailable in this step")
+                error.may_have_sampled = bool(live.output)
+                raise error
             case ScriptedFault.REJECT:
                 raise EngineRejected("the scripted engine rejects this step")
             case _:

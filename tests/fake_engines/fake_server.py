@@ -6,7 +6,8 @@ is known.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -99,6 +100,14 @@ class FakeServer:
         """Says the `force_ids` of a request, as the engines of lanes do; a server that others start ignores them."""
         self.repeat_guard = repeat_guard
         """Can be taken away while it serves, as by a restart."""
+        self.started_at = time.time()
+        """Another one is another process."""
+        self.others = 0
+        """Requests that could sample, and that somebody else sent."""
+        self.uncounted: list[int] = []
+        """Of requests that the counters of `/metrics` leave out: their tokens."""
+        self.write_series: Callable[[str], str] = str
+        """How `/metrics` writes a series, given the plainest way."""
         self._closing = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
@@ -142,6 +151,13 @@ class FakeServer:
         if answer is None or fault is Fault.LOST:
             return web.json_response({"error": {"message": f"so {fault} it was", "code": 500}}, status=500)
         return answer
+
+    def _metrics_page(self, *series: str) -> web.Response:
+        return web.Response(text="\n".join(["# HELP x", *map(self.write_series, series), ""]))
+
+    async def _sampled_tokens(self) -> int:
+        """The tokens that the counters of `/metrics` show."""
+        return (await self.engine.count_sampled()).tokens - sum(self.uncounted)
 
     async def _models(self, request: web.Request) -> web.Response:
         capabilities = self.engine.capabilities

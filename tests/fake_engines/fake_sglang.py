@@ -27,6 +27,7 @@ class FakeSGLang(FakeServer):
         self._gate = asyncio.Event()
         self._gate.set()
         self._held: set[str] = set()
+        self._retracts = False
 
     def routes(self) -> list[web.RouteDef]:
         """See `FakeServer`."""
@@ -41,6 +42,7 @@ class FakeSGLang(FakeServer):
             web.get("/server_info", self._server_info),
             web.get("/v1/loads", self._loads),
             web.get("/ready", self._ready),
+            web.get("/metrics", self._metrics),
         ]
 
     def close(self) -> None:
@@ -65,7 +67,7 @@ class FakeSGLang(FakeServer):
 
     async def _finished(self, request: web.Request, told: Told) -> web.StreamResponse:
         if told.status is not None:
-            return web.json_response({"error": {"message": "timed out in the queue"}}, status=told.status)
+            return web.json_response({"error": {"message": "Request running timeout reached."}}, status=told.status)
         return await self._answer(request, self._body(told))
 
     async def _pass_gate(self, rid: str) -> None:
@@ -122,6 +124,8 @@ class FakeSGLang(FakeServer):
         async for piece in self._sampled(self._generation(body), interval):
             if isinstance(piece, GenerationResult):
                 told = self._told(body, piece)
+                if self._retracts and told.finish == "abort" and sent:
+                    told.retract(sent)
                 repeated = 1 if self._repeats_last_id and sent else 0
                 yield self._body(told, sent - repeated if self._incremental else 0)
             elif self.lie is Lie.NONE:
@@ -157,6 +161,8 @@ class FakeSGLang(FakeServer):
             "e2e_latency": 0.5,
             "output_top_logprobs": _sglang_top(told)[sent:],
         }
+        if told.prompt_count is None:
+            del meta["prompt_tokens"], meta["cached_tokens"]
         if told.finish:
             meta["weight_versions"] = told.spans
         if self.lie is Lie.MISSING_LOGPROBS:
@@ -176,11 +182,13 @@ class FakeSGLang(FakeServer):
         if (await request.json()).get("mode", "abort") == "abort":
             await self.engine.abort(None)
         else:
+            self._retracts = True
             await self.engine.pause(PauseMode.KEEP)
         return web.json_response({"status": "ok"})
 
     async def _continue(self, request: web.Request) -> web.Response:
         self._gate.set()
+        self._retracts = False
         await self.engine.resume()
         return web.json_response({"status": "ok"})
 
@@ -214,6 +222,16 @@ class FakeSGLang(FakeServer):
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self._gate.is_set() else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        asked = len(self.bodies) + self.others
+        return self._metrics_page(
+            f'sglang:startup_time_seconds{{phase="tokenizer_e2e",priority=""}} {self.started_at}',
+            f'sglang:http_requests_total{{endpoint="/generate",method="POST"}} {asked}.0',
+            'sglang:http_requests_total{endpoint="/abort_request",method="POST"} 7.0',
+            f'sglang:num_requests_total{{is_streaming="false",priority=""}} {asked - len(self.uncounted)}.0',
+            f'sglang:generation_tokens_total{{is_streaming="false",priority=""}} {await self._sampled_tokens()}.0',
+        )
 
     async def _loads(self, request: web.Request) -> web.Response:
         health = await self.engine.health()

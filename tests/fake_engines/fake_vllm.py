@@ -159,8 +159,16 @@ class FakeVLLM(FakeServer):
 
     async def _metrics(self, request: web.Request) -> web.Response:
         running = (await self.engine.health()).running
-        lines = ["# HELP x", f'vllm:num_requests_running{{engine="0"}} {running}.0']
-        return web.Response(text="\n".join([*lines, 'vllm:num_requests_waiting{engine="0"} 0.0', ""]))
+        asked = len(self.bodies) + self.others
+        return self._metrics_page(
+            f"process_start_time_seconds {self.started_at}",
+            f'vllm:num_requests_running{{engine="0"}} {running}.0',
+            'vllm:num_requests_waiting{engine="0"} 0.0',
+            f'http_requests_total{{handler="/inference/v1/generate",method="POST",status="2xx"}} {asked}.0',
+            'http_requests_total{handler="/inference/v1/generate",method="POST",status="4xx"} 3.0',
+            'http_requests_total{handler="/pause",method="POST",status="2xx"} 7.0',
+            f'vllm:generation_tokens_total{{engine="0"}} {await self._sampled_tokens()}.0',
+        )
 
 
 class _Wire:

@@ -59,7 +59,8 @@ class Told:
     named: list[int]
     logprobs: list[float | None]
     count: int
-    prompt_count: int
+    prompt_count: int | None
+    """None where the engine does not say."""
     finish: str
     matched: int | str | None
     spans: list[Json]
@@ -99,6 +100,11 @@ class Told:
         del self.ids[size:], self.named[size:], self.logprobs[size:]
         self.count, self.finish, self.matched = size, finish, None
         self.spans = [span | {"end": min(span["end"], size)} for span in self.spans if span["start"] < size]
+
+    def retract(self, sent: int) -> None:
+        """End the output behind what had been sent: SGLang aborts what it has retracted in the queue."""
+        self.cut(sent, self.finish)
+        self.prompt_count = None
 
     def distorted(self, lie: Lie) -> "Told":
         """The same with `lie` in it."""

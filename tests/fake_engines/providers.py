@@ -40,6 +40,12 @@ def toy_tokenizer() -> Tokenizer:
         return Tokenizer.load(write_toy_model(Path(directory)))
 
 
+@cache
+def smollm2_tokenizer(model_dir: Path) -> Tokenizer:
+    """Of the real model; every test on an engine that serves it asks for it twice."""
+    return Tokenizer.load(model_dir)
+
+
 LOREM = "The quick brown fox jumps over the lazy dog. " * 40
 SLOWLY = ScriptStep(text=LOREM, token_delay_s=0.004)
 
@@ -231,7 +237,7 @@ def _pool(kind: str) -> Kind:
 def _smollm2_bench(
     provider: TokenProvider, expects: Expectations, model_dir: Path, perturbed_dir: Path, unfit_dir: Path
 ) -> Bench:
-    tokenizer = Tokenizer.load(model_dir)
+    tokenizer = smollm2_tokenizer(model_dir)
     prompt = tokenizer.encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n")
     return Bench(
         provider,
@@ -260,30 +266,30 @@ async def _scripted_served() -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def _local_served(engine: HuggingFaceTokenProvider, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
-    async with served(engine, Tokenizer.load(model_dir), model_dir) as provider:
+    async with served(engine, smollm2_tokenizer(model_dir), model_dir) as provider:
         yield _smollm2_bench(provider, LOCAL_SERVED, model_dir, *others)
 
 
 @asynccontextmanager
 async def served(engine: TokenProvider, tokenizer: Tokenizer, model_dir: Path) -> AsyncIterator[SGLangTokenProvider]:
-    """`engine` behind a socket, and the provider that finds it there."""
+    """`engine` behind a socket, and the provider that finds it there; a test of its own measures the scale."""
     async with (
         serve_in_process(NativeServer(engine, tokenizer, model_dir).app()) as url,
-        SGLangTokenProvider(url, vocab_size=tokenizer.vocab_size) as provider,
+        SGLangTokenProvider(url, vocab_size=tokenizer.vocab_size, logprob_scale=LogprobScale.RAW) as provider,
     ):
         yield provider
 
 
 @asynccontextmanager
 async def _sglang(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
-    vocab_size = Tokenizer.load(model_dir).vocab_size
+    vocab_size = smollm2_tokenizer(model_dir).vocab_size
     async with SGLangTokenProvider(url, vocab_size=vocab_size, logprob_scale=LogprobScale.RAW) as provider:
         yield _smollm2_bench(provider, SGLANG, model_dir, *others)
 
 
 @asynccontextmanager
 async def _vllm(url: str, model_dir: Path, *others: Path) -> AsyncIterator[Bench]:
-    vocab_size = Tokenizer.load(model_dir).vocab_size
+    vocab_size = smollm2_tokenizer(model_dir).vocab_size
     async with VLLMTokenProvider(url, vocab_size=vocab_size, logprob_scale=LogprobScale.RAW) as provider:
         yield _smollm2_bench(provider, VLLM, model_dir, *others)
 

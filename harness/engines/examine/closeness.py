@@ -24,7 +24,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """A position at which the engines are not close."""
 
     position: int
@@ -43,7 +43,7 @@ class ClosenessReport:
 
     compared: int
     """Positions, the first with different tokens included."""
-    differences: tuple[Difference, ...]
+    differences: tuple[TokenDifference, ...]
     """Those that are not close, in order."""
     largest: float
     """Largest difference of the logprobs of equal tokens, in nats."""
@@ -106,8 +106,8 @@ def check_logprobs_close(a: GenerationResult, b: GenerationResult, *, atol: floa
     )
 
 
-def _difference(a: GenerationResult, b: GenerationResult, position: int, top_k: int) -> Difference:
-    return Difference(position, _choice(a, b, position, top_k), _choice(b, a, position, top_k))
+def _difference(a: GenerationResult, b: GenerationResult, position: int, top_k: int) -> TokenDifference:
+    return TokenDifference(position, _choice(a, b, position, top_k), _choice(b, a, position, top_k))
 
 
 def _choice(own: GenerationResult, other: GenerationResult, position: int, top_k: int) -> Choice:

@@ -20,9 +20,9 @@ from harness.engines.base import LogprobScale
 from harness.engines.kinds import server_kinds
 from harness.engines.logprob_scale import CERTAIN, TOLERANCE, measure_scale
 from harness.engines.remote.address import EngineAddress
-from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.engines.remote.provider import RemoteProvider
-from harness.engines.remote.same_tokenizer import compared_texts, find_difference
+from harness.engines.remote.same_tokenizer import find_difference, texts_to_compare
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.sglang_wire import ServerInfo
@@ -149,7 +149,7 @@ async def _identify(client: EngineClient) -> ExaminedServer:
         if kind.examined is None:
             continue
         path, examine = kind.examined
-        answer = await client.ask(Exchange("GET", path, _ANSWER_S))
+        answer = await client.ask(HttpCall("GET", path, _ANSWER_S))
         if answer.status == 200:
             return await examine(client, answer.content)
         titles.append(kind.title)
@@ -162,7 +162,7 @@ async def _identify(client: EngineClient) -> ExaminedServer:
 
 async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer:
     """See `kinds.Examined`."""
-    info = client.decode(Exchange("GET", "/model_info", _ANSWER_S), content, _SGLangInfo)
+    info = client.decode(HttpCall("GET", "/model_info", _ANSWER_S), content, _SGLangInfo)
     server = await client.get("/server_info", ServerInfo, deadline_s=_ANSWER_S)
     return ExaminedServer(
         engine=server.engine,
@@ -179,9 +179,9 @@ async def examine_sglang(client: EngineClient, content: bytes) -> ExaminedServer
 
 async def examine_vllm(client: EngineClient, content: bytes) -> ExaminedServer:
     """See `kinds.Examined`."""
-    version = client.decode(Exchange("GET", "/version", _ANSWER_S), content, VersionAnswer)
+    version = client.decode(HttpCall("GET", "/version", _ANSWER_S), content, VersionAnswer)
     model = await find_model(client)
-    spans = await client.ask(Exchange("POST", _SPAN_ROUTE, _ANSWER_S, {}))
+    spans = await client.ask(HttpCall("POST", _SPAN_ROUTE, _ANSWER_S, {}))
     return ExaminedServer(
         engine="vllm",
         protocol="vllm",
@@ -303,7 +303,7 @@ class _Examination(NamedTuple):
 
     async def _find_route(self, path: str, what: str) -> _Claim:
         """A GET of a route that only takes POST does nothing."""
-        status = (await self.client.ask(Exchange("GET", path, _ANSWER_S))).status
+        status = (await self.client.ask(HttpCall("GET", path, _ANSWER_S))).status
         if status in MISSING - {405}:
             advice = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.server.engine == "vllm" else ""
             return _Claim(Answer.NO, f"there is no POST {path}{advice}")
@@ -315,7 +315,9 @@ class _Examination(NamedTuple):
         difference = await find_difference(self.client, self.tokenizer)
         if difference is not None:
             return _Claim(Answer.NO, f"{difference}, in --model")
-        return _Claim(Answer.YES, f"/tokenize gave the ids of --model for {len(compared_texts(self.tokenizer))} texts")
+        return _Claim(
+            Answer.YES, f"/tokenize gave the ids of --model for {len(texts_to_compare(self.tokenizer))} texts"
+        )
 
     async def _sample(self) -> GenerationResult:
         return await self.provider.generate(GenerationRequest(_PROMPT, _SHORT, request_id=uuid4().hex))

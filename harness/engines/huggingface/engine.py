@@ -16,10 +16,10 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.engines.base import PauseMode
-from harness.engines.huggingface.generation import Generation, StopRules
+from harness.engines.huggingface.local_generation import LocalGeneration, StopRules
 from harness.engines.huggingface.model import ModelFacts, RaggedModel
 from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample
-from harness.engines.huggingface.scheduler import Piece, Scheduler
+from harness.engines.huggingface.scheduler import Scheduler, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid
 from harness.types import (
@@ -32,7 +32,7 @@ from harness.types import (
     as_logprobs,
 )
 
-Outcome = GenerationResult | PromptLogprobs | EngineError
+RequestOutcome = GenerationResult | PromptLogprobs | EngineError
 """How a request ends."""
 
 
@@ -43,29 +43,31 @@ class Listener(Protocol):
     def wants_deltas(self) -> bool:
         """Whether to report tokens as they are sampled; the outcome is reported in any case."""
 
-    def __call__(self, event: GenerationDelta | Outcome) -> None:
-        """Take the next event; an `Outcome` is the last."""
+    def __call__(self, event: GenerationDelta | RequestOutcome) -> None:
+        """Take the next event; a `RequestOutcome` is the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Live:
+class _LiveRequest:
     """A request that has not ended."""
 
-    generation: Generation
+    generation: LocalGeneration
     listener: Listener
 
 
-class Engine:
+class LocalEngine:
     """The requests, and the model that works on them."""
 
     def __init__(self, model: RaggedModel, scheduler: Scheduler, rules: StopRules, *, version: str) -> None:
         self.version = version
         self.is_paused = False
+        self.sampled_tokens = 0
+        """Since the engine was made, for whichever request."""
         self._model = model
         self._scheduler = scheduler
         self._rules = rules
-        self._live: dict[str, _Live] = {}
-        self._by_tokens: dict[TokenSequence, _Live] = {}
+        self._live: dict[str, _LiveRequest] = {}
+        self._by_tokens: dict[TokenSequence, _LiveRequest] = {}
 
     @property
     def facts(self) -> ModelFacts:
@@ -101,7 +103,7 @@ class Engine:
         """Queue a request; raises `EngineRejected` when its id is that of a live one."""
         if request.request_id in self._live:
             raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
-        live = _Live(Generation(request, self._rules, started_at=time.perf_counter()), listener)
+        live = _LiveRequest(LocalGeneration(request, self._rules, started_at=time.perf_counter()), listener)
         self._live[request.request_id] = live
         self._by_tokens[live.generation.tokens] = live
         self._scheduler.add(live.generation.tokens)
@@ -167,9 +169,9 @@ class Engine:
         for live in self._live.values():
             live.generation.restart_scores()
 
-    def _use_logits(self, pieces: Iterable[Piece], logits: Tensor) -> None:
+    def _use_logits(self, pieces: Iterable[StepPiece], logits: Tensor) -> None:
         """Score and sample with the wanted rows of `pieces`, which `logits` has in order."""
-        sampling: list[_Live] = []
+        sampling: list[_LiveRequest] = []
         last_rows: list[int] = []
         first = 0
         for piece in pieces:
@@ -187,13 +189,14 @@ class Engine:
             for own in (live.generation for live in sampling)
         ]
         for live, sampled in zip(sampling, sample(logits[last_rows], how), strict=True):
+            self.sampled_tokens += 1
             reason = live.generation.add(sampled, self.version)
             if live.listener.wants_deltas:
                 live.listener(GenerationDelta(as_ids([sampled.token_id]), as_logprobs([sampled.logprob])))
             if reason is not None:
                 self._finish(live, reason)
 
-    def _score(self, live: _Live, wanted: range, rows: Tensor) -> None:
+    def _score(self, live: _LiveRequest, wanted: range, rows: Tensor) -> None:
         """Add the logprobs of the input tokens that follow the positions `wanted`."""
         generation = live.generation
         if generation.scores is None or generation.scores.is_complete or not wanted:
@@ -203,14 +206,14 @@ class Engine:
         if generation.is_scoring_only and (scores := generation.scores.result()) is not None:
             self._end(live, scores)
 
-    def _finish(self, live: _Live, reason: FinishReason) -> None:
+    def _finish(self, live: _LiveRequest, reason: FinishReason) -> None:
         self._end(live, live.generation.result(reason, now=time.perf_counter()))
 
-    def _end(self, live: _Live, outcome: Outcome) -> None:
+    def _end(self, live: _LiveRequest, outcome: RequestOutcome) -> None:
         self._remove(live)
         live.listener(outcome)
 
-    def _remove(self, live: _Live) -> None:
+    def _remove(self, live: _LiveRequest) -> None:
         del self._live[live.generation.request.request_id]
         del self._by_tokens[live.generation.tokens]
         self._scheduler.finish(live.generation.tokens)

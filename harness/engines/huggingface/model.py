@@ -21,7 +21,7 @@ from harness.engines.huggingface import ragged_attention
 from harness.engines.huggingface.kv_storage import KvStorage
 from harness.engines.huggingface.packed_linear import FEWEST_ROWS, pack
 from harness.engines.huggingface.ragged_attention import RaggedPiece
-from harness.engines.huggingface.scheduler import KvOp, Piece
+from harness.engines.huggingface.scheduler import KvOp, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineRejected, ModelError
 
@@ -70,7 +70,7 @@ class RaggedModel:
             raise ModelError(f"cannot load the model in {directory}: {error}") from error
         return cls(model.eval(), directory)
 
-    def forward(self, pieces: Sequence[Piece]) -> Tensor:
+    def forward(self, pieces: Sequence[StepPiece]) -> Tensor:
         """Float32 logits of every wanted position of `pieces`, in order, shape [positions, vocabulary]."""
         ragged, first = [], 0
         for sequence, start, stop in pieces:
@@ -160,8 +160,8 @@ class RaggedModel:
         try:
             self._model.set_attn_implementation(ragged_attention.NAME)
             pack(self._model)
-            firsts = self.forward([Piece(sequence, 0, half) for sequence in sequences])
-            seconds = self.forward([Piece(sequence, half, sequence.length) for sequence in sequences])
+            firsts = self.forward([StepPiece(sequence, 0, half) for sequence in sequences])
+            seconds = self.forward([StepPiece(sequence, half, sequence.length) for sequence in sequences])
         except (TypeError, ValueError) as error:
             raise ModelError(f"the local engine cannot replace the attention of this model: {error}") from error
         rests = seconds.split([sequence.length - half for sequence in sequences])

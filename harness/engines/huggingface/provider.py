@@ -17,8 +17,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 from uuid import uuid4
 
-from harness.engines.base import Capabilities, EngineHealth, LogprobScale, OneWorker, PauseMode, check_request
-from harness.engines.huggingface.generation import StopRules
+from harness.engines.base import (
+    Capabilities,
+    EngineCount,
+    EngineHealth,
+    LogprobScale,
+    OneWorker,
+    PauseMode,
+    check_request,
+)
+from harness.engines.huggingface.local_generation import StopRules
 from harness.engines.huggingface.scheduler import BatchLimits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
 from harness.engines.repeat_guard import choose_guard, object_key_ids, prove_guard
@@ -36,7 +44,7 @@ from harness.types import (
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 if TYPE_CHECKING:  # it imports torch
-    from harness.engines.huggingface.engine import Engine, Outcome
+    from harness.engines.huggingface.engine import LocalEngine, RequestOutcome
 
 T = TypeVar("T")
 
@@ -53,6 +61,9 @@ class HuggingFaceTokenProvider:
         max_batch: Sequences that are computed together.
         kv_cache_bytes: Bound on keys and values of running sequences and kept prefixes.
         step_tokens: Tokens computed in one step; bounds how long a prompt keeps other requests waiting.
+        shares_prefixes: Sessions start from the KV of prefixes that others have computed. Which ones are there depends
+            on what runs beside them, and changes logprobs in the last bit. Without, and with a `step_tokens` that all
+            prompts fit into, outputs do not depend on the batch.
         threads: Threads of the matrix products; None leaves one core to the event loop and the agents: with all
             cores, threads that wait for each other lose to every other process that runs.
         dtype: Name of the torch type of weights and KV; `float32` is exact enough to be the ground truth.
@@ -69,6 +80,7 @@ class HuggingFaceTokenProvider:
         max_batch: int = 32,
         kv_cache_bytes: int = 2 << 30,
         step_tokens: int = 128,
+        shares_prefixes: bool = True,
         threads: int | None = None,
         dtype: str = "float32",
         version: str = "0",
@@ -80,12 +92,14 @@ class HuggingFaceTokenProvider:
         self._max_batch = max_batch
         self._kv_cache_bytes = kv_cache_bytes
         self._step_tokens = step_tokens
+        self._shares_prefixes = shares_prefixes
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
         self._dtype = dtype
         self._repeat_guard = choose_guard(repeat_guard, os.environ)
         self._object_key_ids: list[int] = []
         self._thread = EngineThread(self._build)
         self._version = version
+        self._since = uuid4().hex
 
     @property
     def capabilities(self) -> Capabilities:
@@ -198,10 +212,15 @@ class HuggingFaceTokenProvider:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=self._thread.failure)
         return EngineHealth(ready=True, paused=engine.is_paused, running=engine.running, waiting=engine.waiting)
 
-    def _build(self) -> "Engine":
+    async def count_sampled(self) -> EngineCount:
+        """See `CountsTokens`."""
+        engine = self._require_entered()
+        return EngineCount("the local engine", self._since, engine.sampled_tokens)
+
+    def _build(self) -> "LocalEngine":
         """Load everything; runs on the engine's thread."""
         try:
-            from harness.engines.huggingface.engine import Engine
+            from harness.engines.huggingface.engine import LocalEngine
             from harness.engines.huggingface.model import RaggedModel
         except ImportError:
             raise ModelError("the local engine needs `pip install 'session-harness[local]'`") from None
@@ -212,15 +231,15 @@ class HuggingFaceTokenProvider:
             raise ModelError(
                 f"kv_cache_bytes holds {kv_tokens} tokens of this model, at least {_SMALLEST_KV_TOKENS} are needed"
             )
-        scheduler = Scheduler(BatchLimits(self._max_batch, self._step_tokens, kv_tokens))
+        scheduler = Scheduler(BatchLimits(self._max_batch, self._step_tokens, kv_tokens, self._shares_prefixes))
         context_length = min(model.facts.context_length, kv_tokens)
         self._object_key_ids = object_key_ids(tokenizer)
         rules = StopRules(tokenizer.eos_ids, context_length, tokenizer.decode)
         if self._repeat_guard is not None:
             rules = rules._replace(new_detector=partial(RepeatDetector, self._repeat_guard, self._object_key_ids))
-        return Engine(model, scheduler, rules, version=self._version)
+        return LocalEngine(model, scheduler, rules, version=self._version)
 
-    def _require_entered(self) -> "Engine":
+    def _require_entered(self) -> "LocalEngine":
         if self._thread.engine is None:
             raise self._thread.explain_end()
         return self._thread.engine
@@ -234,7 +253,7 @@ class HuggingFaceTokenProvider:
                 f" {params.temperature}, {params.top_p}, {params.min_p} and {params.top_k}"
             )
 
-    async def _call(self, function: Callable[["Engine"], T]) -> T:
+    async def _call(self, function: Callable[["LocalEngine"], T]) -> T:
         self._require_entered()
         return await asyncio.wrap_future(self._thread.call(function))
 
@@ -266,9 +285,9 @@ class _Inbox:
         self.wants_deltas = wants_deltas
         self.is_exhausted = False
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[GenerationDelta | Outcome] = asyncio.Queue()
+        self._events: asyncio.Queue[GenerationDelta | RequestOutcome] = asyncio.Queue()
 
-    def __call__(self, event: "GenerationDelta | Outcome") -> None:
+    def __call__(self, event: "GenerationDelta | RequestOutcome") -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 

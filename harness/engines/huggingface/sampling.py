@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.engines.huggingface.generation import Sampled
+from harness.engines.huggingface.local_generation import SampledToken
 from harness.errors import EngineReplyInvalid
 from harness.types import Logprobs, SamplingParams, TokenIds
 
@@ -44,13 +44,13 @@ def logprobs_of(logits: Tensor, token_ids: TokenIds) -> Logprobs:
     return scores
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """One token for each row of `logits`, float32 [rows, vocabulary]."""
     token_ids = np.array([_choose(logits[index], row) for index, row in enumerate(rows)])
     normalizers = logits.logsumexp(dim=-1).numpy()
     logprobs = logits.numpy()[np.arange(len(rows)), token_ids] - normalizers
     _require_finite(logprobs)
-    sampled = [Sampled(*pair) for pair in zip(token_ids.tolist(), logprobs.tolist(), strict=True)]
+    sampled = [SampledToken(*pair) for pair in zip(token_ids.tolist(), logprobs.tolist(), strict=True)]
     counts = [row.params.top_logprobs for row in rows]
     if not any(counts):
         return sampled

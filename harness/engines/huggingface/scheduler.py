@@ -35,6 +35,8 @@ class BatchLimits(NamedTuple):
     """Tokens computed in one step."""
     kv_tokens: int
     """KV capacity of running sequences and cached prefixes together, in tokens."""
+    shares_prefixes: bool = True
+    """Sequences start from prefixes of other sessions too."""
 
 
 class KvDrop(NamedTuple):
@@ -90,7 +92,7 @@ class Sequence:
         return self.length - self.computed
 
 
-class Piece(NamedTuple):
+class StepPiece(NamedTuple):
     """Compute tokens `start..stop` (end exclusive) of `sequence` in this step."""
 
     sequence: Sequence
@@ -148,7 +150,7 @@ class Scheduler:
         """Queue a new sequence."""
         self.waiting.append(sequence)
 
-    def plan(self) -> list[Piece]:
+    def plan(self) -> list[StepPiece]:
         """Start what can be started and choose what to compute now; not empty while there is work."""
         self._start_waiting()
         decoding = sum(sequence.missing == 1 for sequence in self.running)
@@ -162,9 +164,9 @@ class Scheduler:
         for sequence, tokens in chunks:
             if sequence.kv is not None:  # an older one may have sent it back to waiting
                 self._reserve(sequence, sequence.computed + tokens)
-        return [Piece(seq, seq.computed, seq.computed + tokens) for seq, tokens in chunks if seq.kv is not None]
+        return [StepPiece(seq, seq.computed, seq.computed + tokens) for seq, tokens in chunks if seq.kv is not None]
 
-    def complete(self, pieces: Iterable[Piece]) -> None:
+    def complete(self, pieces: Iterable[StepPiece]) -> None:
         """The pieces of a plan have been computed."""
         for piece in pieces:
             piece.sequence.computed = piece.stop
@@ -215,6 +217,8 @@ class Scheduler:
         )
         best = _Match(None, 0)
         for source, ids in sources:
+            if not self.limits.shares_prefixes and source.session_id != sequence.session_id:
+                continue
             tokens = min(common_prefix(sequence.known_ids, ids), sequence.logits_from)
             if tokens > best.tokens:
                 best = _Match(source, tokens)
@@ -222,7 +226,7 @@ class Scheduler:
 
     def _is_being_computed(self, sequence: Sequence, available: int) -> bool:
         """Whether a running sequence will soon have much more of the prefix of `sequence` than is available."""
-        return any(
+        return self.limits.shares_prefixes and any(
             min(common_prefix(sequence.known_ids, other.known_ids), sequence.logits_from)
             >= max(available, other.computed) + _WORTH_WAITING_FOR
             for other in self.running

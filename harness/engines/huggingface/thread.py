@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harness.errors import EngineError, EngineUnavailable, HarnessError
 
 if TYPE_CHECKING:  # it imports torch
-    from harness.engines.huggingface.engine import Engine
+    from harness.engines.huggingface.engine import LocalEngine
 
 T = TypeVar("T")
 
 
-class _Call:
+class _EngineCall:
     """A function to be called with the engine, and where its result goes."""
 
-    def __init__(self, function: Callable[["Engine"], Any]) -> None:
+    def __init__(self, function: Callable[["LocalEngine"], Any]) -> None:
         self._function = function
         self.future: Future[Any] = Future()
 
-    def run(self, engine: "Engine") -> None:
+    def run(self, engine: "LocalEngine") -> None:
         """Answer the call; an error that is not an `EngineError` is raised and leaves it unanswered."""
         if not self.future.set_running_or_notify_cancel():
             return
@@ -43,16 +43,16 @@ class _Call:
 class EngineThread:
     """Runs an engine that is built, used and dropped on one thread."""
 
-    def __init__(self, build: Callable[[], "Engine"]) -> None:
+    def __init__(self, build: Callable[[], "LocalEngine"]) -> None:
         self._build = build
-        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_EngineCall] = queue.SimpleQueue()
         self._posting = threading.Lock()  # once the thread has ended, nothing is posted that nobody would answer
         self._has_ended = False
         self._is_stopping = False
         self._failure: Exception | None = None
         self.ready: Future[None] = Future()
         """Done when the engine is built, or cannot be."""
-        self.engine: Engine | None = None
+        self.engine: LocalEngine | None = None
         """Only to be looked at from other threads; None before and after its life."""
         self._thread = threading.Thread(target=self._run, name="harness-engine", daemon=True)
 
@@ -71,9 +71,9 @@ class EngineThread:
         """Begin to build the engine, in the thread."""
         self._thread.start()
 
-    def call(self, function: Callable[["Engine"], T]) -> Future[T]:
+    def call(self, function: Callable[["LocalEngine"], T]) -> Future[T]:
         """Have `function` called with the engine between two steps; `EngineError` when the thread has ended."""
-        call = _Call(function)
+        call = _EngineCall(function)
         with self._posting:
             if not self._has_ended:
                 self._calls.put(call)
@@ -84,7 +84,7 @@ class EngineThread:
     def request_stop(self) -> None:
         """End live generations with their partial output, then the thread; one that is still loading ends after it."""
 
-        def stop(engine: "Engine") -> None:
+        def stop(engine: "LocalEngine") -> None:
             self._is_stopping = True
             engine.abort(None)
 
@@ -111,7 +111,7 @@ class EngineThread:
         finally:
             self._end()
 
-    def _answer(self, call: _Call, engine: "Engine") -> None:
+    def _answer(self, call: _EngineCall, engine: "LocalEngine") -> None:
         try:
             call.run(engine)
         except BaseException:

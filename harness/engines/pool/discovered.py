@@ -14,13 +14,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 import structlog
 
-from harness.engines.base import ContinuesAtEntry, TokenProvider
+from harness.engines.base import Capabilities, ContinuesAtEntry, TokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.errors import EngineUnavailable, HarnessError
 from harness.samples.versions import is_unsettled
@@ -32,7 +32,7 @@ _SILENT = "it does not answer"
 _FENCED_AFTER = 3
 _LEFT_AFTER = 12
 _ENTER_S = 120.0
-_OTHERS_S = 10.0  # sessions that begin before the second worker is there all settle at the first
+_OTHERS_S = 10.0  # sessions that begin before the second worker is there all go to the first
 _LONGEST_REST_S = 30.0
 
 
@@ -82,6 +82,11 @@ class DiscoveredPool(EnginePool):
         self._silences: Counter[str] = Counter()
         self._stack = AsyncExitStack()
         self._continues_at_entry = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `EnginePool`; the engine is the router: workers of any kind come and go, and it serves the same."""
+        return replace(super().capabilities, engine="router")
 
     @property
     def continues_at_entry(self) -> bool:

@@ -133,7 +133,7 @@ class Placement:
         """Where the session was served last, though that worker may have gone."""
         return None if session_id is None else self._places.get(session_id)
 
-    def settle(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:
+    def place(self, session_id: str | None, worker: WorkerLoad, tokens: int) -> None:
         """The session is served by `worker` from now on; the longest unseen session is forgotten."""
         if session_id is None:
             return

@@ -11,6 +11,7 @@ engines, and does not find them; see `discovered`.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -59,9 +60,13 @@ class EnginePool:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of every worker, or of the last one that was there. Raises `EngineUnavailable` before the first."""
+        """Those of every worker, or of the last one that was there. Raises `EngineUnavailable` before the first.
+
+        A pool that a worker which follows scripts has left takes them all the same: their requests wait for the next.
+        """
         providers = self.workers.known or self._begin_with
-        return in_common([provider.capabilities for provider in providers.values()])
+        shared = in_common([provider.capabilities for provider in providers.values()])
+        return replace(shared, follows_scripts=shared.follows_scripts or self.workers.have_followed_scripts)
 
     @property
     def weight_version(self) -> str:
@@ -116,13 +121,28 @@ class EnginePool:
     # Generating
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """See `TokenProvider.generate`."""
+        """See `TokenProvider.generate`; the request moves to another worker only before its first delta."""
+        asked, has_begun = request, False
+        if request.on_delta is not None:
+            tell = request.on_delta
+
+            def hear(delta: GenerationDelta) -> None:
+                nonlocal has_begun
+                has_begun |= bool(delta.output_ids.size)
+                tell(delta)
+
+            asked = replace(request, on_delta=hear)
 
         async def ask(worker: TokenProvider) -> AsyncGenerator[GenerationResult]:
-            yield await worker.generate(request)
+            try:
+                yield await worker.generate(asked)
+            except EngineError as error:
+                error.may_have_sampled |= has_begun  # whatever the provider says: tokens of it are with the caller
+                raise
 
         try:
-            return await _only(self._serve(ask, request.session_id, request.request_id))
+            pieces = self._serve(ask, request.session_id, request.request_id, says_script=_says_script(request))
+            return await _only(pieces)
         except AbortedWaiting:
             return _nothing_sampled(request)
 
@@ -133,7 +153,8 @@ class EnginePool:
             return worker.stream(request)
 
         try:
-            async with aclosing(self._serve(ask, request.session_id, request.request_id)) as pieces:
+            served = self._serve(ask, request.session_id, request.request_id, says_script=_says_script(request))
+            async with aclosing(served) as pieces:
                 async for piece in pieces:
                     yield piece
         except AbortedWaiting:
@@ -152,29 +173,45 @@ class EnginePool:
         ask: Callable[[TokenProvider], AsyncIterator[_T]],
         session_id: str | None = None,
         request_id: str | None = None,
+        *,
+        says_script: bool = False,
     ) -> AsyncGenerator[_T]:
-        """A worker's answer, piece by piece.
+        """A worker's answer, piece by piece; of one that follows scripts where the request `says_script`.
 
         Theory of operation. A request may go to another worker only as long as nothing has come back from the first
         one: then nothing that it sampled has been seen, so asking again hands no token out twice (I5). From the first
         piece on the answer belongs to its worker: another one would sample other tokens behind those that the caller
         already has, and with other weights perhaps. A failure after it therefore goes to the caller, who knows what
-        has arrived and continues the turn with it, in a request of its own. Only `EngineUnavailable` is worth asking
-        elsewhere: what one worker refuses (`EngineRejected`) all of them refuse, and a connection that broke
-        (`EngineConnectionLost`) may have reached an engine that samples. Each worker is asked once at most.
+        has arrived and continues the turn with it, in a request of its own. Only after `EngineUnavailable` another one
+        is worth asking, unless the first may have sampled all the same: what one worker refuses (`EngineRejected`) all
+        of them refuse, and a connection that broke (`EngineConnectionLost`) may have reached an engine that samples.
+        Each worker is asked once at most.
         """
         before = self._placement.place_of(session_id)
         tried: set[str] = set()
         while True:
+            if says_script:
+                providers = self.workers.providers
+                deaf = [name for name, each in providers.items() if not _follows_scripts(each)]
+                if deaf and len(deaf) == len(providers) and not self.workers.have_followed_scripts:
+                    raise EngineRejected(
+                        f"{self.capabilities.engine} is not known to follow scripts (docs/scripts.md);"
+                        " nothing is sampled in their place"
+                    )
+                tried.update(deaf)
             worker = await self._choose_worker(session_id, tried, request_id)
+            if says_script and not _follows_scripts(self.workers.provider_of(worker)):  # it came while we waited
+                self._queue.finish(worker)
+                await self.workers.let_go(worker)
+                continue
             pieces = self._forward(worker, ask, session_id, request_id, before)
             try:
                 first = await anext(pieces)
                 break
             except StopAsyncIteration:
                 return  # whoever reads a stream misses its last piece, wherever that got lost
-            except EngineUnavailable:
-                if self._placement.is_exhausted(tried):
+            except EngineUnavailable as error:
+                if error.may_have_sampled or self._placement.is_exhausted(tried):
                     raise
         async with aclosing(pieces):
             yield first
@@ -202,7 +239,7 @@ class EnginePool:
         async with self._busy(worker, request_id), aclosing(pieces):
             async for piece in pieces:
                 if isinstance(piece, GenerationResult):
-                    self._settle(session_id, before, worker, piece)
+                    self._note_place(session_id, before, worker, piece)
                 yield piece
 
     def _standing(self) -> str:
@@ -236,10 +273,10 @@ class EnginePool:
         finally:
             del self._serving[request_id]
 
-    def _settle(
+    def _note_place(
         self, session_id: str | None, before: Place | None, worker: WorkerLoad, result: GenerationResult
     ) -> None:
-        self._placement.settle(session_id, worker, result.input_ids.size + result.output_ids.size)
+        self._placement.place(session_id, worker, result.input_ids.size + result.output_ids.size)
         if before is None or before.worker is worker:
             return
         recomputed = max(0, min(before.tokens, result.input_ids.size) - result.cached_tokens)
@@ -340,6 +377,14 @@ class EnginePool:
             details = "; ".join(f"worker {name}: {error.message}" for name, error in failures.items())
             raise kind(f"{len(failures)} of {len(workers)} workers failed to {what}: {details}")
         return [answer for answer in told if not isinstance(answer, BaseException)]
+
+
+def _says_script(request: GenerationRequest) -> bool:
+    return request.script_ids is not None
+
+
+def _follows_scripts(worker: TokenProvider) -> bool:
+    return worker.capabilities.follows_scripts
 
 
 async def _only(pieces: AsyncIterator[_T]) -> _T:

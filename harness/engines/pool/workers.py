@@ -72,6 +72,8 @@ class Workers:
         self._is_held: Callable[[], bool] = lambda: False
         self.proves_scripts = False
         """Those that join are tested for it; see `ProvesScripts`."""
+        self.have_followed_scripts = False
+        """One that follows scripts has been here, and may come back."""
         self._members: dict[str, _Member] = {}
         self._entered: dict[WorkerLoad, _Member] = {}
         """Also those that are leaving."""
@@ -160,6 +162,7 @@ class Workers:
                 await (worker.resume() if mode is None else worker.pause(mode))
             member = _Member(worker, self._placement.join(name), stack.pop_all())
             self._members[name] = self._entered[member.load] = member
+            self.have_followed_scripts |= worker.capabilities.follows_scripts
         log.info("worker_joined", worker=name, weight_version=worker.weight_version)
         self.judge_weights()
         self._tell_change()
@@ -253,7 +256,10 @@ def fence_left_behind(workers: EngineWorkers, version: int) -> None:
 
 
 def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
-    """The abilities that every worker has. Raises `EngineUnavailable` when there is none."""
+    """The abilities that every worker has, and scripts where one follows them: the pool asks those that do.
+
+    Raises `EngineUnavailable` when there is no worker.
+    """
     if not all_capabilities:
         raise EngineUnavailable("the pool has no worker; start one")
     first = all_capabilities[0]
@@ -271,7 +277,7 @@ def in_common(all_capabilities: Sequence[Capabilities]) -> Capabilities:
         repeat_guard=first.repeat_guard,
         may_stop_early=first.may_stop_early,
         version=" and ".join(sorted({each.version for each in all_capabilities})),
-        follows_scripts=all(each.follows_scripts for each in all_capabilities),
+        follows_scripts=any(each.follows_scripts for each in all_capabilities),
     )
 
 

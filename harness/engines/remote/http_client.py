@@ -6,7 +6,7 @@
     connection broke after the request  EngineConnectionLost
     not UTF-8, not JSON, wrong shape    EngineReplyInvalid
 
-Every exchange has a deadline and no exchange is repeated: whether a generation may be asked for again is not decided
+Every call has a deadline and no POST is repeated: whether a generation may be asked for again is not decided
 here. Proxies of the environment are never used. aiohttp, because httpx serves a tenth of the requests per second.
 """
 
@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 import aiohttp
 import msgspec
@@ -37,7 +38,7 @@ _READ_BUFFER_BYTES = 1 << 20
 _LARGE_BYTES = 200_000  # read in some milliseconds
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """A complete HTTP answer."""
 
     status: int
@@ -45,7 +46,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class HttpCall:
     """One request to the server, and how long the whole of it may take."""
 
     method: str
@@ -72,8 +73,13 @@ class EngineClient:
         self.url = address.url
         self.name = f"{engine} at {self.url}"
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.since = uuid4().hex
+        """Stands for the time of this client."""
+        self.generations_sent = 0
+        """Requests that reached the server, as far as is known here, and had it sample."""
         self._http: aiohttp.ClientSession | None = None
         self._reader: ThreadPoolExecutor | None = None
+        self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
     def open(self) -> None:
         """Make the connection pool; needs the running loop. The number of connections is not bounded here."""
@@ -97,26 +103,26 @@ class EngineClient:
 
     async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
         """The decoded answer to a GET."""
-        return await self.call(Exchange("GET", path, deadline_s), kind)
+        return await self.call(HttpCall("GET", path, deadline_s), kind)
 
-    async def post(self, path: str, body: Json, *, deadline_s: float) -> Answer:
+    async def post(self, path: str, body: Json, *, deadline_s: float) -> HttpAnswer:
         """The successful answer to a POST whose content nobody needs to decode."""
-        exchange = Exchange("POST", path, deadline_s, body)
-        return self._require_success(exchange, await self.ask(exchange))
+        call = HttpCall("POST", path, deadline_s, body)
+        return self._require_success(call, await self.ask(call))
 
     async def get_text(self, path: str, *, deadline_s: float) -> str:
         """The text of a successful answer to a GET."""
-        exchange = Exchange("GET", path, deadline_s)
-        return self._require_success(exchange, await self.ask(exchange)).content.decode("utf-8", errors="replace")
+        call = HttpCall("GET", path, deadline_s)
+        return self._require_success(call, await self.ask(call)).content.decode("utf-8", errors="replace")
 
-    async def call(self, exchange: Exchange, kind: type[_T]) -> _T:
+    async def call(self, call: HttpCall, kind: type[_T]) -> _T:
         """The content of a successful answer as a `kind`; raises the `EngineError` of the table above."""
-        return await self.call_for(exchange, kind, lambda value: value)
+        return await self.call_for(call, kind, lambda value: value)
 
-    async def call_for(self, exchange: Exchange, kind: type[_T], read: Callable[[_T], _R]) -> _R:
+    async def call_for(self, call: HttpCall, kind: type[_T], read: Callable[[_T], _R]) -> _R:
         """The content of a successful answer, through `read`; a large one is read off the event loop."""
-        content = self._require_success(exchange, await self.ask(exchange)).content
-        return await self.apart(len(content), lambda: read(self.decode(exchange, content, kind)))
+        content = self._require_success(call, await self.ask(call)).content
+        return await self.apart(len(content), lambda: read(self.decode(call, content, kind)))
 
     async def apart(self, size_bytes: int, work: Callable[[], _R]) -> _R:
         """Do `work` on a reply of that size and return its result; off the event loop when it is large."""
@@ -124,95 +130,98 @@ class EngineClient:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
-    async def ask(self, exchange: Exchange) -> Answer:
+    async def ask(self, call: HttpCall) -> HttpAnswer:
         """The answer, whatever its status."""
-        async with self._transport(exchange), self._request(exchange) as response:
-            return Answer(response.status, await response.read())
+        async with self._transport(call), self._request(call) as response:
+            return HttpAnswer(response.status, await response.read())
 
-    async def events(self, exchange: Exchange) -> AsyncGenerator[bytes]:
+    async def events(self, call: HttpCall) -> AsyncGenerator[bytes]:
         """The payload of each event of a stream; leaving early closes the connection.
 
         The deadline bounds the whole stream, the time its reader takes included.
         """
-        deadline = asyncio.get_running_loop().time() + exchange.deadline_s
+        deadline = asyncio.get_running_loop().time() + call.deadline_s
         buffer = EventBuffer()
-        async with self._request(exchange) as response:
+        async with self._request(call) as response:
             if not response.ok:
-                async with self._transport(exchange):
+                async with self._transport(call):
                     content = await response.read()
-                self._require_success(exchange, Answer(response.status, content))
+                self._require_success(call, HttpAnswer(response.status, content))
             while not buffer.is_done:
-                for payload in await self._next_payloads(exchange, response, buffer, deadline):
+                for payload in await self._next_payloads(call, response, buffer, deadline):
                     yield payload
 
-    def decode(self, exchange: Exchange, content: bytes, kind: type[_T]) -> _T:
+    def decode(self, call: HttpCall, content: bytes, kind: type[_T]) -> _T:
         """`content` as a `kind`; raises `EngineReplyInvalid` when it is something else."""
         try:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
             content.decode("utf-8")
-            return msgspec.json.decode(content, type=kind)
+            decoder: msgspec.json.Decoder[_T] = self._decoders.get(kind) or msgspec.json.Decoder(kind)
+            self._decoders[kind] = decoder
+            return decoder.decode(content)
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
             raise EngineReplyInvalid(
-                f"{self.name}: expected another answer to {_what(exchange)}, got {excerpt(content)}"
+                f"{self.name}: expected another answer to {_what(call)}, got {excerpt(content)}"
                 f" ({error}); check the version of the server"
             ) from error
 
     async def _next_payloads(
-        self, exchange: Exchange, response: aiohttp.ClientResponse, buffer: EventBuffer, deadline: float
+        self, call: HttpCall, response: aiohttp.ClientResponse, buffer: EventBuffer, deadline: float
     ) -> list[bytes]:
-        async with self._transport(exchange, deadline):
+        async with self._transport(call, deadline):
             data = await response.content.readany()
         if not data:
-            raise EngineConnectionLost(f"{self.name}: the stream of {_what(exchange)} ended without [DONE]")
+            raise EngineConnectionLost(f"{self.name}: the stream of {_what(call)} ended without [DONE]")
         try:
             return buffer.feed(data)
         except LineTooLong as error:
-            raise EngineReplyInvalid(f"{self.name}: {_what(exchange)} streamed {error}") from error
+            raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
 
     @asynccontextmanager
-    async def _request(self, exchange: Exchange) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _request(self, call: HttpCall) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._http is None:
             raise EngineUnavailable(f"{self.name} is not connected; use the provider inside `async with`")
-        data = None if exchange.body is None else msgspec.json.encode(exchange.body)
-        headers = {"content-type": "application/json", **exchange.headers}
-        if not exchange.request_id:
-            # uvicorn hangs up after an unhandled error; the next control call must not ride on that connection.
+        data = None if call.body is None else msgspec.json.encode(call.body)
+        headers = {"content-type": "application/json", **call.headers}
+        if not call.request_id and call.method != "GET":
+            # uvicorn hangs up after an unhandled error; the next call that changes something must not ride on that
+            # connection. A GET that meets a closed one is sent again by aiohttp.
             headers["connection"] = "close"
-        async with self._transport(exchange):
-            response = await self._http.request(exchange.method, self.url + exchange.path, data=data, headers=headers)
+        async with self._transport(call):
+            self.generations_sent += bool(call.request_id)
+            response = await self._http.request(call.method, self.url + call.path, data=data, headers=headers)
         try:
             yield response
         finally:
             response.release()  # closes the connection when the answer has not been read to its end
 
     @asynccontextmanager
-    async def _transport(self, exchange: Exchange, deadline: float | None = None) -> AsyncIterator[None]:
+    async def _transport(self, call: HttpCall, deadline: float | None = None) -> AsyncIterator[None]:
         """Bounds the block in time and names what went wrong on the wire."""
-        at = asyncio.get_running_loop().time() + exchange.deadline_s if deadline is None else deadline
+        at = asyncio.get_running_loop().time() + call.deadline_s if deadline is None else deadline
         try:
             async with asyncio.timeout_at(at):
                 yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            self.generations_sent -= bool(call.request_id)
             raise EngineUnavailable(f"{self.name} cannot be reached ({error}); is the server running?") from error
         except TimeoutError as error:
             # A generation that got no answer may have been sampled; every other call just was not served.
-            kind = EngineConnectionLost if exchange.request_id else EngineUnavailable
-            raise kind(f"{self.name} did not answer {_what(exchange)} within {exchange.deadline_s:.0f} s") from error
+            kind = EngineConnectionLost if call.request_id else EngineUnavailable
+            raise kind(f"{self.name} did not answer {_what(call)} within {call.deadline_s:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"{type(error).__name__} {error}".rstrip()
-            raise EngineConnectionLost(
-                f"{self.name}: the connection broke during {_what(exchange)}: {reason}"
-            ) from error
+            raise EngineConnectionLost(f"{self.name}: the connection broke during {_what(call)}: {reason}") from error
 
-    def _require_success(self, exchange: Exchange, answer: Answer) -> Answer:
+    def _require_success(self, call: HttpCall, answer: HttpAnswer) -> HttpAnswer:
         if 200 <= answer.status < 300:
             return answer
         words = server_message(answer.content)
         if answer.status == HTTPStatus.UNAUTHORIZED:
             words += f"; its key is taken from {ENGINE_KEY}, or from VARIABLE in URL#key=VARIABLE"
-        raise error_for_status(answer.status, f"{self.name} answered {_what(exchange)} with {answer.status}: {words}")
+        raise error_for_status(answer.status, f"{self.name} answered {_what(call)} with {answer.status}: {words}")
 
 
-def _what(exchange: Exchange) -> str:
-    request = f" of request {exchange.request_id}" if exchange.request_id else ""
-    return f"{exchange.method} {exchange.path}{request}"
+def _what(call: HttpCall) -> str:
+    request = f" of request {call.request_id}" if call.request_id else ""
+    return f"{call.method} {call.path}{request}"

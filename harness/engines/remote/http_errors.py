@@ -12,6 +12,15 @@ from harness.errors import EngineError, EngineRejected, EngineUnavailable
 
 _EXCERPT_CHARACTERS = 300
 
+# SGLang's words for a request that its scheduler has given up: a 503 like that of a full queue, though the request ran,
+# or waited again after it had run. Its tokens are not in the answer.
+_HAD_BEGUN = (
+    "Request running timeout reached",
+    "Request waiting timeout reached",
+    "Retracted under decode memory pressure",
+    "aborted by a higher priority request",
+)
+
 
 class _ErrorBody(msgspec.Struct):
     error: Any = None
@@ -22,7 +31,9 @@ class _ErrorBody(msgspec.Struct):
 def error_for_status(status: int, message: str) -> EngineError:
     """The error that an HTTP status of an engine stands for."""
     if status in (429, 503):
-        return EngineUnavailable(message)
+        error = EngineUnavailable(message)
+        error.may_have_sampled = any(words in message for words in _HAD_BEGUN)
+        return error
     return EngineRejected(message) if 400 <= status < 500 else EngineError(message)
 
 

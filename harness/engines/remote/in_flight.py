@@ -30,6 +30,8 @@ class LiveRequest:
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     """The engine has begun to answer, or nobody asks it any more: no abort can miss the request from then on."""
+    is_answered: bool = False
+    """The whole answer has come: nothing is left to take back, even if its reader does not go on to the end."""
 
 
 class InFlight:
@@ -132,7 +134,7 @@ class InFlight:
 
     async def _give_up(self, live: LiveRequest) -> None:
         """Take a request back; when that fails, its closed connection is what ends it in the engine."""
-        if live.sent_at is None or live.aborted.is_set():
+        if live.sent_at is None or live.aborted.is_set() or live.is_answered:
             return
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_TAKE_BACK_S):

@@ -11,6 +11,7 @@ How a server is spoken to is not in here; see `sglang` and `vllm`.
 
 import os
 from abc import abstractmethod
+from contextlib import aclosing
 from types import TracebackType
 from typing import ClassVar, Self
 from uuid import uuid4
@@ -25,7 +26,12 @@ from harness.engines.remote.same_tokenizer import require_same_tokenizer
 from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
-from harness.errors import EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.errors import (
+    EngineConnectionLost,
+    EngineRejected,
+    EngineReplyInvalid,
+    EngineUnavailable,
+)
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
@@ -163,6 +169,21 @@ class RemoteProvider(TokenProvider, ChangingServer):
     @abstractmethod
     async def _end_in_engine(self, request_id: str, /) -> None:
         """Have the server end a request."""
+
+    @staticmethod
+    def _comes_in_pieces(request: GenerationRequest) -> bool:
+        """Somebody wants to know what arrives; alternatives, which are many and not kept of a part, come as a whole."""
+        return request.on_delta is not None and not request.params.top_logprobs
+
+    async def _generate_in_pieces(self, request: GenerationRequest) -> GenerationResult:
+        """The result of the request's stream, whose deltas go to whoever wants them."""
+        assert request.on_delta is not None
+        async with aclosing(self.stream(request)) as pieces:  # type: ignore[type-var]  # an async generator
+            async for piece in pieces:
+                if isinstance(piece, GenerationResult):
+                    return piece
+                request.on_delta(piece)
+        raise EngineConnectionLost(f"{self._client.name}: the stream of request {request.request_id} has no end")
 
     def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
         """`result`, whose last version the server serves, as far as was known at `moment`."""

@@ -8,7 +8,7 @@ passes is exactly what the trainer will see. Nothing here is repaired, and nothi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,29 @@ class ScoredToken(NamedTuple):
     logprob: float | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Logprobs as an engine reports them, as columns."""
+
+    named: npt.NDArray[np.int64]
+    """The id that each belongs to."""
+    logprobs: npt.NDArray[np.float64]
+    """NaN where there is no number."""
+
+    @classmethod
+    def of(cls, named: Sequence[int], logprobs: Sequence[float | None]) -> Self:
+        """Columns of the two sequences, which are as long as each other."""
+        return cls(np.asarray(named, dtype=np.int64), np.asarray(logprobs, dtype=np.float64))  # None becomes NaN
+
+    @classmethod
+    def of_tokens(cls, tokens: Sequence[ScoredToken]) -> Self:
+        """Columns of `tokens`."""
+        return cls.of([token.token_id for token in tokens], [token.logprob for token in tokens])
+
+    def __len__(self) -> int:
+        return int(self.named.size)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The request that a reply answers."""
@@ -75,7 +98,7 @@ class EngineReply:
     """The engine's claims; None and empty where it does not say."""
 
     output_ids: Sequence[int]
-    scored: Sequence[ScoredToken]
+    scored: Scored
     """The logprob of each output token."""
     finish_reason: str
     request_id: str
@@ -88,9 +111,11 @@ class EngineReply:
     matched_stop: int | str | None = None
     top: Sequence[Sequence[ScoredToken]] = ()
     """Alternatives of each output token, in any order."""
-    prompt_scored: Sequence[ScoredToken] | None = None
+    prompt_scored: Scored | None = None
     """Input tokens from `GenerationRequest.prompt_logprobs_from` on."""
     cached_tokens: int = 0
+    has_lost_tokens: bool = False
+    """It may have sampled more than it handed over."""
     seconds: float = 0.0
 
 
@@ -132,25 +157,25 @@ def verify_reply(asked: Asked, reply: EngineReply) -> GenerationResult:
         matched_stop=reply.matched_stop if reason is FinishReason.STOP else None,
         top_logprobs=_verify_top(asked, reply.top, size),
         prompt_logprobs=_verify_prompt(asked, reply, reason),
+        unheard_tokens=asked.request.params.max_new_tokens - size if reply.has_lost_tokens else 0,
         cached_tokens=reply.cached_tokens,
         seconds=reply.seconds,
     )
 
 
-def verify_tokens(asked: Asked, ids: Sequence[int], scored: Sequence[ScoredToken]) -> GenerationDelta:
+def verify_tokens(asked: Asked, ids: Sequence[int], scored: Scored) -> GenerationDelta:
     """Sampled ids with one logprob each; a whole output or the next piece of one."""
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
     wide = np.asarray(ids, dtype=np.int64)
-    outside = (wide < 0) | (wide >= asked.vocab_size)
-    if outside.any():
-        position = int(outside.argmax())
+    if wide.size and not 0 <= wide.min() <= wide.max() < asked.vocab_size:
+        position = int(((wide < 0) | (wide >= asked.vocab_size)).argmax())
         refuse(asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})")
     output_ids = as_ids(wide)
     return GenerationDelta(output_ids, _verify_logprobs(asked, "output", output_ids, scored))
 
 
-def verify_scores(asked: Asked, scored: Sequence[ScoredToken], version: str) -> PromptLogprobs:
+def verify_scores(asked: Asked, scored: Scored, version: str) -> PromptLogprobs:
     """Logprobs of the input from `asked.request.prompt_logprobs_from` on."""
     start = asked.request.prompt_logprobs_from
     assert start is not None
@@ -180,13 +205,12 @@ def refuse(asked: Asked, claim: str) -> NoReturn:
     )
 
 
-def _verify_logprobs(
-    asked: Asked, side: str, ids: TokenIds, scored: Sequence[ScoredToken], *, offset: int = 0
-) -> Logprobs:
+def _verify_logprobs(asked: Asked, side: str, ids: TokenIds, scored: Scored, *, offset: int = 0) -> Logprobs:
     """The logprobs in `scored`, which must name `ids` in their order; `offset` is the position of the first."""
-    named = np.fromiter((token.token_id for token in scored), dtype=np.int64, count=len(scored))
-    values = np.asarray([token.logprob for token in scored], dtype=np.float64)  # None becomes NaN
-    for wrong, what in (
+    named, values = scored.named, scored.logprobs
+    if np.array_equal(named, ids) and (not values.size or -np.inf < values.min() <= values.max() <= _ROUNDING):
+        return as_logprobs(np.minimum(values, 0.0))
+    for wrong, what in (  # where one is NaN, no comparison holds
         (named != ids, "is given for id {named}"),
         (np.isnan(values), "is missing or not a number"),
         (np.isinf(values) | (values > _ROUNDING), "is {value}, expected a finite number up to 0"),
@@ -195,7 +219,7 @@ def _verify_logprobs(
             at = int(wrong.argmax())
             problem = what.format(named=named[at], value=values[at])
             refuse(asked, f"the logprob of {side} token {ids[at]} at {offset + at} {problem}")
-    return as_logprobs(np.minimum(values, 0.0))
+    raise AssertionError("what is wrong has a name")
 
 
 def _verify_spans(asked: Asked, spans: Sequence[VersionSpan], size: int) -> tuple[VersionSpan, ...]:

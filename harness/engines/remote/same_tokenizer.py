@@ -9,7 +9,7 @@ from http import HTTPStatus
 import msgspec
 import structlog
 
-from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.errors import TokenizerMismatch
 from harness.tokens.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ _IDS_SHOWN = 8
 _MOST_MARKERS = 8
 
 
-class Difference(msgspec.Struct, frozen=True):
+class OtherEncoding(msgspec.Struct, frozen=True):
     """A text that the server encodes in another way."""
 
     text: str
@@ -45,21 +45,21 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-def compared_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
+def texts_to_compare(tokenizer: Tokenizer) -> tuple[str, ...]:
     """`TEXTS`, and one with markers of the family itself, if it has any."""
     markers = sorted(tokenizer.markers)[:_MOST_MARKERS]
     return (*TEXTS, "x".join(markers)) if markers else TEXTS
 
 
-async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> Difference | None:
+async def find_difference(client: EngineClient, tokenizer: Tokenizer) -> OtherEncoding | None:
     """The first text that the server encodes otherwise, None when there is none.
 
     Raises `EngineError` when it does not answer as a server with a tokenizer does.
     """
-    for text in compared_texts(tokenizer):
+    for text in texts_to_compare(tokenizer):
         theirs, ours = (await client.call(_asking(text), _Tokens)).tokens, tokenizer.encode(text)
         if theirs != ours:
-            return Difference(text, ours, theirs)
+            return OtherEncoding(text, ours, theirs)
     return None
 
 
@@ -77,8 +77,8 @@ async def require_same_tokenizer(client: EngineClient, tokenizer: Tokenizer) -> 
         )
 
 
-def _asking(text: str) -> Exchange:
-    return Exchange("POST", "/tokenize", _ANSWER_S, {"prompt": text, "add_special_tokens": False})
+def _asking(text: str) -> HttpCall:
+    return HttpCall("POST", "/tokenize", _ANSWER_S, {"prompt": text, "add_special_tokens": False})
 
 
 def _show(ids: list[int]) -> str:

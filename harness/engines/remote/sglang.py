@@ -4,9 +4,11 @@ Choices that the protocol leaves open:
 
 - `PauseMode.KEEP` is SGLang's `retract`, not `in_place`: retracted requests can be aborted, the cache can be flushed,
   and they go on under new weights with a cache those weights computed. It costs one prefill each, and an abort while
-  retracted may lose tokens that SGLang had not forwarded (up to 49); ids, logprobs and spans agree all the same.
+  retracted loses the tokens that SGLang had not sent (`unheard_tokens`); ids, logprobs and spans agree all the same.
 - A request that arrives during a pause waits here, because SGLang loses an abort of a request that it holds itself.
 - `health` never asks `/health`: that generates a token, so a paused engine fails it after 20 s.
+- An answer is asked for in a stream with a coarse `stream_interval`, so that a connection that breaks costs no more.
+  Its chunks say the label of the moment at which they are sent; the spans of versions come with the last one.
 - `seed` only has an effect on a server with `--enable-deterministic-inference`.
 - With `ignore_eos` SGLang looks at no stop id at all, so the two together are refused.
 - The context counts as long as the longest input it accepts, plus one: `/server_info` says a few tokens less.
@@ -20,22 +22,24 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import msgspec
 
-from harness.engines.base import Capabilities, EngineHealth, PauseMode
+from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
 from harness.engines.remote.checkpoint import require_fitting
-from harness.engines.remote.http_client import Exchange
+from harness.engines.remote.http_client import HttpCall
+from harness.engines.remote.metrics import count_sglang
 from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.reply import Asked, abort_unsent, fit_budget, verify_reply, verify_scores
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.sglang_wire import (
     Loads,
     ModelInfo,
-    Reply,
     ServerInfo,
+    SGLangReply,
     StreamedReply,
     UpdateAnswer,
     generate_body,
@@ -47,6 +51,7 @@ from harness.engines.remote.sglang_wire import (
 from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
+    STREAM_INTERVAL,
     GenerationDelta,
     GenerationRequest,
     GenerationResult,
@@ -62,6 +67,7 @@ _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 _HEALTH_S = 5.0
 _PAUSED_STATUS = 503
+_MOST_CHUNKS = 16  # of an answer that each of them repeats: half of it on average
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
 
 
@@ -106,12 +112,15 @@ class SGLangTokenProvider(RemoteProvider):
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
+        # Another engine behind this protocol streams every token, which is dearer than what could be lost.
+        if self._comes_in_pieces(request) and self._server.engine == "sglang":
+            return await self._generate_in_pieces(request)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):
                 return abort_unsent(asked)
             moment = self._served.asking()
-            reply = await self._client.call(self._exchange(asked, stream=False), Reply)
+            reply = await self._client.call(self._call_of(asked), SGLangReply)
         return self._learn_from(verify_reply(asked, read_reply(asked, reply)), moment)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
@@ -124,6 +133,7 @@ class SGLangTokenProvider(RemoteProvider):
             async with aclosing(self._stream(asked)) as pieces:
                 async for piece in pieces:
                     live.heard.set()
+                    live.is_answered = isinstance(piece, GenerationResult)
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
@@ -134,9 +144,9 @@ class SGLangTokenProvider(RemoteProvider):
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         body = score_body(asked.request.request_id, input_ids, start)
-        exchange = Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
+        call = HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
         moment = self._served.asking()
-        scored, version = read_prompt_scores(asked, await self._client.call(exchange, Reply))
+        scored, version = read_prompt_scores(asked, await self._client.call(call, SGLangReply))
         scores = verify_scores(asked, scored, version)
         self._served.learn(version, moment)
         return scores
@@ -194,12 +204,12 @@ class SGLangTokenProvider(RemoteProvider):
     async def load(self, path: Path, version: str) -> None:
         """See `ChangingServer`; the server drops its cache and takes the label itself when it has the weights."""
         body = {"model_path": str(path), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
-        exchange = Exchange("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
-        answer = await self._client.call(exchange, UpdateAnswer)
+        call = HttpCall("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
+        answer = await self._client.call(call, UpdateAnswer)
         if not answer.success:
             raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {answer.message}")
 
-    async def settle(self, version: str) -> None:
+    async def adopt(self, version: str) -> None:
         """See `ChangingServer`."""
         reported = await self.read_version()
         if reported != version:
@@ -211,7 +221,7 @@ class SGLangTokenProvider(RemoteProvider):
         """See `TokenProvider.health`; a server that says it is not ready for requests is paused, by whomever."""
         try:
             loads = await self._client.get("/v1/loads", Loads, deadline_s=_HEALTH_S)
-            ready = await self._client.ask(Exchange("GET", "/ready", _HEALTH_S))
+            ready = await self._client.ask(HttpCall("GET", "/ready", _HEALTH_S))
         except EngineError as error:
             return EngineHealth(
                 ready=False, paused=self._flight.is_held, running=0, waiting=self._flight.waiting, detail=error.message
@@ -224,10 +234,14 @@ class SGLangTokenProvider(RemoteProvider):
             detail=f"{self._client.url} version {self._served.label}",
         )
 
+    async def count_sampled(self) -> EngineCount:
+        """See `CountsTokens`; needs a server with `--enable-metrics`."""
+        return await count_sglang(self._client)
+
     async def active_guard(self) -> str | None:
         """See `RemoteProvider`; the guard is that of the server's scheduler."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
-        return read_guard(asked, await self._client.call(self._exchange(asked, stream=False), Reply))
+        return read_guard(asked, await self._client.call(self._call_of(asked), SGLangReply))
 
     async def _connect(self) -> None:
         model = await find_model(self._client)
@@ -243,23 +257,39 @@ class SGLangTokenProvider(RemoteProvider):
         asked = Asked(self._client.name, request, self._vocab_size, is_guarded=self._guard is not None)
         return fit_budget(self.capabilities, asked)
 
-    def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
-        body = generate_body(asked, stream=stream)
-        return Exchange("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
+    def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:
+        body = generate_body(asked, interval=interval)
+        return HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
 
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        exchange = self._exchange(asked, stream=True)
-        streamed, moment = StreamedReply(asked), self._served.asking()
-        async with aclosing(self._client.events(exchange)) as events:
+        call = self._call_of(asked, self._interval(asked.request))
+        streamed, moment = StreamedReply(asked, self._served.label), self._served.asking()
+        async with aclosing(self._client.events(call)) as events:
             async for payload in events:
-                delta = streamed.feed(self._client.decode(exchange, payload, Reply))
+                decode = partial(self._client.decode, call, payload, SGLangReply)
+                delta = streamed.feed(await self._client.apart(len(payload), decode))
                 if delta is not None:
                     yield delta
         if not streamed.is_finished:
             raise EngineConnectionLost(
                 f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
             )
-        yield self._learn_from(verify_reply(asked, read_reply(asked, streamed.whole())), moment)
+        yield self._learn_from(verify_reply(asked, streamed.whole()), moment)
+
+    def _interval(self, request: GenerationRequest) -> int:
+        """Tokens between two chunks, so many that what they repeat is a bounded multiple of the answer.
+
+        Every chunk repeats the scored input, and without `--incremental-streaming-output` the output so far. Counted in
+        tokens of the budget, that is at most half of `_MOST_CHUNKS` for the output and 2 for the input, however long,
+        beside the input in the first chunk and the last.
+        """
+        if request.on_delta is None or self._server.engine != "sglang":
+            return 1
+        start = request.prompt_logprobs_from
+        repeated = 0 if start is None else (request.input_ids.size - start) * _MOST_CHUNKS // 2
+        if not self._server.incremental_streaming_output:
+            repeated += request.params.max_new_tokens
+        return max(STREAM_INTERVAL, repeated // _MOST_CHUNKS)
 
     async def _end_in_engine(self, request_id: str, /) -> None:
         await self._client.post("/abort_request", {"rid": request_id}, deadline_s=_CONTROL_S)

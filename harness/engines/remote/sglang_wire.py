@@ -7,12 +7,15 @@ the queue repeats the last id even then. `StreamedReply` needs no option for tha
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from harness.engines.remote.http_errors import error_for_status, error_in_event
-from harness.engines.remote.reply import Asked, EngineReply, ScoredToken, refuse, verify_tokens
+from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_tokens
+from harness.samples.versions import is_unsettled
 from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
@@ -49,7 +52,7 @@ class MetaInfo(msgspec.Struct):
     output_top_logprobs: list[list[Entry] | None] | None = None
 
 
-class Reply(msgspec.Struct):
+class SGLangReply(msgspec.Struct):
     """A whole reply, or one chunk of a stream; a stream may also carry an error."""
 
     meta_info: MetaInfo | None = None
@@ -72,6 +75,8 @@ class ServerInfo(msgspec.Struct):
     engine: str = "sglang"
     """The engine that samples behind the protocol; SGLang itself does not say."""
     grammar_backend: str | None = None
+    incremental_streaming_output: bool = False
+    """A chunk of a stream has what is new; otherwise each one has everything again."""
     version: str = "of unknown version"
 
     @property
@@ -100,18 +105,18 @@ class UpdateAnswer(msgspec.Struct):
     message: str = ""
 
 
-def generate_body(asked: Asked, *, stream: bool) -> Json:
-    """The body of `POST /generate`."""
+def generate_body(asked: Asked, *, interval: int | None) -> Json:
+    """The body of `POST /generate`; `interval` is that of a stream in tokens, None asks for the whole."""
     start = asked.request.prompt_logprobs_from
     custom = {"custom_params": asked.plugin_arguments} if asked.plugin_arguments else {}
     return {
         "rid": asked.request.request_id,
-        "input_ids": asked.request.input_ids.tolist(),
-        "sampling_params": _sampling(asked.request.params) | custom,
+        "input_ids": msgspec.Raw(asked.request.input_json()),
+        "sampling_params": _sampling(asked.request.params) | custom | _interval(interval),
         "return_logprob": True,
         "logprob_start_len": -1 if start is None else start - 1,
         "top_logprobs_num": asked.request.params.top_logprobs,
-        "stream": stream,
+        "stream": interval is not None,
     }
 
 
@@ -126,8 +131,11 @@ def score_body(request_id: str, input_ids: TokenIds, start: int) -> Json:
     }
 
 
-def read_reply(asked: Asked, reply: Reply) -> EngineReply:
-    """A whole reply; raises the error it stands for when it is not a generation."""
+def read_reply(asked: Asked, reply: SGLangReply, scored: Scored | None = None) -> EngineReply:
+    """A whole reply, whose logprobs are `scored` where they have been read before.
+
+    Raises the error that it stands for when it is not a generation.
+    """
     meta = _meta(asked, reply)
     finish = meta.finish_reason or refuse(asked, "no finish reason")
     if finish.status_code is not None:
@@ -140,7 +148,7 @@ def read_reply(asked: Asked, reply: Reply) -> EngineReply:
     spans = meta.weight_versions or ()
     return EngineReply(
         output_ids=reply.output_ids,
-        scored=_read_entries(meta.output_token_logprobs or ()),
+        scored=_read_entries(meta.output_token_logprobs or ()) if scored is None else scored,
         finish_reason=FinishReason.REPEAT if finish.repeat_terminate == 1 else finish.type,
         request_id=meta.id,
         version_spans=spans,
@@ -148,25 +156,36 @@ def read_reply(asked: Asked, reply: Reply) -> EngineReply:
         completion_tokens=meta.completion_tokens,
         prompt_tokens=meta.prompt_tokens,
         matched_stop=finish.matched if isinstance(finish.matched, int | str) else None,
-        top=[_read_entries(row or ()) for row in meta.output_top_logprobs or ()],
+        top=[
+            [ScoredToken(token_id, logprob) for logprob, token_id, _ in row or ()]
+            for row in meta.output_top_logprobs or ()
+        ],
         prompt_scored=_read_prompt(meta),
         cached_tokens=meta.cached_tokens,
+        has_lost_tokens=_was_retracted(meta),
         seconds=meta.e2e_latency,
     )
 
 
 class StreamedReply:
-    """Adds up the chunks of one stream."""
+    """Adds up the chunks of one stream.
 
-    def __init__(self, asked: Asked) -> None:
+    SGLang says the spans of versions with the last chunk. Every chunk has the label of the moment it was sent at: as
+    long as that is the `label` of before the request, no other weights can have sampled anything.
+    """
+
+    def __init__(self, asked: Asked, label: str) -> None:
         self._asked = asked
+        self._label = label
+        self._is_under_label = not is_unsettled(label)
+        self._spans: tuple[VersionSpan, ...] = ()
         self._ids: list[int] = []
-        self._scored: list[Entry] = []
+        self._scored: list[Scored] = []
         self._top: list[list[Entry] | None] = []
         self._prompt: list[Entry] | None = None
-        self._last: Reply | None = None
+        self._last: SGLangReply | None = None
 
-    def feed(self, chunk: Reply) -> GenerationDelta | None:
+    def feed(self, chunk: SGLangReply) -> GenerationDelta | None:
         """The verified tokens that `chunk` adds, None when it adds none."""
         meta = _meta(self._asked, chunk)
         self._last = chunk
@@ -174,29 +193,33 @@ class StreamedReply:
         new = self._new_tokens(meta.completion_tokens, chunk.output_ids)
         if not new:
             return None
-        scored = meta.output_token_logprobs or []
-        if len(scored) != len(chunk.output_ids):
-            refuse(self._asked, f"{len(chunk.output_ids)} output ids but {len(scored)} logprobs in a chunk")
-        self._ids += chunk.output_ids[-new:]
-        self._scored += scored[-new:]
+        entries = meta.output_token_logprobs or []
+        if len(entries) != len(chunk.output_ids):
+            refuse(self._asked, f"{len(chunk.output_ids)} output ids but {len(entries)} logprobs in a chunk")
+        ids, scored = chunk.output_ids[-new:], _read_entries(entries[-new:])
+        self._ids += ids
+        self._scored.append(scored)
         self._top += (meta.output_top_logprobs or [])[-new:]
-        return verify_tokens(self._asked, self._ids[-new:], _read_entries(self._scored[-new:]))
+        self._is_under_label &= meta.weight_version == self._label
+        if self._is_under_label:
+            self._spans = (VersionSpan(self._label, 0, len(self._ids)),)
+        delta = verify_tokens(self._asked, ids, scored)
+        return replace(delta, version_spans=self._spans)
 
     @property
     def is_finished(self) -> bool:
         """The last chunk says why the request ended."""
         return self._last is not None and self._last.meta_info is not None and bool(self._last.meta_info.finish_reason)
 
-    def whole(self) -> Reply:
-        """The reply that the chunks add up to."""
+    def whole(self) -> EngineReply:
+        """The reply that the chunks add up to. Raises the error that the last one stands for."""
         assert self._last is not None
         meta = msgspec.structs.replace(
-            _meta(self._asked, self._last),
-            input_token_logprobs=self._prompt,
-            output_token_logprobs=self._scored,
-            output_top_logprobs=self._top,
+            _meta(self._asked, self._last), input_token_logprobs=self._prompt, output_top_logprobs=self._top
         )
-        return Reply(meta_info=meta, output_ids=self._ids)
+        named = np.concatenate([np.empty(0, dtype=np.int64), *(each.named for each in self._scored)])
+        logprobs = np.concatenate([np.empty(0), *(each.logprobs for each in self._scored)])
+        return read_reply(self._asked, SGLangReply(meta_info=meta, output_ids=self._ids), Scored(named, logprobs))
 
     def _new_tokens(self, claimed: int, ids: Sequence[int]) -> int:
         """How many ids at the end of a chunk are new; the ones before them must be those that came already."""
@@ -209,7 +232,7 @@ class StreamedReply:
         return new
 
 
-def read_prompt_scores(asked: Asked, reply: Reply) -> tuple[Sequence[ScoredToken], str]:
+def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, str]:
     """The logprobs of a scoring request and the version that scored."""
     meta = _meta(asked, reply)
     if meta.id != asked.request.request_id:
@@ -218,16 +241,30 @@ def read_prompt_scores(asked: Asked, reply: Reply) -> tuple[Sequence[ScoredToken
     return (refuse(asked, "no logprobs of the input") if scored is None else scored), meta.weight_version
 
 
-def read_guard(asked: Asked, reply: Reply) -> str | None:
+def read_guard(asked: Asked, reply: SGLangReply) -> str | None:
     """The digest of the repeat guard that ended a probe; None when nothing did."""
     finish = _meta(asked, reply).finish_reason
     return finish.repeat_probe if finish else None
 
 
-def _meta(asked: Asked, reply: Reply) -> MetaInfo:
+def _was_retracted(meta: MetaInfo) -> bool:
+    """Whether SGLang ended a request that it had retracted: all that it had not sent by then is lost (I4).
+
+    Such a request is aborted in the queue, whose answer alone says nothing of the prompt.
+    """
+    assert meta.finish_reason is not None
+    return meta.finish_reason.type == FinishReason.ABORT and meta.prompt_tokens is None and meta.completion_tokens > 0
+
+
+def _meta(asked: Asked, reply: SGLangReply) -> MetaInfo:
     if reply.error is not None:
         raise error_in_event(asked.name, reply.error)
     return reply.meta_info or refuse(asked, "no meta_info")
+
+
+def _interval(interval: int | None) -> Json:
+    """Nothing for the interval that a server has anyhow, which other ones do not know the word for."""
+    return {"stream_interval": interval} if interval and interval > 1 else {}
 
 
 def _sampling(params: SamplingParams) -> Json:
@@ -251,10 +288,10 @@ def _sampling(params: SamplingParams) -> Json:
     }
 
 
-def _read_entries(entries: Sequence[Entry]) -> list[ScoredToken]:
-    return [ScoredToken(token_id, logprob) for logprob, token_id, _ in entries]
+def _read_entries(entries: Sequence[Entry]) -> Scored:
+    return Scored.of([entry[1] for entry in entries], [entry[0] for entry in entries])
 
 
-def _read_prompt(meta: MetaInfo) -> list[ScoredToken] | None:
+def _read_prompt(meta: MetaInfo) -> Scored | None:
     """The entries after the first, which stands for the token before the first scored one and is always null."""
     return _read_entries(meta.input_token_logprobs[1:]) if meta.input_token_logprobs else None

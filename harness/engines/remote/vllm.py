@@ -6,38 +6,43 @@ found at entry, stated in `capabilities` and `health`, and never guessed later.
 - `/v1/completions` reports no versions: the label that the server gives before and after a request must be the same,
   or its reply is refused. A server without dev mode cannot change its weights over HTTP; its label stays `default`.
 - Prompt logprobs do not come with a stream: such a request is sent whole and yields its tokens in one delta.
+- Other answers are asked for in a stream with a coarse `stream_interval`. vLLM says which weights sampled what at its
+  end; of a stream that breaks before, the tokens that looks at the label account for are known (`served_label`).
 - A frozen request (`PauseMode.KEEP`) computes its cache anew on resume, so weights can change in between.
 - vLLM has no transaction around a reload: what a failed one leaves behind serves nobody (`weight_change`).
 - Priorities are left alone; their sign differs between engines.
 - A repeat guard that is wanted answers a probe at entry; replies show it only where it ended them.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from harness.engines.base import Capabilities, EngineHealth, PauseMode
-from harness.engines.remote.http_client import Exchange
+from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
+from harness.engines.remote.http_client import HttpCall
+from harness.engines.remote.metrics import Metrics, count_vllm
 from harness.engines.remote.provider import RemoteProvider
-from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores, verify_tokens
+from harness.engines.remote.reply import Asked, Scored, fit_budget, verify_reply, verify_scores, verify_tokens
+from harness.engines.remote.served_label import Unlabeled
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
 from harness.engines.remote.vllm_wire import (
     CompletionsApi,
     GenerateApi,
-    Piece,
     TokenApi,
-    metric_total,
+    VLLMPiece,
     read_guard,
     read_piece,
 )
 from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
+    STREAM_INTERVAL,
     GenerationDelta,
     GenerationRequest,
     GenerationResult,
@@ -52,6 +57,7 @@ _MAX_TOP_LOGPROBS = 19  # the server's default limit of 20, less the sampled tok
 _ENTRY_BYTES = 50  # of a reply, for each token
 _PROBE_S = 60.0
 _HEALTH_S = 5.0
+_LAST_LOOK_S = 2.0
 
 
 class _Offer(NamedTuple):
@@ -71,6 +77,8 @@ class VLLMTokenProvider(RemoteProvider):
 
     _entered_offer: _Offer | None = None
     """None before the provider has been entered."""
+    _scorings_sent = 0
+    _scorings_answered = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -95,6 +103,8 @@ class VLLMTokenProvider(RemoteProvider):
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
+        if self._comes_in_pieces(request) and request.prompt_logprobs_from is None:  # they do not come with a stream
+            return await self._generate_in_pieces(request)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             await self._flight.admit(live)
@@ -108,12 +118,14 @@ class VLLMTokenProvider(RemoteProvider):
             if request.prompt_logprobs_from is not None:  # they do not come with a stream
                 result = await self._whole_result(asked)
                 live.heard.set()
+                live.is_answered = True
                 yield GenerationDelta(result.output_ids, result.logprobs)
                 yield result
                 return
             async with aclosing(self._stream(asked)) as pieces:
                 async for piece in pieces:
                     live.heard.set()
+                    live.is_answered = isinstance(piece, GenerationResult)
                     yield piece
 
     async def score(self, input_ids: TokenIds, *, start: int, session_id: str | None = None) -> PromptLogprobs:
@@ -123,7 +135,9 @@ class VLLMTokenProvider(RemoteProvider):
         if start == input_ids.size:
             return PromptLogprobs(start, as_logprobs(()), self._served.label)
         moment = self._served.asking()
+        self._scorings_sent += 1
         piece, label = await self._whole(asked)
+        self._scorings_answered += 1
         reply = read_piece(asked, self._offer.api, piece, label)
         scored = reply.prompt_scored
         if scored is None:
@@ -181,7 +195,7 @@ class VLLMTokenProvider(RemoteProvider):
         del version
         await self._control.reload(path)
 
-    async def settle(self, version: str) -> None:
+    async def adopt(self, version: str) -> None:
         """See `ChangingServer`."""
         await self._control.flush()
         await self._control.relabel(version)
@@ -189,7 +203,8 @@ class VLLMTokenProvider(RemoteProvider):
     async def health(self) -> EngineHealth:
         """See `TokenProvider.health`."""
         try:
-            metrics = await self._client.get_text("/metrics", deadline_s=_HEALTH_S)
+            metrics = Metrics(await self._client.get_text("/metrics", deadline_s=_HEALTH_S), self._client.name)
+            running, waiting = (metrics.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
             is_paused = await self._control.is_paused()
         except EngineError as error:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=error.message)
@@ -197,15 +212,19 @@ class VLLMTokenProvider(RemoteProvider):
         return EngineHealth(
             ready=True,
             paused=is_paused,
-            running=metric_total(metrics, "vllm:num_requests_running"),
-            waiting=metric_total(metrics, "vllm:num_requests_waiting"),
+            running=running,
+            waiting=waiting,
             detail=f"{self._client.url} {self._offer.api.path}, {mode}, version {self._served.label}",
         )
+
+    async def count_sampled(self) -> EngineCount:
+        """See `CountsTokens`; a scoring samples one token."""
+        return await count_vllm(self._client, self._scorings_answered, self._scorings_sent)
 
     async def active_guard(self) -> str | None:
         """See `RemoteProvider`; the guard is that of the engine core."""
         asked = replace(self._prepare(GenerationRequest(as_ids([0]), GUARD_PROBE, uuid4().hex)), probes_guard=True)
-        reply = await self._client.call(self._exchange(asked, stream=False), self._offer.api.kind)
+        reply = await self._client.call(self._call_of(asked), self._offer.api.kind)
         return read_guard(self._offer.api.piece(asked, reply))
 
     @property
@@ -221,7 +240,7 @@ class VLLMTokenProvider(RemoteProvider):
     async def _connect(self) -> None:
         model = await find_model(self._client)
         # An empty request tells whether an endpoint exists: 400 for the body where it does, 403 or 404 elsewhere.
-        answer = await self._client.ask(Exchange("POST", GenerateApi.path, _PROBE_S, {}))
+        answer = await self._client.ask(HttpCall("POST", GenerateApi.path, _PROBE_S, {}))
         api = CompletionsApi() if answer.status in MISSING else GenerateApi()
         self._entered_offer = _Offer(model, api, await self._control.version())
         await self._control.connect(weights=model.root)
@@ -229,12 +248,12 @@ class VLLMTokenProvider(RemoteProvider):
     def _prepare(self, request: GenerationRequest) -> Asked:
         return fit_budget(self.capabilities, Asked(self._client.name, request, self._vocab_size))
 
-    def _exchange(self, asked: Asked, *, stream: bool) -> Exchange:
+    def _call_of(self, asked: Asked, interval: int | None = None) -> HttpCall:
         session_id = asked.request.session_id
         headers = {"x-request-id": asked.request.request_id} | ({"x-session-id": session_id} if session_id else {})
-        body = self._offer.api.body(asked, self._offer.model.id, stream=stream)
+        body = self._offer.api.body(asked, self._offer.model.id, interval)
         path = self._offer.api.path
-        return Exchange("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
+        return HttpCall("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
 
     async def _whole_result(self, asked: Asked) -> GenerationResult:
         moment = self._served.asking()
@@ -244,28 +263,40 @@ class VLLMTokenProvider(RemoteProvider):
         result = await self._client.apart(size_bytes, lambda: verify_reply(asked, read_piece(asked, api, piece, label)))
         return self._learn_from(result, moment)
 
-    async def _whole(self, asked: Asked) -> tuple[Piece, str]:
+    async def _whole(self, asked: Asked) -> tuple[VLLMPiece, str]:
         """An unstreamed reply, and the weight label around it where the reply itself carries none."""
         before = await self._label_around()
-        exchange = self._exchange(asked, stream=False)
+        call = self._call_of(asked)
         api = self._offer.api
-        piece = await self._client.call_for(exchange, api.kind, partial(api.piece, asked))
+        piece = await self._client.call_for(call, api.kind, partial(api.piece, asked))
         return piece, await self._same_label(asked, before)
 
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        api, whole = self._offer.api, Piece()
+        api, whole = self._offer.api, VLLMPiece()
         moment, before = self._served.asking(), await self._label_around()
-        exchange = self._exchange(asked, stream=True)
-        async with aclosing(self._client.events(exchange)) as events:
-            async for payload in events:
-                piece = api.piece(asked, self._client.decode(exchange, payload, api.kind))
-                whole.add(piece)
-                if piece.ids or piece.scored:
-                    yield verify_tokens(asked, piece.ids, piece.scored)
-        if whole.finish_reason is None:
-            raise EngineConnectionLost(
-                f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
-            )
+        call = self._call_of(asked, 1 if asked.request.on_delta is None else STREAM_INTERVAL)
+        arrived = Unlabeled(self._served, before, moment)
+        try:
+            async with aclosing(self._client.events(call)) as events:
+                async for payload in events:
+                    piece = api.piece(asked, self._client.decode(call, payload, api.kind))
+                    whole.add(piece)
+                    if not piece.ids and not piece.scored:
+                        continue
+                    delta = verify_tokens(asked, piece.ids, Scored.of_tokens(piece.scored))
+                    arrived.note(len(piece.ids))
+                    yield replace(delta, version_spans=arrived.version_spans)
+            if whole.finish_reason is None:
+                raise EngineConnectionLost(
+                    f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
+                )
+        except EngineError:
+            if whole.ids:  # whoever keeps them wants to know whose they are: a last look
+                with suppress(EngineError, TimeoutError):
+                    async with asyncio.timeout(_LAST_LOOK_S):
+                        await self.read_version()
+                yield GenerationDelta(as_ids(()), as_logprobs(()), arrived.version_spans)
+            raise
         label = await self._same_label(asked, before)
         yield self._learn_from(verify_reply(asked, read_piece(asked, api, whole, label)), moment)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from harness.engines.base import PauseMode
 from harness.engines.remote.checkpoint import require_fitting
-from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import Json
 
@@ -52,7 +52,7 @@ class VLLMControl:
 
     async def connect(self, weights: str) -> None:
         """Find out what the server has; `weights` is where it took its first ones from."""
-        answer = await self._client.ask(Exchange("GET", "/is_paused", _DEADLINE_S))
+        answer = await self._client.ask(HttpCall("GET", "/is_paused", _DEADLINE_S))
         self.has_dev_mode = answer.status not in MISSING
         self._started_with = weights
 

@@ -39,7 +39,7 @@ class Alternative(msgspec.Struct):
     logprob: float | None = None
 
 
-class Sampled(msgspec.Struct):
+class SampledEntry(msgspec.Struct):
     """A sampled token, its logprob and its alternatives."""
 
     token_id: TokenId
@@ -50,7 +50,7 @@ class Sampled(msgspec.Struct):
 class SampledList(msgspec.Struct):
     """Logprobs of `/inference/v1/generate`."""
 
-    content: list[Sampled] | None = None
+    content: list[SampledEntry] | None = None
 
 
 class NamedLogprobs(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 `/inference/v1/generate` speaks integer ids and reports version spans; a server has it with `--enable-scale-out`. Every
 server has `/v1/completions`, where ids come back beside the text (`return_token_ids`) and again inside the token names
-of the logprobs (`token_id:57`), without versions. A whole reply is one `Piece`, a stream is many.
+of the logprobs (`token_id:57`), without versions. A whole reply is one `VLLMPiece`, a stream is many.
 
 vLLM writes -9999.0 where a logprob is NaN, minus infinity or missing; for a sampled token that is no number, so it is
 read as none. A row of alternatives starts with the sampled token, so one more than wanted is asked for.
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness.engines.remote.http_errors import error_in_event
-from harness.engines.remote.reply import Asked, EngineReply, ScoredToken, refuse
+from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse
 from harness.engines.remote.vllm_messages import (
     CompletionChunk,
     GenerateChunk,
@@ -32,7 +32,7 @@ _NAME_PREFIX = "token_id:"
 
 
 @dataclass(slots=True)
-class Piece:
+class VLLMPiece:
     """One reply or chunk; the sum of a stream's pieces says what a whole reply would."""
 
     ids: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Piece:
     prompt_scored: list[ScoredToken] | None = None
     engine_id: str = ""
 
-    def add(self, other: "Piece") -> None:
+    def add(self, other: "VLLMPiece") -> None:
         """Append what a later chunk says."""
         self.ids += other.ids
         self.scored += other.scored
@@ -80,11 +80,11 @@ class TokenApi(Protocol):
     def abort_id(self, request_id: str) -> str:
         """How the engine calls a request; aborts of any other name are ignored without a word."""
 
-    def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
-        """The body of a request."""
+    def body(self, asked: Asked, model: str, interval: int | None) -> Json:
+        """The body of a request; `interval` is that of a stream in tokens, None asks for the whole."""
 
-    def piece(self, asked: Asked, chunk: Any) -> Piece:
-        """A decoded reply or chunk as a `Piece`. Raises the error that it stands for."""
+    def piece(self, asked: Asked, chunk: Any) -> VLLMPiece:
+        """A decoded reply or chunk as a `VLLMPiece`. Raises the error that it stands for."""
 
 
 class GenerateApi:
@@ -102,27 +102,28 @@ class GenerateApi:
         """See `TokenApi`."""
         return self.engine_id(request_id)
 
-    def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
+    def body(self, asked: Asked, model: str, interval: int | None) -> Json:
         """See `TokenApi`."""
         params = asked.request.params
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
         sampling["detokenize"] = bool(params.stop)
         sampling |= {"extra_args": asked.plugin_arguments} if asked.plugin_arguments else {}
+        sampling |= _interval(interval)
         if asked.request.prompt_logprobs_from is not None:
             sampling["prompt_logprobs"] = 0
         return {
             "model": model,
             "request_id": asked.request.request_id,
-            "token_ids": asked.request.input_ids.tolist(),
+            "token_ids": msgspec.Raw(asked.request.input_json()),
             "sampling_params": sampling,
-            **_streaming(stream=stream),
+            **_streaming(interval),
         }
 
-    def piece(self, asked: Asked, chunk: GenerateChunk) -> Piece:
+    def piece(self, asked: Asked, chunk: GenerateChunk) -> VLLMPiece:
         """See `TokenApi`."""
         if chunk.error is not None:
             raise error_in_event(asked.name, chunk.error)
-        piece = Piece(usage=chunk.usage, engine_id=chunk.request_id, spans=None)
+        piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.request_id, spans=None)
         piece.prompt_scored = _read_prompt(asked, chunk.prompt_logprobs)
         for choice in chunk.choices[:1]:
             sampled = (choice.logprobs and choice.logprobs.content) or []
@@ -151,27 +152,28 @@ class CompletionsApi:
         """See `TokenApi`; the number is that of the prompt in its batch of one."""
         return f"cmpl-{request_id}-0"
 
-    def body(self, asked: Asked, model: str, *, stream: bool) -> Json:
+    def body(self, asked: Asked, model: str, interval: int | None) -> Json:
         """See `TokenApi`."""
         wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": 0}
         return {
             "model": model,
             "request_id": asked.request.request_id,
-            "prompt": asked.request.input_ids.tolist(),
+            "prompt": msgspec.Raw(asked.request.input_json()),
             "logprobs": asked.request.params.top_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             **_sampling(asked.request.params),
             **({"vllm_xargs": asked.plugin_arguments} if asked.plugin_arguments else {}),
             **wants_prompt,
-            **_streaming(stream=stream),
+            **_interval(interval),
+            **_streaming(interval),
         }
 
-    def piece(self, asked: Asked, chunk: CompletionChunk) -> Piece:
+    def piece(self, asked: Asked, chunk: CompletionChunk) -> VLLMPiece:
         """See `TokenApi`."""
         if chunk.error is not None:
             raise error_in_event(asked.name, chunk.error)
-        piece = Piece(usage=chunk.usage, engine_id=chunk.id)
+        piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.id)
         for choice in chunk.choices[:1]:
             named = choice.logprobs or NamedLogprobs()
             if len(named.tokens) != len(named.token_logprobs):
@@ -188,7 +190,7 @@ class CompletionsApi:
         return piece
 
 
-def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineReply:
+def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> EngineReply:
     """The reply that `piece` is the whole of; `label` is the weight version where the endpoint reports none."""
     spans = (piece.spans or []) if api.reports_spans else [VersionSpan(label, 0, len(piece.ids))]
     prefix = api.engine_id("")
@@ -203,7 +205,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineR
     cached = ((usage and usage.prompt_tokens_details) or {}).get("cached_tokens")
     return EngineReply(
         output_ids=piece.ids,
-        scored=piece.scored,
+        scored=Scored.of_tokens(piece.scored),
         finish_reason=FinishReason.REPEAT if is_guard else piece.finish_reason or "none",
         request_id=piece.engine_id.removeprefix(prefix),
         version_spans=spans,
@@ -212,20 +214,14 @@ def read_piece(asked: Asked, api: TokenApi, piece: Piece, label: str) -> EngineR
         prompt_tokens=usage.prompt_tokens if usage else None,
         matched_stop=matched,
         top=piece.top,
-        prompt_scored=piece.prompt_scored,
+        prompt_scored=None if piece.prompt_scored is None else Scored.of_tokens(piece.prompt_scored),
         cached_tokens=cached if isinstance(cached, int) else 0,
     )
 
 
-def read_guard(piece: Piece) -> str | None:
+def read_guard(piece: VLLMPiece) -> str | None:
     """The digest of the repeat guard that ended a probe; None when nothing did."""
     return probed_digest(piece.stop_reason)
-
-
-def metric_total(text: str, name: str) -> int:
-    """The sum over all labels of one gauge in a Prometheus exposition."""
-    lines = (line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
 
 def _sampling(params: SamplingParams) -> Json:
@@ -249,8 +245,13 @@ def _sampling(params: SamplingParams) -> Json:
     }
 
 
-def _streaming(*, stream: bool) -> Mapping[str, Any]:
-    return {"stream": True, "stream_options": {"include_usage": True}} if stream else {"stream": False}
+def _interval(interval: int | None) -> Json:
+    """Nothing for the interval that a server has anyhow, which older ones do not know the word for."""
+    return {"stream_interval": interval} if interval and interval > 1 else {}
+
+
+def _streaming(interval: int | None) -> Mapping[str, Any]:
+    return {"stream": False} if interval is None else {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def _read_token(token_id: int, logprob: float | None) -> ScoredToken:

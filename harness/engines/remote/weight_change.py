@@ -2,7 +2,7 @@
 
     1 announce   a label that is no version, while the server still has its old weights
     2 load       the new ones; a load that breaks off leaves nobody knows what
-    3 settle     no cache of the old ones, and then the label of the new ones
+    3 adopt      no cache of the old ones, and then the label of the new ones
 
 Loading and labeling are several calls, and each of them may fail, take too long, or be cancelled. From the first to the
 last the server carries a label that is no version, so whatever it samples in between is refused and never counted as
@@ -47,7 +47,7 @@ class ChangingServer(Protocol):
     async def load(self, path: Path, version: str) -> None:
         """Load the checkpoint in `path`."""
 
-    async def settle(self, version: str) -> None:
+    async def adopt(self, version: str) -> None:
         """Drop what the old weights have computed, and carry `version`."""
 
 
@@ -108,7 +108,7 @@ class WeightChange:
         try:
             await self._server.announce_change(unsettled)
             await self._server.load(path, version)
-            await to_the_end(self._settle(version))
+            await to_the_end(self._adopt(version))
         except BaseException as error:
             await to_the_end(self._look(unsettled))
             if not isinstance(error, EngineError):
@@ -129,6 +129,6 @@ class WeightChange:
         except EngineError:
             self._served.set(otherwise)
 
-    async def _settle(self, version: str) -> None:
-        await self._server.settle(version)
+    async def _adopt(self, version: str) -> None:
+        await self._server.adopt(version)
         self._served.set(version)

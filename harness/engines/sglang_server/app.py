@@ -2,7 +2,7 @@
 
     /generate                                   ids in, ids out; whole or as events
     /abort_request /pause_generation /continue_generation /flush_cache /update_weights_from_disk
-    /model_info /server_info /v1/models /v1/loads /health /ready /tokenize
+    /model_info /server_info /v1/models /v1/loads /health /ready /metrics /tokenize
 
 Only translates: every promise is the provider's. It says in `/server_info` what really samples (`engine`), so nobody
 takes it for SGLang who asks. Where it is kinder than SGLang: an abort of a request that a pause holds is not lost, a
@@ -10,6 +10,7 @@ request id is no prefix of others, weights change between two tokens without wai
 name, and `/health` never generates. It has no text: no chat routes, no templates.
 """
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -22,8 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from harness import __version__
-from harness.engines.base import FlushesPrefixes, TokenProvider
-from harness.engines.sglang_server.connection import EventStream, while_connected
+from harness.engines.base import CountsTokens, FlushesPrefixes, TokenProvider
 from harness.engines.sglang_server.replies import chunk, last_chunk, prompt_reply, whole_reply
 from harness.engines.sglang_server.requests import (
     AbortRequest,
@@ -34,6 +34,7 @@ from harness.engines.sglang_server.requests import (
     UpdateRequest,
     decode,
 )
+from harness.engines.sglang_server.while_connected import EventStream, while_connected
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationDelta, Json, as_ids
@@ -54,6 +55,7 @@ class NativeServer:
         self._provider = provider
         self._tokenizer = tokenizer
         self._model_path = model_path
+        self._started_at, self._generations = time.time(), 0
         self.verbs: Mapping[str, Callable[[Request], Awaitable[Response]]] = MappingProxyType(
             {
                 "/abort_request": self._abort,
@@ -80,6 +82,7 @@ class NativeServer:
                 Route("/v1/loads", self._loads, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/v1/tokenize", self._tokenize, methods=["POST"]),
             ],
@@ -88,6 +91,7 @@ class NativeServer:
 
     async def _generate(self, request: Request) -> Response:
         asked = decode(await request.body(), GenerateRequest)
+        self._generations += 1
         if asked.stream:
             return EventStream(self._events(asked))
         return _json(await while_connected(request.receive, self._whole(asked)))
@@ -209,6 +213,20 @@ class NativeServer:
         del request
         health = await self._provider.health()
         return Response(status_code=200 if health.ready and not health.paused else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        """SGLang's counters of what was sampled, by its names; a request that ended in any way is counted."""
+        del request
+        if not isinstance(self._provider, CountsTokens):
+            return Response(status_code=404)
+        counted = await self._provider.count_sampled()
+        lines = (
+            f"process_start_time_seconds {self._started_at}",
+            f'sglang:http_requests_total{{endpoint="/generate",method="POST"}} {self._generations}',
+            f"sglang:num_requests_total {self._generations}",
+            f"sglang:generation_tokens_total {counted.tokens}",
+        )
+        return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")
 
     async def _tokenize(self, request: Request) -> Response:
         ids = self._tokenizer.encode(decode(await request.body(), TokenizeRequest).prompt)

@@ -27,7 +27,7 @@ _NO_LOGPROBS = -1
 _PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 
-class Sampling(msgspec.Struct, forbid_unknown_fields=True):
+class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
     """`sampling_params`; what concerns text alone is accepted and has no effect."""
 
     max_new_tokens: Count = 128
@@ -64,7 +64,7 @@ class GenerateRequest(msgspec.Struct):
 
     input_ids: list[TokenId]
     rid: str = msgspec.field(default_factory=lambda: uuid4().hex)
-    sampling_params: Sampling = msgspec.field(default_factory=Sampling)
+    sampling_params: SGLangSampling = msgspec.field(default_factory=SGLangSampling)
     return_logprob: bool = False
     logprob_start_len: int = _NO_LOGPROBS
     top_logprobs_num: Count = 0

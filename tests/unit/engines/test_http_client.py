@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.engines.remote.http_errors import server_message
 from harness.engines.remote.sglang_wire import ModelInfo
 from harness.errors import EngineReplyInvalid, EngineUnavailable
@@ -35,5 +35,5 @@ async def test_json_that_is_nested_beyond_reason_is_an_invalid_reply():
     client = EngineClient("http://127.0.0.1:1", "sglang")
 
     with pytest.raises(EngineReplyInvalid, match="check the version of the server"):
-        client.decode(Exchange("GET", "/model_info", 5), DEEP, ModelInfo)
+        client.decode(HttpCall("GET", "/model_info", 5), DEEP, ModelInfo)
     assert server_message(DEEP)

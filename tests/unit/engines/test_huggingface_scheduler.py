@@ -10,9 +10,9 @@ from harness.engines.huggingface.scheduler import (
     KvCopy,
     KvDrop,
     KvOp,
-    Piece,
     Scheduler,
     Sequence,
+    StepPiece,
     common_prefix,
 )
 from harness.types import as_ids
@@ -30,7 +30,7 @@ def scheduler(sequences: int = 4, step_tokens: int = 64, kv_tokens: int = 4096) 
     return Scheduler(BatchLimits(sequences, step_tokens, kv_tokens))
 
 
-def step(schedule: Scheduler) -> list[Piece]:
+def step(schedule: Scheduler) -> list[StepPiece]:
     """One step, in which every sequence that is fully computed samples token 7."""
     pieces = schedule.plan()
     schedule.complete(pieces)
@@ -40,7 +40,7 @@ def step(schedule: Scheduler) -> list[Piece]:
     return pieces
 
 
-def spans(pieces: list[Piece]) -> list[tuple[int, int]]:
+def spans(pieces: list[StepPiece]) -> list[tuple[int, int]]:
     return [(piece.start, piece.stop) for piece in pieces]
 
 
@@ -227,7 +227,7 @@ class _Memory:
                     assert len(self.held[source]) >= count
                     self.held[target] = self.held[source][:count]
 
-    def compute(self, pieces: list[Piece]) -> None:
+    def compute(self, pieces: list[StepPiece]) -> None:
         for sequence, start, stop in pieces:
             held = self.held.setdefault(sequence.kv or 0, [])
             assert len(held) >= start

@@ -42,7 +42,7 @@ def test_a_session_s_place_weighs_more_than_load():
     """A cached prefix is worth a queue."""
     under, (_, home) = placement()
     home.in_flight = 50
-    under.settle("a", home, tokens=10)
+    under.place("a", home, tokens=10)
 
     assert served_by(under, "a") == "1"
     assert served_by(under, "b") == "0"
@@ -51,7 +51,7 @@ def test_a_session_s_place_weighs_more_than_load():
 def test_a_session_waits_for_its_full_worker():
     """Another worker has room and would have to compute the whole prefix."""
     under, (_, home) = placement(limit=1)
-    under.settle("a", home, tokens=10)
+    under.place("a", home, tokens=10)
     home.in_flight = 1
 
     assert served_by(under, "a") is None
@@ -62,7 +62,7 @@ def test_a_session_waits_for_its_full_worker():
 def test_a_session_of_a_fenced_worker_moves():
     """No session is served by a fenced worker, not even its own."""
     under, (other, home) = placement()
-    under.settle("a", home, tokens=10)
+    under.place("a", home, tokens=10)
     home.fence = "weights"
 
     assert served_by(under, "a") == "0"
@@ -74,7 +74,7 @@ def test_a_worker_that_came_back_is_another_one():
     """Its cache is empty, so nobody has a place there; what its predecessor works on does not count for it."""
     under, (_, home) = placement()
     under.ask(1, "a")
-    under.settle("a", home, tokens=10)
+    under.place("a", home, tokens=10)
     [(_, granted)] = under.grants(0.0)
     under.leave("1")
     back = under.join("1")
@@ -88,8 +88,8 @@ def test_a_worker_that_came_back_is_another_one():
 def test_who_waits_for_one_worker_does_not_hold_up_the_others():
     """An older request for a full worker lets a younger one pass to another worker, and no younger one to its own."""
     under, (free, home) = placement(limit=1)
-    under.settle("a", home, tokens=10)
-    under.settle("b", home, tokens=10)
+    under.place("a", home, tokens=10)
+    under.place("b", home, tokens=10)
     home.in_flight = 1
     for ticket, session_id in enumerate(["a", "b", None]):
         under.ask(ticket, session_id)
@@ -104,11 +104,11 @@ def test_who_waits_for_one_worker_does_not_hold_up_the_others():
 def test_a_request_that_waits_follows_its_session():
     """It asked while the session had no place; once another request has found one, the two wait there in order."""
     under, (free, home) = placement(limit=1)
-    under.settle("b", home, tokens=10)
+    under.place("b", home, tokens=10)
     free.in_flight = home.in_flight = 1
     under.ask(0, "a")
     under.ask(1, "b")
-    under.settle("a", home, tokens=10)
+    under.place("a", home, tokens=10)
 
     under.finish(free)
     assert list(under.grants(0.0)) == []
@@ -128,7 +128,7 @@ def test_a_decision_costs_workers_not_requests(homeless):
             load.in_flight = 1
         for ticket in range(waiting):
             session_id = None if homeless else f"s{ticket}"
-            under.settle(session_id, loads[ticket % 8], tokens=10)
+            under.place(session_id, loads[ticket % 8], tokens=10)
             under.ask(ticket, session_id)
         under.finish(loads[0])
         costs.append(calls_of(lambda under=under: list(under.grants(0.0))))
@@ -190,7 +190,7 @@ class PlacementMachine(RuleBasedStateMachine):
         _, session_id, worker = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         worker.failed_at = None if answered else self.now
         if answered:
-            self.under.settle(session_id, worker, tokens=7)
+            self.under.place(session_id, worker, tokens=7)
         self.under.finish(worker)
         self.grant()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,14 @@ from harness.errors import (
     EngineUnavailable,
     ScenarioError,
 )
-from harness.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, as_ids
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    as_ids,
+)
 from tests.builders import toy_tokenizer
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer, serving
 from tests.fake_engines.lies import Lie
@@ -116,6 +123,20 @@ async def test_a_session_moves_when_its_worker_is_gone():
         assert under.served()[1 - home] == 2
 
 
+async def test_a_first_turn_that_is_served_elsewhere_moves_no_session():
+    """Nothing of the session is in the cache of the worker that was asked first; later turns that move are counted."""
+    async with pooled() as under:
+        under.pool.workers.observe(counted := Counted())
+        under.fakes[0].lie = Lie.STATUS_503
+        await under.ask("a")
+        first, under.fakes[0].lie, under.fakes[1].lie = list(counted.recomputed), Lie.NONE, Lie.STATUS_503
+        await under.ask("a")
+
+        assert under.served() == [2, 2]
+        assert first == []
+        assert counted.recomputed == [0]
+
+
 async def test_a_lie_does_not_make_a_request_move():
     """Only a worker that did not serve is passed over; what one has sampled is not sampled again elsewhere."""
     async with pooled() as under:
@@ -124,6 +145,32 @@ async def test_a_lie_does_not_make_a_request_move():
             await under.ask()
 
         assert sum(under.served()) == 1
+
+
+class Breaking(ScriptedEngine):
+    """Hands over its first token, and then says that it never served the request."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        async with aclosing(self.stream(request)) as pieces:
+            first = await anext(pieces)
+        assert isinstance(first, GenerationDelta)
+        assert request.on_delta is not None
+        request.on_delta(first)
+        raise EngineUnavailable("not available")
+
+
+async def test_a_request_of_which_something_has_arrived_does_not_move():
+    """Whatever its provider says of it: another worker would sample behind tokens that somebody has already (I5)."""
+    arrived: list[GenerationDelta] = []
+    slowly = Script((ScriptStep(text="Hello there.", token_delay_s=0.001),))
+    workers = [Breaking(toy_tokenizer(), slowly), ScriptedEngine(toy_tokenizer(), slowly)]
+    async with EnginePool(workers) as pool:
+        with pytest.raises(EngineUnavailable) as caught:
+            await pool.generate(GenerationRequest(PROMPT, PARAMS, request_id=uuid4().hex, on_delta=arrived.append))
+
+        assert [len(each.played) for each in workers] == [1, 0]
+    assert caught.value.may_have_sampled
+    assert [each.output_ids.size for each in arrived] == [1]
 
 
 async def test_when_nobody_can_serve_the_last_failure_is_raised():

@@ -37,7 +37,7 @@ class StopRules(NamedTuple):
     """The repeat guard's state for one more output; None while there is no guard."""
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     """One sampled token; the alternatives are empty unless asked for."""
 
     token_id: int
@@ -78,7 +78,7 @@ class PromptScores:
         return PromptLogprobs(self.start, as_logprobs(self._values), self._version)
 
 
-class Generation:
+class LocalGeneration:
     """A live request; one with a budget of 0 tokens only scores its input."""
 
     def __init__(self, request: GenerationRequest, rules: StopRules, *, started_at: float) -> None:
@@ -95,7 +95,7 @@ class Generation:
         buffer[: self.prompt_length] = request.input_ids
         logits_from = known - 1 if self.scores is None else self.scores.start - 1
         self.tokens = TokenSequence(buffer, known, logits_from, request.session_id)
-        self.sampled: list[Sampled] = []
+        self.sampled: list[SampledToken] = []
         self._versions: list[VersionSpan] = []
         self._stop_strings = StopStrings(rules.decode, params.stop)
         self._matched_stop: int | str | None = None
@@ -140,7 +140,7 @@ class Generation:
             self.scores.restart()
             self.tokens.logits_from = self.scores.start - 1
 
-    def add(self, sampled: Sampled, version: str) -> FinishReason | None:
+    def add(self, sampled: SampledToken, version: str) -> FinishReason | None:
         """Append a sampled token; returns why the generation ends here, None when it goes on."""
         position, token_id, params = len(self.sampled), sampled.token_id, self.request.params
         self.sampled.append(sampled)

@@ -1,0 +1,128 @@
+"""The `/metrics` of engine servers, and what they say there about the tokens that they have sampled.
+
+Both engines count tokens for whoever asked, from when they were started. SGLang counts a request when it has ended; one
+that is aborted while it waits, or while it is retracted, it never counts, though it hands over its tokens. vLLM counts
+every token as it comes. Beside the tokens both count the requests to each of their routes, so a server that somebody
+else uses too is told from one that is ours alone.
+"""
+
+import math
+import re
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import NamedTuple
+
+from harness.engines.base import EngineCount
+from harness.engines.remote.http_client import EngineClient, HttpCall
+from harness.errors import EngineRejected, EngineReplyInvalid
+
+_DEADLINE_S = 10.0
+_LABELS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_REST = re.compile(r'(?![\w:])\s*(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?\s*(\S*)')
+"""What stands behind a name: labels and the value; a time, or an exemplar, may follow."""
+
+_SAMPLING_ROUTES = frozenset(
+    {
+        "/generate",
+        "/inference/v1/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/invocations",
+        "/api/chat",
+        "/api/generate",
+    }
+)
+
+
+class _Series(NamedTuple):
+    labels: Mapping[str, str]
+    value: str
+
+
+class Metrics:
+    """A Prometheus exposition; `source` is the name that errors give to the server.
+
+    A series may carry a time behind its value, and its labels any text. A value that is no finite number is nobody's
+    count: a sum with it is an error of the engine, and no sum without it is made up.
+    """
+
+    def __init__(self, text: str, source: str) -> None:
+        self._lines = text.split("\n")  # a label may hold what `splitlines` takes for the end of a line
+        self._source = source
+
+    def total(self, name: str, **labels: Container[str]) -> int:
+        """The sum over all series of `name` whose labels have one of the values given; 0 when there is none.
+
+        Raises `EngineReplyInvalid` when one of them has no number.
+        """
+        return round(
+            sum(
+                self._number(name, each.value)
+                for each in self._series(name)
+                if all(each.labels.get(key, "") in labels[key] for key in labels)
+            )
+        )
+
+    def has(self, name: str) -> bool:
+        """Whether there is a series of that name."""
+        return bool(self._series(name))
+
+    def fingerprint(self, name: str) -> str:
+        """The values of all series of `name`, as they are written; empty when there is none."""
+        return " ".join(each.value for each in self._series(name))
+
+    def _series(self, name: str) -> list[_Series]:
+        return [
+            _Series(dict(_LABELS.findall(found[1] or "")), found[2])
+            for line in self._lines
+            if line.startswith(name) and (found := _REST.match(line, len(name)))
+        ]
+
+    def _number(self, name: str, value: str) -> float:
+        with suppress(ValueError):
+            if math.isfinite(number := float(value)):
+                return number
+        raise EngineReplyInvalid(f"{self._source}: expected a number for {name} in /metrics, got {value!r}")
+
+
+async def count_sglang(client: EngineClient) -> EngineCount:
+    """The count of a SGLang server, or of another engine that speaks its protocol. Raises `EngineError`."""
+    metrics = await _read(client, "--enable-metrics")
+    # SGLang's collector has no time of its process; how long each phase of its start took is never the same twice.
+    started = metrics.fingerprint("sglang:startup_time_seconds") or metrics.fingerprint("process_start_time_seconds")
+    asked = metrics.total("sglang:http_requests_total", method={"POST", "PUT"}, endpoint=_SAMPLING_ROUTES)
+    return EngineCount(
+        client.name,
+        start=started and f"{started} {client.since}",
+        tokens=metrics.total("sglang:generation_tokens_total"),  # without a series before the first request has ended
+        requests=asked,
+        own_requests=client.generations_sent,
+        uncounted=asked - metrics.total("sglang:num_requests_total"),
+    )
+
+
+async def count_vllm(client: EngineClient, scorings_answered: int, scorings_sent: int) -> EngineCount:
+    """The count of a vLLM server, which samples a token for each scoring. Raises `EngineError`."""
+    metrics = await _read(client, "its statistics on (no --disable-log-stats)")
+    if not metrics.has("vllm:generation_tokens_total"):
+        raise EngineRejected(f"{client.name} does not count its tokens: start it without --disable-log-stats")
+    started = metrics.fingerprint("process_start_time_seconds")
+    return EngineCount(
+        client.name,
+        start=started and f"{started} {client.since}",
+        tokens=metrics.total("vllm:generation_tokens_total"),
+        scored=scorings_answered,
+        scored_unheard=scorings_sent - scorings_answered,
+        requests=metrics.total("http_requests_total", method={"POST"}, handler=_SAMPLING_ROUTES, status={"2xx"}),
+        own_requests=client.generations_sent,
+    )
+
+
+async def _read(client: EngineClient, setting: str) -> Metrics:
+    answer = await client.ask(HttpCall("GET", "/metrics", _DEADLINE_S))
+    if answer.status != HTTPStatus.OK:
+        raise EngineRejected(f"{client.name} answers /metrics with {answer.status}: start it with {setting}")
+    return Metrics(answer.content.decode("utf-8", errors="replace"), client.name)

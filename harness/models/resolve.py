@@ -17,8 +17,8 @@ from harness.machine.cache import (
     storage_error,
     write_manifest,
 )
-from harness.machine.locks import locked
-from harness.machine.progress import FetchPhase, Progress, silent
+from harness.machine.locks import hold_lock
+from harness.machine.progress import FetchPhase, FetchProgress, silent
 from harness.models.catalogue import CATALOGUE, CatalogueModel, find_model
 from harness.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
 from harness.models.fetch import fetch_gguf
@@ -29,7 +29,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _REQUIRED_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 
 
-def resolve_model(model: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
+def resolve_model(model: str, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
     """The local folder of `model`: a catalogue name, a folder, or a hub id; downloads what is missing.
 
     Blocks for as long as the download takes. Raises `ModelError`; `UnknownModel` when `model` names none.
@@ -54,7 +54,7 @@ def resolve_model(model: str, *, cache: Path | None = None, progress: Progress =
     return _require_complete(folder)
 
 
-def get_model(name: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
+def get_model(name: str, *, cache: Path | None = None, progress: FetchProgress = silent) -> Path:
     """The folder of the catalogue model `name` in the cache, fetched and converted when it is missing or damaged.
 
     Any number of processes may call it at once; one works, the others wait. Raises `ModelError`.
@@ -62,7 +62,7 @@ def get_model(name: str, *, cache: Path | None = None, progress: Progress = sile
     model = find_model(name)
     target = (cache or cache_directory()) / "models" / model.name
     try:
-        with locked(target.parent / f"{model.name}.lock", on_wait=lambda: progress(FetchPhase.WAIT, 0, 0)):
+        with hold_lock(target.parent / f"{model.name}.lock", on_wait=lambda: progress(FetchPhase.WAIT, 0, 0)):
             if not is_intact(target, _recipe(model), progress):
                 _build(model, target, progress)
     except OSError as error:
@@ -70,7 +70,7 @@ def get_model(name: str, *, cache: Path | None = None, progress: Progress = sile
     return target
 
 
-def _build(model: CatalogueModel | GeneratedModel, target: Path, progress: Progress) -> None:
+def _build(model: CatalogueModel | GeneratedModel, target: Path, progress: FetchProgress) -> None:
     if isinstance(model, CatalogueModel):
         require_converter()
     require_space(target.parent, model.peak_bytes)

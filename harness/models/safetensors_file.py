@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.machine.progress import FetchPhase, Progress
+from harness.machine.progress import FetchPhase, FetchProgress
 
 _ALIGNMENT = 8
 _BFLOAT16_BYTES = 2
@@ -27,7 +27,7 @@ class TensorShape(NamedTuple):
 
 
 def write_bfloat16(
-    path: Path, shapes: Sequence[TensorShape], tensors: Iterable[npt.NDArray[np.float32]], progress: Progress
+    path: Path, shapes: Sequence[TensorShape], tensors: Iterable[npt.NDArray[np.float32]], progress: FetchProgress
 ) -> None:
     """Write `tensors`, which come in the order of `shapes`, rounded to bfloat16."""
     layout: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import ModelError
-from harness.machine.progress import FetchPhase, Progress
+from harness.machine.progress import FetchPhase, FetchProgress
 from harness.models.npm_tokenizer import FILES, QWEN3, TokenizerPackage, fetch_tokenizer
 from harness.models.safetensors_file import TensorShape, write_bfloat16
 
@@ -59,7 +59,7 @@ def tiny_recipe(model: GeneratedModel) -> dict[str, object]:
     return {"tokenizer_sha512": model.tokenizer.sha512, "config": _config(), "seed": _SEED, "spread": _SPREAD}
 
 
-def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress: Progress) -> None:
+def generate_tiny(model: GeneratedModel, folder: Path, *, cache: Path, progress: FetchProgress) -> None:
     """Write `model` into the existing directory `folder`. Raises `ModelError` when its tokenizer cannot be fetched."""
     progress(FetchPhase.DOWNLOAD, 0, 0)
     try:

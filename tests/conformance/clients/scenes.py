@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -17,7 +16,7 @@ from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from harness.tokens.matching import Matching
-from harness.tokens.model_family import open_chat_tokenizer
+from tests.builders import toy_template
 from tests.conformance.clients.players import (
     LIBRARIES,
     PATIENCE_S,
@@ -30,7 +29,6 @@ from tests.conformance.clients.players import (
     prepare_cast,
 )
 from tests.conformance.clients.witness import Witness
-from tests.toy_model import write_toy_model
 
 PAUSE_S = 20
 TALKATIVE = ServerSettings(comment_every_s=0.5)
@@ -124,21 +122,21 @@ class Scene:
         return Played(ending, requests, streamed, await self._refusals(player), turns, seconds)
 
 
-async def drained_between_turns(folder: Path, cast: Cast) -> Outcome:
+async def drained_between_turns(cast: Cast) -> Outcome:
     """The server is drained while every client is in its tool; the next turn is refused."""
-    async with scene(folder, cast) as stage:
+    async with scene(cast) as stage:
         await stage.reach_tool()
         await stage.turn_gate("drain")
         stage.leave_tool(times=len(SCRIPT))
         return await stage.end(STOPS_WITHIN_S)
 
 
-async def drained_in_flight(folder: Path, cast: Cast) -> Outcome:
+async def drained_in_flight(cast: Cast) -> Outcome:
     """The server is drained and the engine told to abort while every client waits for its second turn.
 
     The answers of those that stream have begun by then.
     """
-    async with scene(folder, cast, INTERRUPTED) as stage:
+    async with scene(cast, INTERRUPTED) as stage:
         await stage.reach_tool()
         stage.leave_tool(times=len(SCRIPT))
         await stage.become("turns_in_flight", len(cast))
@@ -148,9 +146,9 @@ async def drained_in_flight(folder: Path, cast: Cast) -> Outcome:
         return await stage.end(STOPS_WITHIN_S)
 
 
-async def paused(folder: Path, cast: Cast) -> Outcome:
+async def paused(cast: Cast) -> Outcome:
     """The gate is shut for `PAUSE_S` and the engine told to abort while every client waits for its second turn."""
-    async with scene(folder, cast, INTERRUPTED, matching=[*Matching]) as stage:
+    async with scene(cast, INTERRUPTED, matching=[*Matching]) as stage:
         await stage.reach_tool()
         stage.leave_tool(times=len(SCRIPT))
         await stage.become("turns_in_flight", len(cast))
@@ -162,12 +160,12 @@ async def paused(folder: Path, cast: Cast) -> Outcome:
         return await stage.end(PATIENCE_S)
 
 
-async def refused_for_a_while(folder: Path, cast: Cast) -> Outcome:
+async def refused_for_a_while(cast: Cast) -> Outcome:
     """The second turn is answered 503 with Retry-After until all have been told, for the gate holds nothing for long.
 
     The sessions take a history only as it was.
     """
-    async with scene(folder, cast, settings=replace(TALKATIVE, pause_timeout_s=0.05)) as stage:
+    async with scene(cast, settings=replace(TALKATIVE, pause_timeout_s=0.05)) as stage:
         await stage.reach_tool()
         await stage.turn_gate("pause")
         stage.leave_tool(times=len(SCRIPT))
@@ -178,14 +176,13 @@ async def refused_for_a_while(folder: Path, cast: Cast) -> Outcome:
 
 @asynccontextmanager
 async def scene(
-    folder: Path,
     cast: Cast,
     script: Sequence[ScriptStep] = SCRIPT,
     settings: ServerSettings = TALKATIVE,
     matching: Sequence[str] = (),
 ) -> AsyncIterator[Scene]:
     """A server whose model says `script` to each client of `cast`."""
-    chat_tokenizer = open_chat_tokenizer(write_toy_model(folder))
+    chat_tokenizer = toy_template()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(tuple(script)))
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(serve(engine, chat_tokenizer, MemoryStore(), settings))
@@ -207,12 +204,12 @@ class Findings(NamedTuple):
     refused_for_a_while: Outcome
 
 
-async def play_all(folder: Path) -> Findings:
+async def play_all() -> Findings:
     """Every scene with every client; the other scenes are played during the long pause."""
     cast = await prepare_cast(LIBRARIES)
     async with asyncio.TaskGroup() as group:
-        pause = group.create_task(paused(folder / "paused", cast))
-        between = await drained_between_turns(folder / "between", cast)
-        in_flight = await drained_in_flight(folder / "in_flight", cast)
-        refused = await refused_for_a_while(folder / "refused", cast)
+        pause = group.create_task(paused(cast))
+        between = await drained_between_turns(cast)
+        in_flight = await drained_in_flight(cast)
+        refused = await refused_for_a_while(cast)
     return Findings(between, in_flight, pause.result(), refused)

@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from harness.telemetry.logging import configure_logging
 from tests.checkout import ROOT
@@ -90,9 +89,7 @@ def _line(cells: Sequence[str]) -> str:
 def main() -> None:
     """Play everything and write the table."""
     configure_logging("error")
-    with TemporaryDirectory() as folder:
-        findings = asyncio.run(play_all(Path(folder)))
-    write(PAGE, findings)
+    write(PAGE, asyncio.run(play_all()))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ PROMISED_S = 10
 
 
 @pytest.fixture(scope="module", name="findings")
-def _findings(tmp_path_factory) -> Findings:
+def _findings() -> Findings:
     """Every scene, played once."""
-    return asyncio.run(play_all(tmp_path_factory.mktemp("clients")))
+    return asyncio.run(play_all())
 
 
 @pytest.mark.parametrize("scene_name", ["drained_between_turns", "drained_in_flight"])
@@ -65,9 +65,9 @@ def test_the_page_says_what_clients_do(findings):
     assert without_seconds(table_in(PAGE.read_text(encoding="utf-8"))) == without_seconds(table_of(findings))
 
 
-async def test_an_owner_that_creates_a_session_while_draining_gets_it_after_resume(tmp_path):
+async def test_an_owner_that_creates_a_session_while_draining_gets_it_after_resume():
     """503 with Retry-After is waited for."""
-    async with scene(tmp_path, {}) as stage:
+    async with scene({}) as stage:
         await stage.turn_gate("drain")
         client = SessionServerClient(str(stage.server.base_url))
         creation = asyncio.create_task(client.create({}))

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from harness.engines.base import EngineHealth, LogprobScale, PauseMode
+from harness.engines.base import CountsTokens, EngineCount, EngineHealth, LogprobScale, PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.logprob_scale import measure_scale
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import (
+    STREAM_INTERVAL,
     FinishReason,
     GenerationDelta,
     GenerationRequest,
@@ -173,6 +174,24 @@ async def test_deltas_add_up_to_the_result(bench: Bench):
     assert all(isinstance(delta, GenerationDelta) for delta in deltas)
     assert [i for delta in deltas for i in delta.output_ids.tolist()] == result.output_ids.tolist()
     assert [p for delta in deltas for p in delta.logprobs.tolist()] == result.logprobs.tolist()
+    assert_consistent(bench, result)
+
+
+async def test_what_arrives_before_the_end_is_the_beginning_of_the_result(bench: Bench):
+    """With the versions that the engine has said by then: that much is left of a request that breaks."""
+    arrived: list[GenerationDelta] = []
+    params = replace(GREEDY, max_new_tokens=2 * STREAM_INTERVAL + 10)
+    result = await generate(bench, params, on_delta=arrived.append)
+
+    ids = [i for delta in arrived for i in delta.output_ids.tolist()]
+    assert ids == result.output_ids[: len(ids)].tolist()
+    assert [p for delta in arrived for p in delta.logprobs.tolist()] == result.logprobs[: len(ids)].tolist()
+    [said] = result.version_spans
+    for span in (span for delta in arrived for span in delta.version_spans):
+        assert (span.version, span.start) == (said.version, 0)
+        assert span.end <= len(ids)
+    if bench.provider.capabilities.engine in ("sglang", "vllm"):
+        assert len(ids) >= 2 * STREAM_INTERVAL
     assert_consistent(bench, result)
 
 
@@ -576,9 +595,48 @@ async def test_health_answers_whatever_the_engine_does(bench: Bench):
         assert (busy.ready, busy.paused, busy.running) == (True, False, 1)
 
 
+async def test_an_engine_counts_what_it_hands_over(bench: Bench):
+    """Its own counters grow by the tokens of replies, whole, streamed and aborted, and say what scoring has cost."""
+    await becomes_idle(bench)
+    before = await counts(bench)
+    handed = [(await generate(bench)).output_ids.size]
+    async with running(bench) as streamed:
+        pass  # which is left early: nobody hears its end
+    await becomes_idle(bench)
+    left = await counts(bench)
+    async with running(bench) as aborted:
+        await bench.provider.abort(aborted.request_id)
+        handed.append((await soon(aborted.task)).output_ids.size)
+    await bench.provider.score(bench.prompt, start=1)
+
+    async with asyncio.timeout(_DEADLINE_S):
+        while True:  # they may be a moment behind the replies
+            after = await counts(bench)
+            scored = after.scored - before.scored
+            if after.tokens - left.tokens == handed[1] + scored:
+                break
+            await asyncio.sleep(0.05)
+    assert 0 <= left.tokens - before.tokens - handed[0] - streamed.sampled <= slow(bench).max_new_tokens
+    assert 0 <= scored <= 1
+    assert (after.start, after.scored_unheard) == (before.start, before.scored_unheard)
+    assert after.requests - before.requests == after.own_requests - before.own_requests
+    assert after.uncounted == before.uncounted
+
+
 def test_what_an_engine_cannot_do_is_documented():
     """The table of docs/engines.md is what this suite asserts."""
     assert "\n".join(documented_table()) in ENGINES_PAGE.read_text(encoding="utf-8")
+
+
+async def counts(bench: Bench) -> EngineCount:
+    """The counters of all workers together."""
+    found = []
+    for worker in bench.provider.workers.providers.values():
+        assert isinstance(worker, CountsTokens)
+        found.append(await worker.count_sampled())
+    _, starts, *numbers = zip(*found, strict=True)
+    assert all(starts)
+    return EngineCount("all", " ".join(starts), *map(sum, numbers))
 
 
 def is_wanted(said: str) -> bool:

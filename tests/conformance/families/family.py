@@ -1,7 +1,7 @@
 """A model family under test: its folder, the chat tokenizer that serves it, and its plain template."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
@@ -10,11 +10,13 @@ from harness.models.chat_templates import find_template
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
-from tests.conformance.families.packages import SHA512, fetch_tokenizer
+from harness.types import Message
+from tests.conformance.families.packages import ASSEMBLED, SHA512, fetch_tokenizer
 
 SMOLLM2 = "smollm2"
-OURS = {"deepseek_v3-ours": "deepseek_v3", "mistral_nemo-ours": "mistral_nemo"}
+OURS = {f"{family}-ours": family for family in ("deepseek_v3", "mistral_nemo", *ASSEMBLED)}
 """Families with a template of this project, and whose tokenizer they have; the template has that name, too."""
+_NEEDLE, _REASON = "Zq7Zq7", "Wx8Wx8"
 NAMES = (SMOLLM2, *SHA512, *OURS)
 
 
@@ -35,6 +37,28 @@ class Family:
         chat = open_chat_tokenizer(folder, template_file=None if ours is None else find_template(ours))
         template = chat if isinstance(chat, ChatTemplateTokenizer) else ChatTemplateTokenizer.load(folder)
         return cls(name, folder, chat, template)
+
+    @cached_property
+    def frame(self) -> str:
+        """The text that the template writes between the generation prompt and the words of an answer.
+
+        A model samples it. Empty where an answer begins with its words.
+        """
+        before = self._written({"content": _NEEDLE}).partition(_NEEDLE)[0]
+        return before.removeprefix("<think>\n\n</think>\n\n")  # Qwen3 writes it into the last answer only
+
+    @cached_property
+    def reasoning_frame(self) -> tuple[str, str]:
+        """The texts before and after reasoning, up to where the frame of the answer begins; for families with one."""
+        before, _, after = self._written({"content": _NEEDLE, "reasoning_content": _REASON}).partition(_REASON)
+        return before, after.partition(self.frame + _NEEDLE)[0]
+
+    def _written(self, reply: Message) -> str:
+        """What the template writes for the answer `reply`, behind its own generation prompt."""
+        asked: Message = {"role": "user", "content": "question"}
+        template = self.template.template
+        whole = template.render([asked, {"role": "assistant", **reply}], generation_prompt=False)
+        return whole.removeprefix(template.render([asked]))
 
 
 @cache

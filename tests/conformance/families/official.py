@@ -28,7 +28,7 @@ class Official:
     source: str
     variables: dict[str, str]
     ends: tuple[str, ...]
-    """The markers that end an answer; none where that is text."""
+    """The markers that end an answer, first the one that ends plain words; none where that is text."""
     family: Family
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Json], *, asks: bool = True) -> str:
@@ -40,6 +40,7 @@ class Official:
             chat_template=self.source,
             add_generation_prompt=asks,
             date_string="01 Jan 2025",  # the day of ours
+            current_date="2025-01-01",
             **self.variables,
         )
         return str(rendered[0])
@@ -47,8 +48,8 @@ class Official:
     def added(self, known: Sequence[Message], reply: Message, new: Sequence[Message], tools: Sequence[Json]) -> str:
         """What stands behind the answer `reply` to `known` when `new` follows, the marker that ends it included.
 
-        The answer says something else here, so that its end can be found. DeepSeek's template forgets the marker behind
-        an answer with one call; it counts as written.
+        The answer says something else here, so that its end can be found. It ends as plain words do, also where calls
+        end in another way: DeepSeek's template forgets the marker behind one call, harmony has another one for calls.
         """
         calls = reply.get("tool_calls") or []
         needled: Json = {"role": "assistant", "content": _NEEDLE}
@@ -61,8 +62,9 @@ class Official:
         behind = self.prompt([*known, needled, *new], tools).rpartition(_NEEDLE)[2]
         if not self.ends:
             return behind
-        at = [position for position in map(closing.find, self.ends) if position >= 0]
-        return behind[min(at) :] if at else self.ends[0] + behind.removeprefix(closing)
+        found = [(position, end) for end in self.ends if (position := closing.find(end)) >= 0]
+        position, end = min(found, default=(0, ""))
+        return self.ends[0] + (behind[position + len(end) :] if found else behind.removeprefix(closing))
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`."""

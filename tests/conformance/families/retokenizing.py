@@ -103,7 +103,8 @@ def _text(rng: random.Random) -> str:
 
 
 def _ended(family: Family, ids: Sequence[int]) -> list[int]:
-    return [*ids, *sorted(family.template.end_ids)[:1]]
+    """An answer of those words, with what the family has around them."""
+    return [*family.chat.tokenizer.encode(family.frame), *ids, *sorted(family.template.end_ids)[:1]]
 
 
 def _canonical(family: Family, rng: random.Random) -> list[int] | None:
@@ -135,7 +136,7 @@ def _pair_for(tokenizer: Tokenizer, token_id: int, rng: random.Random) -> list[i
 def _cut(family: Family, rng: random.Random) -> list[int] | None:
     """The token budget ended the answer."""
     ids = family.chat.tokenizer.encode_plain(_text(rng))
-    return ids[: rng.randrange(1, len(ids))]
+    return [*family.chat.tokenizer.encode(family.frame), *ids[: rng.randrange(1, len(ids))]]
 
 
 def _white_space(family: Family, rng: random.Random) -> list[int] | None:
@@ -144,11 +145,11 @@ def _white_space(family: Family, rng: random.Random) -> list[int] | None:
 
 
 def _reasoning(family: Family, rng: random.Random) -> list[int] | None:
-    if family.chat.tokenizer.marker_id("<think>") is None:
+    before, after = family.reasoning_frame if family.frame else ("<think>\n", "\n</think>\n\n")
+    if not family.frame and family.chat.tokenizer.marker_id("<think>") is None:
         return None
-    return _ended(
-        family, family.chat.tokenizer.encode(f"<think>\n{_text(rng)}\n</think>\n\n{rng.choice(SENTENCES).strip()}")
-    )
+    text = f"{before}{_text(rng)}{after}{family.frame}{rng.choice(SENTENCES).strip()}"
+    return [*family.chat.tokenizer.encode(text), *sorted(family.template.end_ids)[:1]]
 
 
 def _call(family: Family, rng: random.Random) -> list[int] | None:

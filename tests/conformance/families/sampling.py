@@ -1,8 +1,8 @@
 """Conversations as agents have them and outputs as models sample them, for Hypothesis: one plan for each.
 
 An output is ids, not a text: written as the encoder would, letter by letter, any ids of the vocabulary, half a
-character, reasoning, calls in the syntax of the family with spaces of their own. It ends itself, or a length or a stop
-string ends it.
+character, reasoning, calls in the syntax of the family with spaces of their own. A family that has markers around every
+answer gets them, and sometimes not. An output ends itself, or a length or a stop string ends it.
 """
 
 import json
@@ -89,8 +89,13 @@ def _steps(family: Family) -> st.SearchStrategy[Step]:
     odd = [("user", "user"), ("system", "user"), ("developer", "user")]
     usual = 6 if all(_takes(family, "user", "answer", *roles) for roles in odd) else 60
     endings = st.sampled_from([Ending.ITSELF] * 6 + [Ending.LENGTH, Ending.STOP_STRING])
+
+    def step(output: list[int], ending: Ending, *said: tuple[str, ...]) -> Step:
+        has_ended = ending is Ending.ITSELF and output[-1:] and output[-1] in family.template.end_ids
+        return Step((*output, *(() if has_ended else last[ending])), ending, *said)
+
     return st.builds(
-        lambda output, ending, *said: Step((*output, *last[ending]), ending, *said),
+        step,
         _outputs(family),
         endings,
         st.lists(CONTENTS, min_size=1, max_size=3).map(tuple),
@@ -117,6 +122,10 @@ def _outputs(family: Family) -> st.SearchStrategy[list[int]]:
     ]
     said = st.lists(st.one_of(pieces), max_size=3).map(_joined)
     outputs = [said, said, st.tuples(said, _calls(family)).map(_joined), _calls(family), _calls(family)]
+    if family.frame:
+        framed = st.tuples(st.just(tokenizer.encode(family.frame)), said).map(_joined)
+        before, after = (st.just(tokenizer.encode(text)) for text in family.reasoning_frame)
+        outputs += [framed, framed, st.tuples(before, said, after, framed | _calls(family)).map(_joined)]
     think = [tokenizer.marker_id(marker) for marker in ("<think>", "</think>")]
     if None not in think:
         begin, end = think
@@ -143,7 +152,7 @@ def _written(family: Family, calls: Sequence[tuple[Json, tuple[str, str]]]) -> l
         if whole is not None:
             text = whole[len(template.template.render(calling[:1], TOOLS)) :].rstrip("\n")
             text = text.removeprefix("<think>\n\n</think>\n\n")  # Qwen3 writes it into the last answer only
-            for end in template.end_ids:
+            for end in sorted(template.end_ids)[:1]:  # the one that `_steps` writes
                 text = text.removesuffix(family.chat.tokenizer.token_text(end))
             return family.chat.tokenizer.encode(text)
     hermes = [f'<tool_call>\n{{"name": "find_city", "arguments": {text}}}\n</tool_call>' for text in texts]

@@ -171,7 +171,7 @@ def judge(family: Family, plan: Plan, made: Conversation) -> None:
         text = official(family).added(asked.messages[: asked.known - 1], reply, new, plan.tools)
         last = family.chat.tokenizer.token_text(before.output_ids[-1]) if before.output_ids else ""
         if last in official(family).ends:  # it was sampled
-            text = text.removeprefix(last)
+            text = text.removeprefix(official(family).ends[0])
         assert_says(family, logged.input_ids[len(known) :], text, new)
 
 

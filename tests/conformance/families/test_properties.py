@@ -24,7 +24,7 @@ from tests.conformance.families.family import Family
 from tests.conformance.families.page import verdicts_of
 from tests.conformance.families.sampling import CONTENTS
 
-EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "250"))
+EXAMPLES_PER_FAMILY = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "200"))
 """Times the number of families: more than three thousand conversations, and sixty thousand in `make soak`."""
 
 ROUNDS = st.sampled_from(

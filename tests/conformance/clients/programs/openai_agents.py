@@ -9,7 +9,13 @@ from typing import Any
 
 from conversation import MODEL, QUESTIONS, STREAMS, add, report
 
-from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
+from agents import (  # type: ignore[attr-defined]  # the package, not our folder of that name
+    Agent,
+    Runner,
+    function_tool,
+    set_default_openai_api,
+    set_tracing_disabled,
+)
 
 
 async def main() -> None:

@@ -2,6 +2,7 @@
 
     python soak/abort_cycles.py [--cycles 1000] [--sessions 64] [--programs 1] [--json]
     python soak/abort_cycles.py --engine sglang|vllm|sglang=URL|vllm=URL [--model DIR] --cycles 50
+    python soak/abort_cycles.py --engine sglang --turns 6 --cycles 300 --sessions 32 [--busy] [--keep FILE]
 
 Every cycle starts rollouts with agents of every kind (they obey a 404, ignore it, rewrite their history, are in a
 tool call for ever, or are programs that ignore SIGTERM), lets all of them work for a moment, aborts, and checks every
@@ -9,19 +10,23 @@ session it gets back: nothing after an incomplete turn is in a sample, the ledge
 idle. Tasks, processes, file descriptors and sessions are counted before the first cycle and after the last, each time
 while nothing but the server lives. Exit code 1 when anything of that is wrong; who only used up the time of its step is
 `reported`. The random moments are those of `--seed`.
+
+With `--turns` every session plays a tool loop of so many turns before its abort, in the words of a script, and the file
+of the store is read by somebody else (`tool_loops.py`); the abort comes when all of them have had their turns and some
+are in flight. `--keep` adds the cycles to those in a file and goes on behind them, so that a run may be made in slices.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
-import statistics
+import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,14 +43,18 @@ from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
+from harness.lanes.spec import Dtype
 from harness.models import resolve_model
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
-from harness.store.memory import MemoryStore
+from harness.server.settings import ServerSettings
+from harness.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
+from soak.cycle_figures import Figures
+from soak.tool_loops import ToolLoops
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = AbortBudget(
@@ -53,6 +62,8 @@ BUDGET = AbortBudget(
 )
 DEADLINES = Deadlines(create_s=30, read_s=20, end_s=10, delete_s=10)
 _LOOKS = 100
+_AT_WORK_S = 300
+_LOOKS_AT_WORK = 100 * _AT_WORK_S
 _IDLE_S = 5.0  # longer than a connection to an engine is kept for the next request
 SCRIPT = Script(
     (
@@ -62,6 +73,8 @@ SCRIPT = Script(
         ScriptStep(text="Word by word.", token_delay_s=0.02),
     )
 )
+_SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+SLOWLY = Script((ScriptStep(text="In the words of sessions.", token_delay_s=0.01),))
 STUBBORN_PROGRAM = """
 import json, os, signal, time, urllib.error, urllib.request
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -83,28 +96,6 @@ class Resources:
     processes: int
     descriptors: int
     sessions: int
-
-
-@dataclass
-class Figures:
-    """What a run of cycles came to."""
-
-    cycles: int = 0
-    rollouts: int = 0
-    samples: int = 0
-    turns: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    abort_s: list[float] = field(default_factory=list)
-    reported: list[str] = field(default_factory=list)
-    """What aborts said of engines and agents that did not do their part in the time that they were given."""
-    wrong: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Sums and percentiles."""
-        summary = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
-        times = sorted(summary.pop("abort_s"))
-        return summary | {"abort_p50_s": statistics.median(times), "abort_p99_s": times[int(0.99 * (len(times) - 1))]}
 
 
 class Agents:
@@ -157,14 +148,15 @@ class Cycles:
     manager: SessionManager
     agents: list[FunctionAgent]
     options: argparse.Namespace
-    chance: random.Random
-    figures: Figures = field(default_factory=Figures)
+    figures: Figures
 
     async def run_one(self) -> None:
         """Start, wait a moment, abort, check."""
-        pending = [asyncio.create_task(self.manager.run(task)) for task in self._tasks()]
-        await self._all_live(pending)
-        await asyncio.sleep(self.chance.uniform(*self.options.work_s))
+        began, cycle = perf_counter(), self.figures.cycles + 1
+        chance = random.Random(f"{self.options.seed} {cycle}")  # the same moments, whichever slice it is run in
+        pending = [asyncio.create_task(self.manager.run(task)) for task in self._tasks(chance)]
+        faults = [] if await self._all_at_work(pending) else ["not every session had its turns in time"]
+        await asyncio.sleep(chance.uniform(*self.options.work_s))
         report = await abort_rollout(
             pending,
             session_servers=[self.served.server.url],
@@ -173,30 +165,44 @@ class Cycles:
             budget=BUDGET,
             rollout_id=0,
         )
-        self.figures.cycles += 1
+        faults += await self._faults(report)
+        self.figures.cycles = cycle
+        self.figures.seconds += perf_counter() - began
         self.figures.abort_s.append(report.total_s)
-        self.figures.reported += [f"cycle {self.figures.cycles}: {line}" for line in report.problems]
-        self.figures.wrong += [f"cycle {self.figures.cycles}: {line}" for line in await self._faults(report)]
+        self.figures.reported += [f"cycle {cycle}: {line}" for line in report.problems]
+        self.figures.wrong += [f"cycle {cycle}: {line}" for line in faults]
 
-    async def _all_live(self, pending: list[asyncio.Task[Rollout]]) -> None:
-        """Every rollout has its session, or has ended already."""
-        async with asyncio.timeout(60):
-            # A session server offers nothing to wait for, and a soak may look.
-            while len(self.served.server.server.sessions) < sum(not task.done() for task in pending):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+    async def _all_at_work(self, pending: list[asyncio.Task[Rollout]]) -> bool:
+        """Every rollout has its session, or has ended already; in a tool loop it has had its turns too."""
+        sessions, turns = self.served.server.server.sessions, self.options.turns
+        for _ in range(_LOOKS_AT_WORK):
+            have_turns = sum(len(session.turns) >= turns for session in sessions) >= sum(
+                not each.done() for each in pending
+            )
+            if have_turns and (not turns or any(session.turns_in_flight for session in sessions)):
+                return True
+            await asyncio.sleep(0.01)  # a session server offers nothing to wait for, and a soak may look
+        return False
 
-    def _tasks(self) -> Iterator[AgentTask]:
+    def _tasks(self, chance: random.Random) -> Iterator[AgentTask]:
+        loops = self.served.loops
         for number in range(self.options.sessions):
-            is_program = number < self.options.programs
-            agent = _program() if is_program else self.chance.choice(self.agents)
-            session = {"limits": {"tokens_per_turn": self.options.tokens}, "sampling": {"temperature": 1.0}}
-            yield AgentTask(agent, "go", self.served.directory / str(number), "m", deadline_s=300, session=session)
+            program = _program() if loops is None else loops.program()
+            agent = program if number < self.options.programs else chance.choice(self.agents)
+            limits = {"limits": {"tokens_per_turn": self.options.tokens}, "sampling": {"temperature": 1.0}}
+            session = limits if loops is None else loops.session(chance)
+            workdir = self.served.directory / str(number)
+            yield AgentTask(agent, f"Add {number}.", workdir, "m", deadline_s=_AT_WORK_S + 60, session=session)
 
-    async def _faults(self, report: AbortReport) -> Iterator[str]:
+    async def _faults(self, report: AbortReport) -> list[str]:
         faults: list[str] = []
         for rollout in report.rollouts:
             self._count(rollout)
             faults += [f"session {rollout.session_id}: {fault}" for fault in session_faults(rollout)]
+        if self.served.loops is not None:
+            reading = self.served.loops.judge(report.rollouts)
+            self.figures.cut_inside.update(sessions=reading.cut_sessions, turns=reading.cut_turns)
+            faults += reading.faults
         if len(report.rollouts) != self.options.sessions:
             faults.append(f"{len(report.rollouts)} rollouts of {self.options.sessions} were collected")
         if self.served.server.server.gatekeeper.gate.state != "open":
@@ -205,7 +211,7 @@ class Cycles:
             faults.append(f"{len(self.served.server.server.sessions)} sessions are left")
         if not await self._is_idle():
             faults.append("the engine is still busy")
-        return iter(faults)
+        return faults
 
     async def _is_idle(self) -> bool:
         """The engine has nothing left; servers say so some time after it is true."""
@@ -265,31 +271,42 @@ async def resources(server: RunningServer) -> Resources:
 
 
 async def run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
-    """All cycles; the figures, with the resources before and after."""
+    """All cycles; the figures, with the resources before the first and after the last that were run here."""
+    what = {name: value for name, value in vars(options).items() if name not in ("cycles", "minutes", "keep", "json")}
+    figures = Figures() if options.keep is None else Figures.load(options.keep, what)
+    until = perf_counter() + 60 * options.minutes
     async with _served(options) as served:
-        await _cycles(served, options, 1, lambda _: None)  # what is made once is made now
-        before, began = await resources(served.server), perf_counter()
-        figures = await _cycles(served, options, options.cycles, say)
-        seconds, after = perf_counter() - began, await resources(served.server)
-    summary = figures.to_json() | {"seconds": seconds}
+        await _cycles(served, options, Figures(), lambda figures: figures.cycles < 1)  # what is made once is made now
+        before = await resources(served.server)
+
+        def is_wanted(figures: Figures) -> bool:
+            if options.keep is not None:
+                figures.save(options.keep, what)
+            if figures.cycles % max(1, options.cycles // 20) == 0:
+                say(f"{figures.cycles}/{options.cycles} cycles, {figures.seconds:.0f} s, {len(figures.wrong)} wrong")
+            return bool(figures.cycles < options.cycles and perf_counter() < until)
+
+        await _cycles(served, options, figures, is_wanted)
+        after = await resources(served.server)
     if any(now > then for now, then in zip(astuple(after), astuple(before), strict=True)):
-        summary["wrong"].append(f"left behind: {before} became {after}")
-    return summary | {"engine": options.engine, "before": asdict(before), "after": asdict(after)}
+        figures.wrong.append(f"left behind: {before} became {after}")
+    if options.keep is not None:
+        figures.save(options.keep, what)
+    return figures.to_json() | {"run": what, "before": asdict(before), "after": asdict(after)}
 
 
-async def _cycles(served: "Served", options: argparse.Namespace, count: int, say: Callable[[str], None]) -> Figures:
-    """That many cycles, with a manager and connections of their own."""
-    began = perf_counter()
+async def _cycles(
+    served: "Served", options: argparse.Namespace, figures: Figures, is_wanted: Callable[[Figures], bool]
+) -> None:
+    """Cycles as long as another one is wanted, with a manager and connections of their own."""
     async with (
         SessionManager(served.server.url, grace_s=0.3, deadlines=DEADLINES) as manager,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as http,
     ):
-        cycles = Cycles(served, manager, Agents(http).all(), options, random.Random(options.seed))
-        for number in range(1, count + 1):
+        agents = Agents(http).all() if served.loops is None else served.loops.agents(http)
+        cycles = Cycles(served, manager, agents, options, figures)
+        while is_wanted(figures):
             await cycles.run_one()
-            if number % max(1, count // 20) == 0:
-                say(f"{number}/{count} cycles, {perf_counter() - began:.0f} s")
-    return cycles.figures
 
 
 @dataclass(frozen=True)
@@ -300,31 +317,48 @@ class Served:
     engine: TokenProvider
     worker: EngineWorker | str
     directory: Path
+    loops: ToolLoops | None
+    """What sessions play; None lets them say what the engine does."""
 
 
 @asynccontextmanager
 async def _served(options: argparse.Namespace) -> AsyncIterator[Served]:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, _busy_cores(options.busy):
         directory = Path(name)
         is_scripted = options.engine == "scripted"
         model = toy_folder(directory / "toy") if is_scripted else resolve_model(options.model)
         chat_tokenizer = open_chat_tokenizer(model)
-        async with _address(options.engine, model) as address:
+        async with _address(options.engine, model, Dtype(options.dtype)) as address:
             engine: TokenProvider
             if is_scripted:
-                engine = ScriptedEngine(chat_tokenizer.tokenizer, SCRIPT)
+                engine = ScriptedEngine(chat_tokenizer.tokenizer, SLOWLY if options.turns else SCRIPT)
                 worker: EngineWorker | str = EngineInProcess(engine)
             else:
                 engine, worker = open_engine(address, tokenizer=chat_tokenizer.tokenizer), address
-            async with serve(engine, chat_tokenizer, MemoryStore()) as server:
-                yield Served(server, engine, worker, directory / "rollouts")
+            store = directory / "s.db" if options.turns else "memory"
+            loops = ToolLoops(options.turns, chat_tokenizer, directory / "s.db") if options.turns else None
+            settings = ServerSettings(allow_forced_tokens=loops is not None)
+            async with serve(engine, chat_tokenizer, open_store(store), settings) as server:
+                yield Served(server, engine, worker, directory / "rollouts", loops)
+
+
+@contextmanager
+def _busy_cores(is_busy: bool) -> Iterator[None]:
+    """Every core has somebody else's work to do while the block runs, at our own priority."""
+    processes = [subprocess.Popen((sys.executable, "-S", "-c", _SPIN)) for _ in range(is_busy * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @asynccontextmanager
-async def _address(engine: str, model: Path) -> AsyncIterator[str]:
+async def _address(engine: str, model: Path, dtype: Dtype) -> AsyncIterator[str]:
     """Where `engine` is; a server that is only named is started."""
     if engine in INSTALLED:
-        async with open_lane(LaneSpec(LaneEngine(engine), model)) as lane:
+        async with open_lane(LaneSpec(LaneEngine(engine), model, dtype=dtype)) as lane:
             yield f"{engine}={lane.url}"
     else:
         yield engine
@@ -354,11 +388,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="what a real engine serves, or is to serve")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a turn at most")
     parser.add_argument(
-        "--work-s", type=float, nargs=2, default=(0.0, 0.3), help="how long agents work before an abort"
+        "--work-s", type=float, nargs=2, default=[0.0, 0.3], help="how long agents work before an abort"
     )
+    parser.add_argument("--turns", type=int, default=0, help="of a tool loop before its abort; 0: whatever is said")
+    parser.add_argument("--dtype", default="float32", choices=list(Dtype), help="of a server that is started")
+    parser.add_argument("--busy", action="store_true", help="beside a process on every core that computes all the time")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="go on behind the cycles in FILE, and add to them")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cycle after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if 0 < options.turns < 3:
+        parser.error("--turns: expected at least 3, for a turn inside the loop is cut")
+    return options
 
 
 def main() -> None:

@@ -12,9 +12,11 @@ with limits that only its own tests reach: nobody else may notice it.
 import fcntl
 import os
 import shutil
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
 
@@ -42,6 +44,7 @@ _ENVIRONMENT = {
 }
 _GROUP = "real-engines"
 _TEST_S = 1200  # the first test of an engine installs and starts it
+_RELABEL_S = 600  # on a machine that does ten other things
 
 
 def on_real(engine: LaneEngine) -> list[pytest.MarkDecorator]:
@@ -152,3 +155,33 @@ def _write_perturbed(source: Path, target: Path) -> None:
     }
     save_file(noisy, scratch / "model.safetensors", metadata={"format": "pt"})
     scratch.rename(target)
+
+
+@asynccontextmanager
+async def of_one_version(*urls: str, label: str = "") -> AsyncIterator[None]:
+    """The shared engines have one label while the block runs, else one of them would serve nobody; then their own.
+
+    It is `label`, or the highest of theirs.
+    """
+    async with httpx.AsyncClient(timeout=_RELABEL_S) as http:
+
+        async def relabel(url: str, version: str) -> None:
+            body = {"new_version": version, "abort_all_requests": False}
+            (await http.post(f"{url}/update_weight_version", json=body)).raise_for_status()
+
+        labels = [await label_of(http, url) for url in urls]
+        highest = max((int(each) for each in labels if each.isdecimal()), default=0)
+        try:
+            for url in urls:
+                await relabel(url, label or str(highest))
+            yield
+        finally:
+            for url, before in zip(urls, labels, strict=True):
+                await relabel(url, before)
+
+
+async def label_of(http: httpx.AsyncClient, url: str) -> str:
+    """The name of the weights that the engine at `url` serves."""
+    answers = [await http.get(url + path) for path in ("/model_info", "/weight_info")]  # of SGLang, of vLLM
+    [label] = {answer.json()["weight_version"] for answer in answers if answer.is_success}
+    return str(label)

@@ -2,7 +2,8 @@
 
     report = await manager.abort(pending)  # of `SessionManager(server_url, engines=["sglang=http://127.0.0.1:30000"])`
 
-`abort_rollout` is the full form, for several session servers, or agents that nobody's manager runs.
+`abort_rollout` is the full form, for several session servers, or agents that nobody's manager runs. With `sessions` it
+ends these alone, in the same order, and nobody else on the servers or in the engines notices (`abort_scope.py`).
 
 The order matters. Sessions are drained before the engines are told, so that a turn which the engine cuts short finds
 its session closed: it is stored ABORTED and answered 404, and no agent goes on from half an answer. Agents are told
@@ -16,39 +17,37 @@ does not know what the pending tasks are: it returns what they return.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 
 import structlog
 
 from harness.client.connections import SessionServerAddress
-from harness.client.gate import GateClient, new_holder, renew_holds
+from harness.client.gate import new_holder
 from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import (
     AbortBudget,
     AbortReport,
     AbortStep,
     AgentHooks,
-    Answer,
+    CallReport,
     Keep,
     ServerAnswer,
     TaskFailure,
     failure_of,
     partial_samples,
 )
+from harness.control.abort_scope import AbortScope, NamedSessions, WholeServers
 from harness.control.engines import EngineWorker, as_workers
-from harness.control.left_paused import look_for_paused
-from harness.control.quiesce import Quiet, at_every_gate, quieten
-from harness.control.routed import learn_workers
+from harness.control.quiesce import Quiet
+from harness.control.routed_engines import learn_workers
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import OBEY_S, attempt, read_end, to_the_end
 
 ABORT_STEP_ENDED = "abort_step_ended"
 ABORT_PROBLEM = "abort_problem"
 ABORTED_TASK_SKIPPED = "aborted_task_skipped"
-
-_LOOK_S = 2.0  # at engines that have just answered
 
 _log = structlog.get_logger(__name__)
 
@@ -63,6 +62,7 @@ async def abort_rollout(
     keep: Keep = Keep.SAMPLES,
     rollout_id: int | None = None,
     continue_engines: bool = False,
+    sessions: Collection[str] | None = None,
 ) -> AbortReport:
     """End everything that `pending` waits for, and collect what it has come to.
 
@@ -77,6 +77,9 @@ async def abort_rollout(
         rollout_id: Of this rollout; partial samples carry it as `start_rollout_id` unless they have one.
         continue_engines: Continue workers that are found paused although no hold on a gate covers them: somebody left
             them so. Otherwise they are reported.
+        sessions: Ids of the sessions to end, wherever among the servers they are; None ends all that there are. With
+            ids, `pending` is what waits for them, `agent_hooks` concern their agents alone, `engine_workers` are not
+            told anything (each session's own requests end there), and the gates do not move.
 
     Never raises for anything that goes wrong on the way. Cancelled, it cancels `pending`, opens the gates, and goes.
     Before anything has changed it raises for a router that is none, or whose workers cannot be reached from here
@@ -86,19 +89,25 @@ async def abort_rollout(
     async with AsyncExitStack() as stack:
         budget, holder = budget or AbortBudget(), new_holder("abort")
         servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
-        gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
-        abort = _Abort(tasks, gates, agent_hooks, budget)
+        scope: AbortScope
+        if sessions is not None:
+            scope = NamedSessions(servers, sessions)
+        else:
+            gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
+            try:
+                learn_s = budget.left_s(budget.engines_s, 0)
+                workers = as_workers(await learn_workers(engine_workers, session_servers, learn_s))
+            except asyncio.CancelledError:
+                for task in tasks:
+                    task.cancel()
+                raise
+            scope = WholeServers(gates, workers, continues=continue_engines)
+        abort = _Abort(tasks, scope, agent_hooks, budget)
         try:
-            await abort.learn_engines(engine_workers, session_servers)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            raise
-        try:
-            async with renew_holds(gates):
+            async with scope.hold():
                 abort.mark(keep)
                 await abort.drain()
-                await abort.abort_engines(continues=continue_engines)
+                await abort.abort_engines()
                 await abort.call_hooks()
                 await abort.stop_agents()
                 await abort.collect()
@@ -113,36 +122,24 @@ class _Abort:
     def __init__(
         self,
         tasks: Sequence[asyncio.Future[object]],
-        gates: Sequence[GateClient],
+        scope: AbortScope,
         hooks: Sequence[AgentHooks],
         budget: AbortBudget,
     ) -> None:
         self._tasks = tasks
-        self._gates = gates
-        self._workers: tuple[EngineWorker, ...] = ()
+        self._scope = scope
         self._hooks = hooks
         self._budget = budget
         self._began = time.monotonic()
         self._seconds: dict[AbortStep, float] = {}
         self._drained: list[ServerAnswer] = []
         self._quiet = Quiet()
-        self._left_paused: list[Answer] = []
-        self._called: list[Answer] = []
+        self._called: list[CallReport] = []
         self._agents_left: list[str] = []
         self._late: set[asyncio.Future[object]] = set()
         self._results: list[object] = []
         self._failures: list[TaskFailure] = []
         self._resumed: list[ServerAnswer] = []
-
-    async def learn_engines(
-        self,
-        engines: Sequence[TokenProvider | EngineWorker | str],
-        servers: Sequence[SessionServerAddress | str],
-    ) -> None:
-        """Before the first step: who has to be told, at the routers among `engines` too."""
-        self._workers = as_workers(
-            await learn_workers(engines, servers, self._budget.left_s(self._budget.engines_s, 0))
-        )
 
     def mark(self, keep: Keep) -> None:
         """Step 1: nothing begins any more."""
@@ -151,25 +148,14 @@ class _Abort:
                 self._note(hooks.name, partial(hooks.mark, keep))
 
     async def drain(self) -> None:
-        """Step 2: every open session ends, for good."""
+        """Step 2: every open session of the abort ends, for good."""
         with self._step(AbortStep.DRAIN, self._budget.drain_s) as seconds:
-            self._drained = await at_every_gate(self._gates, GateClient.drain, seconds)
+            self._drained = await self._scope.drain(seconds)
 
-    async def abort_engines(self, *, continues: bool) -> None:
-        """Step 3: every engine ends what it has, and is told again while a turn is still in flight.
-
-        A request that was on its way to the engine when the abort arrived is not seen by it.
-        """
+    async def abort_engines(self) -> None:
+        """Step 3: the engines end what they have of these sessions."""
         with self._step(AbortStep.ENGINES, self._budget.engines_s) as seconds:
-            reached = [gate for gate, answer in zip(self._gates, self._drained, strict=True) if answer.error is None]
-            self._quiet = await quieten(self._workers, reached, seconds)
-            answered = [
-                worker
-                for worker, answer in zip(self._workers, self._quiet.engines, strict=True)
-                if answer.error is None
-            ]
-            look_s = min(_LOOK_S, seconds)
-            self._left_paused = await look_for_paused(answered, reached, look_s, continues=continues)
+            self._quiet = await self._scope.quieten(self._drained, seconds)
 
     async def call_hooks(self) -> None:
         """Step 4: the agents are asked to stop."""
@@ -209,11 +195,11 @@ class _Abort:
     async def leave_open(self) -> None:
         """Step 7, whatever happened: nothing of the rollout is left to come, and no gate is shut because of it."""
         try:
-            async with renew_holds(self._gates):
+            async with self._scope.hold():
                 await self._cancel_late()
         finally:
             with self._step(AbortStep.RESUME, self._budget.resume_s, is_last=True) as seconds:
-                self._resumed = await at_every_gate(self._gates, GateClient.resume, seconds)
+                self._resumed = await self._scope.release(seconds)
                 for hooks in self._hooks:
                     self._note(hooks.name, hooks.clear)
 
@@ -222,7 +208,7 @@ class _Abort:
         report = AbortReport(
             drained=tuple(self._drained),
             engines=tuple(self._quiet.engines),
-            left_paused=tuple(self._left_paused),
+            left_paused=tuple(self._quiet.left_paused),
             turns_left=self._quiet.turns_left,
             hooks=tuple(self._called),
             agents_left=tuple(self._agents_left),
@@ -255,7 +241,7 @@ class _Abort:
         try:
             call()
         except Exception as error:  # noqa: BLE001  # a hook is somebody else's code; the abort goes on
-            self._called.append(Answer(name, f"{type(error).__name__}: {error}"))
+            self._called.append(CallReport(name, f"{type(error).__name__}: {error}"))
 
     async def _cancel_late(self) -> None:
         """Cancel what still runs; what ignores that is left alone, and its end will not go unread."""
@@ -278,5 +264,5 @@ class _Abort:
             _log.info(ABORT_STEP_ENDED, step=step.value, seconds=round(self._seconds[step], 3))
 
 
-async def _call(name: str, call: Callable[[], Awaitable[object]], seconds: float) -> Answer:
-    return Answer(name, await attempt(call, seconds, name=f"abort: {name}"))
+async def _call(name: str, call: Callable[[], Awaitable[object]], seconds: float) -> CallReport:
+    return CallReport(name, await attempt(call, seconds, name=f"abort: {name}"))

@@ -20,9 +20,9 @@ class AbortStep(StrEnum):
     MARK = "mark"
     """Nothing begins any more."""
     DRAIN = "drain"
-    """Every session server ends its open sessions, for good."""
+    """Every session server ends its open sessions, or those that are named, for good."""
     ENGINES = "engines"
-    """Every engine worker ends its requests."""
+    """Every engine worker ends its requests, or those of the sessions that are named."""
     HOOKS = "hooks"
     """The runners of agents ask them to stop."""
     STOP = "stop"
@@ -30,7 +30,7 @@ class AbortStep(StrEnum):
     COLLECT = "collect"
     """Every pending task returns, or is cancelled."""
     RESUME = "resume"
-    """Every session server serves new sessions again."""
+    """Every session server serves new sessions again; with named sessions none had stopped."""
 
 
 ORDER = tuple(AbortStep)
@@ -102,11 +102,12 @@ class ServerAnswer:
     error: str | None = None
     """Why it could not be told; None when it was."""
     gate: GateReport | None = None
-    """How its gate stands since, and what the verb touched; None when it did not answer."""
+    """How its gate stands since, and what the verb touched; None when it did not answer, or was asked to drain some
+    sessions and no more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallReport:
     """Whether an engine worker or a hook did what it was asked."""
 
     name: str
@@ -140,12 +141,12 @@ class AbortReport:
     """The course of an abort and everything it collected."""
 
     drained: tuple[ServerAnswer, ...] = ()
-    engines: tuple[Answer, ...] = ()
-    left_paused: tuple[Answer, ...] = ()
+    engines: tuple[CallReport, ...] = ()
+    left_paused: tuple[CallReport, ...] = ()
     """Workers that were found paused and covered by no hold; without an error those that were continued."""
     turns_left: int | None = None
     """Turns still in flight when the engines step ended; None when no session server could say."""
-    hooks: tuple[Answer, ...] = ()
+    hooks: tuple[CallReport, ...] = ()
     agents_left: tuple[str, ...] = ()
     """Agents that could not be ended in their time."""
     results: tuple[object, ...] = ()

@@ -4,8 +4,8 @@
     vLLM     POST /abort_requests {}                     in dev mode only
 
 Both answer at once and do not say what they ended; whether anything still runs is for the session servers to tell.
-Every worker is told directly, those of a router too (`routed.py`). The verbs are those of `engines.kinds`. A worker
-whose kind is not known is tried in the order of that table: a server that lacks a route answers 404 and nothing
+Every worker is told directly, those of a router too (`routed_engines.py`). The verbs are those of `engines.kinds`. A
+worker whose kind is not known is tried in the order of that table: a server that lacks a route answers 404 and nothing
 happens.
 """
 
@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from harness.engines.base import TokenProvider
 from harness.engines.kinds import ControlVerb, ServerKind, parse_kind, server_kinds
-from harness.engines.remote.http_client import EngineClient, Exchange
+from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.engines.remote.http_errors import error_for_status, server_message
 from harness.errors import EngineRejected, ScenarioError
 
@@ -79,7 +79,7 @@ class EngineServer:
         """See `Pausable`."""
         async with self._connect() as client:
             for question in [kind.paused for kind in self._kinds]:
-                answer = await client.ask(Exchange("GET", question.path, deadline_s))
+                answer = await client.ask(HttpCall("GET", question.path, deadline_s))
                 said = question.read(answer.status, answer.content)
                 if said is not None:
                     return said
@@ -115,7 +115,7 @@ class EngineServer:
     async def _is_done(self, client: EngineClient, verbs: Iterable[ControlVerb], deadline_s: float) -> bool:
         """Whether the server has one of `verbs`."""
         for path, body in verbs:
-            answer = await client.ask(Exchange("POST", path, deadline_s, dict(body)))
+            answer = await client.ask(HttpCall("POST", path, deadline_s, dict(body)))
             if 200 <= answer.status < 300:
                 return True
             if answer.status not in _MISSING:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from harness.client.gate import GateClient
-from harness.control.abort_report import Answer
+from harness.control.abort_report import CallReport
 from harness.control.engines import EngineWorker, Pausable
 from harness.machine.deadlines import attempt
 
 
 async def look_for_paused(
     workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
-) -> list[Answer]:
+) -> list[CallReport]:
     """The workers that were left paused: with an error, unless they were continued."""
     found: list[EngineWorker] = []
     covered: list[bool] = []
@@ -37,9 +37,9 @@ async def look_for_paused(
     paused = [worker for worker in found if isinstance(worker, Pausable)]
     if not continues:
         said = "is paused, and no hold on a gate covers it: continue it, or pass continue_engines=True"
-        return [Answer(worker.name, said) for worker in paused]
+        return [CallReport(worker.name, said) for worker in paused]
     calls = (
         attempt(partial(worker.resume, deadline_s=seconds), seconds, name=f"continue {worker.name}")
         for worker in paused
     )
-    return [Answer(worker.name, error) for worker, error in zip(paused, await asyncio.gather(*calls), strict=True)]
+    return [CallReport(worker.name, error) for worker, error in zip(paused, await asyncio.gather(*calls), strict=True)]

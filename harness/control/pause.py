@@ -23,10 +23,10 @@ import structlog
 from harness.client.connections import SessionServerAddress
 from harness.client.gate import GateClient, new_holder, renew_holds
 from harness.client.session_server import SessionServerClient
-from harness.control.abort_report import AbortBudget, Answer, ServerAnswer
+from harness.control.abort_report import AbortBudget, CallReport, ServerAnswer
 from harness.control.engines import EngineWorker, as_workers
 from harness.control.quiesce import at_every_gate, quieten
-from harness.control.routed import learn_workers
+from harness.control.routed_engines import learn_workers
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import to_the_end
 
@@ -41,7 +41,7 @@ class PauseReport:
     """How far the rollout came to a stand."""
 
     paused: tuple[ServerAnswer, ...]
-    engines: tuple[Answer, ...]
+    engines: tuple[CallReport, ...]
     turns_left: int | None
     """Turns that were still being generated when the block began; None when no session server could say."""
 

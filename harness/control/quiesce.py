@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from harness.client.gate import GateClient
-from harness.control.abort_report import Answer, ServerAnswer
+from harness.control.abort_report import CallReport, ServerAnswer
 from harness.control.engines import EngineWorker
 from harness.errors import SessionServerError
 from harness.machine.deadlines import attempt, not_in_time, within
@@ -25,15 +25,17 @@ _LONGEST_LOOK_S = 0.5
 class Quiet:
     """The result of it."""
 
-    engines: list[Answer] = field(default_factory=list)
+    engines: list[CallReport] = field(default_factory=list)
     """The last answer of each worker."""
     turns_left: int | None = None
     """Turns that are still being generated; None when no session server could say."""
+    left_paused: list[CallReport] = field(default_factory=list)
+    """Workers that are paused under nobody's hold; without an error those that were continued."""
 
 
 async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> Quiet:
     """Have `workers` end their requests, each at least once, until `gates` have no turn that is being generated."""
-    quiet = Quiet([Answer(worker.name, not_in_time(seconds)) for worker in workers])
+    quiet = Quiet([CallReport(worker.name, not_in_time(seconds)) for worker in workers])
     is_quiet = asyncio.Event()
     telling = (_tell(worker, index, quiet, is_quiet, seconds) for index, worker in enumerate(workers))
     await within(seconds, asyncio.gather(_watch(gates, quiet, is_quiet, seconds), *telling))
@@ -61,7 +63,7 @@ async def _tell(worker: EngineWorker, index: int, quiet: Quiet, is_quiet: asynci
     pause_s = _FIRST_LOOK_S
     while True:
         error = await attempt(partial(worker.abort_all, deadline_s=seconds), seconds, name=f"abort: {worker.name}")
-        quiet.engines[index] = Answer(worker.name, error)
+        quiet.engines[index] = CallReport(worker.name, error)
         if await within(pause_s, is_quiet.wait()):
             return
         pause_s = min(2 * pause_s, _LONGEST_LOOK_S)

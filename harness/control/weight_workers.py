@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.control.engines import EngineServer
-from harness.control.routed import SilentEngine
+from harness.control.routed_engines import SilentEngine
 from harness.control.sample_sweep import sweep_samples
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.engines.base import EngineWorkers, ExpectsTransfer, LogprobScale, TokenProvider

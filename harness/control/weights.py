@@ -28,7 +28,7 @@ import structlog
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.control.engines import EngineServer
-from harness.control.routed import learn_workers
+from harness.control.routed_engines import learn_workers
 from harness.control.weight_servers import ServersInUpdate
 from harness.control.weight_workers import Engines, EnginesInUpdate, Transfer, reach
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep

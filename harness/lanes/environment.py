@@ -17,7 +17,7 @@ from harness.lanes.overlay import server_patch
 from harness.lanes.spec import LaneEngine
 from harness.lanes.torch_source import TORCH, torch_source
 from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
-from harness.machine.locks import locked_async
+from harness.machine.locks import hold_lock_async
 from harness.machine.uv import run_uv
 
 Say = Callable[[str], None]
@@ -75,7 +75,7 @@ async def provide_python(requirements: Requirements, say: Say) -> Path:
     python = target / "bin" / "python"
     try:
         lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
-        async with locked_async(lock, on_wait=lambda: say(waiting)):
+        async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
             if not python.exists():
                 await _build(requirements, target, say)
     except OSError as error:

@@ -25,7 +25,7 @@ from harness.lanes.overlay import own_import_path, write_overlay
 from harness.lanes.readiness import until_it_generates
 from harness.lanes.spec import LaneEngine, LaneSpec
 from harness.lanes.state import Lane, new_folder, read_lanes
-from harness.machine.locks import locked
+from harness.machine.locks import hold_lock
 from harness.machine.process_group import end_group, reap
 from harness.machine.process_name import ProcessName, members, spawn_held
 from harness.machine.watchdog import Watchdog
@@ -103,7 +103,7 @@ def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
             probe.bind((LOOPBACK, 0))
             port = int(probe.getsockname()[1])
     name = f"{spec.engine}-{port}"
-    with locked(_directory() / "lock"):  # a name and its folder are one lane's
+    with hold_lock(_directory() / "lock"):  # a name and its folder are one lane's
         _require_unused(name, port)
         return _spawn_as(name, port, spec, python, watchdog)
 

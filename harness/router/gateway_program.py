@@ -14,7 +14,7 @@ from typing import NamedTuple
 import server_patch
 from harness.errors import ScenarioError
 from harness.machine.cache import cache_directory, install, staging, storage_error
-from harness.machine.locks import locked
+from harness.machine.locks import hold_lock
 from harness.machine.uv import run_uv_blocking
 from server_patch.router import GatewayKind
 
@@ -45,7 +45,7 @@ def gateway_program(name: str, say: Say) -> GatewayProgram:
     target = cache_directory() / "gateways" / f"{kind}-{digest}"
     try:
         lock = target.with_name(f"{target.name}.lock")
-        with locked(lock, on_wait=lambda: say(f"waiting for another process that installs {kind}")):
+        with hold_lock(lock, on_wait=lambda: say(f"waiting for another process that installs {kind}")):
             if not target.exists():
                 say(f"installing {kind} into {target} (once, about 120 MB)")
                 _build(requirements, target)

@@ -1,4 +1,4 @@
-"""What a trainer wants of the sessions when all it says is SGLang's control verbs: a table and a few states, no I/O.
+"""A trainer's wishes for the sessions, when all it says is SGLang's control verbs: a table and a few states, no I/O.
 
 Such a trainer knows engines and no sessions. Between the verbs that it sends, sessions must neither ask for tokens in
 vain nor lose turns, so the verbs stand for a hold on the gate: shut before the first worker is told, open after the
@@ -28,7 +28,7 @@ from server_patch.router.verbs import Order, VerbError
 
 
 class Intent(StrEnum):
-    """What a verb is about, as far as sessions are concerned."""
+    """The subject of a verb, as far as sessions are concerned."""
 
     PAUSE = "pause"
     CONTINUE = "continue"
@@ -40,7 +40,7 @@ class Intent(StrEnum):
 
 
 class Then(StrEnum):
-    """What becomes of a gate that nobody said anything of for the time allowed."""
+    """The fate of a gate that nobody said anything of for the time allowed."""
 
     OPEN = "open"
     END = "end"
@@ -48,7 +48,7 @@ class Then(StrEnum):
 
 
 class Begun(StrEnum):
-    """What a trainer has begun and not ended yet, as its hold keeps it for a router that is started again."""
+    """The work that a trainer has begun and not ended yet, as its hold keeps it for a router that is started again."""
 
     PAUSE = "pause"
     WEIGHTS = "weights"
@@ -68,7 +68,7 @@ _BY_VERB: Mapping[str, Intent] = MappingProxyType(
 
 
 def intent_of(order: Order) -> Intent | None:
-    """What `order` is about; None when sessions are not concerned, or when workers will refuse it.
+    """The intent of `order`; None when sessions are not concerned, or when workers will refuse it.
 
     Raises `MalformedRequest` for an `abort_all` that is neither true nor false: engines disagree about what it says.
     """
@@ -88,7 +88,7 @@ def intent_of(order: Order) -> Intent | None:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What the trainer has said so far. A value: every step gives the next one."""
+    """The state that the trainer's verbs have led to. A value: every step gives the next one."""
 
     is_pausing: bool = False
     """It has paused workers, and did not continue them yet."""
@@ -125,14 +125,14 @@ class Trainer:
         return self.is_pausing or self.due is not None
 
     def sweeps_for(self, intent: Intent) -> bool:
-        """What waits for the live version has to be scored before workers are told: it may disappear next.
+        """Whether the live version has to score what waits for it before workers are told: it may disappear next.
 
         Workers that stand still score nothing, and what an update has begun to replace is no version any more.
         """
         is_update_under_way = self.due is not None and self.then is Then.OPEN
         return intent not in (Intent.CONTINUE, Intent.ABORT_ALL) and not self.is_pausing and not is_update_under_way
 
-    def told(self, intent: Intent, *, obeyed: int, until: float) -> "Trainer":
+    def advance(self, intent: Intent, *, obeyed: int, until: float) -> "Trainer":
         """Workers were told, and `obeyed` of them did it.
 
         `until` is the end of the time that is allowed for another verb to follow.

@@ -1,12 +1,12 @@
 """Control verbs that come to the router, carried out at the workers without losing what sessions are doing.
 
-What a verb means for the gate is decided in `trainer`; here it is done: the hold is placed, what waits for the live
+The meaning of a verb for the gate is decided in `trainer`; here it is done: the hold is placed, what waits for the live
 version is scored, workers are told, the gate opens. Verbs that concern sessions come one after the other; an
 `abort_all` that comes meanwhile is part of the one under way. The hold is one like any other: while somebody else's
 covers the engines a verb is refused (`engines_held`) and no worker told, and a trainer that falls silent under its own
 pause shuts nobody out for longer than `HOLD_TTL_S`.
 
-What workers serve afterwards nobody has to be told: every turn asks them before it begins or goes on.
+Nobody has to be told which weights workers serve afterwards: every turn asks them before it begins or goes on.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class TrainerVerbs:
         self._one_at_a_time = asyncio.Lock()  # a verb that ends may not open the gate under one that is carried out
 
     async def carry_out(self, order: Order, tell: Tell) -> Sequence[VerbResult]:
-        """What became of `order` at each worker.
+        """The outcome of `order` at each worker.
 
         Raises `EnginesHeld` while a hold of somebody else covers them, `StoreError` when the hold cannot be kept; no
         worker has been told then.
@@ -79,7 +79,7 @@ class TrainerVerbs:
         is_telling = False
         try:
             if intent is not Intent.CONTINUE:
-                await self._shut(before.told(intent, obeyed=1, until=0.0).begun or Begun.WEIGHTS)
+                await self._shut(before.advance(intent, obeyed=1, until=0.0).begun or Begun.WEIGHTS)
             if before.sweeps_for(intent):
                 await self._sweep()
             is_telling = True
@@ -89,7 +89,7 @@ class TrainerVerbs:
         finally:
             obeyed = sum(result.succeeded for result in results)
             until = self._gatekeeper.clock() + FOLLOW_S
-            self._trainer = before.told(intent, obeyed=obeyed, until=until)
+            self._trainer = before.advance(intent, obeyed=obeyed, until=until)
             if self._trainer.begun is not None:
                 await self._note(self._trainer.begun)
             else:
@@ -134,7 +134,7 @@ class TrainerVerbs:
         return [hold for hold in self._gatekeeper.gate.holds if not _is_of_trainer(hold)]
 
     def _recall(self) -> Trainer:
-        """What the trainer has said, as far as it still counts.
+        """The trainer's state, as far as it still counts.
 
         A hold that ran out was all of it: the server has continued the engines. One that an earlier server left behind
         says what it was for.

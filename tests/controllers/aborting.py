@@ -21,11 +21,10 @@ from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
-from tests.toy_model import write_toy_model
+from tests.builders import toy_template
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 PATIENT = AbortBudget(
     drain_s=5, engines_s=5, hooks_s=5, agents_s=10, kill_s=4, collect_s=20, cancel_s=2, resume_s=5, total_s=60
 )
@@ -118,7 +117,7 @@ async def stage(
     directory: Path, *steps: ScriptStep, settings: ServerSettings | None = None, grace_s: float = 0.3
 ) -> AsyncIterator[Stage]:
     """A stage; its pending rollouts are cancelled at the end."""
-    chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "model"))
+    chat_tokenizer = toy_template()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps) if steps else None)
     async with (
         serve(engine, chat_tokenizer, MemoryStore(), settings) as server,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +27,8 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.turn_ends import TurnEnd
 from harness.types import Json
 from tests.played_suites import incomplete_inside
+from tests.real.chain.tool_loop import AGENT, CALL, CUT, ENDLESS, TOOL
+from tests.real_engines import of_one_version
 from tests.session_servers.store_file import ledger_of, read_file
 
 pytestmark = pytest.mark.agent
@@ -36,49 +39,8 @@ TURNS = 6
 """Of each session before the abort."""
 BUDGET = AbortBudget(agents_s=30, engines_s=60, drain_s=60, collect_s=120, resume_s=60, total_s=400)
 
-AGENT = '''
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["openai==3.52.0"]
-# ///
-"""A tool loop that goes on whatever the model says, until its session is over; it waits once on the way."""
-
-import json, os, pathlib, time
-from openai import NotFoundError, OpenAI
-
-client = OpenAI(max_retries=5, timeout=600)
-tool = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-messages = [{"role": "user", "content": "Add."}]
-answered, told = 0, ""
-while not told:
-    while answered == int(os.environ["WAIT_AFTER"]) and not pathlib.Path(os.environ["WAIT_FOR"]).exists():
-        time.sleep(0.05)
-    try:
-        completion = client.chat.completions.create(
-            model=os.environ["OPENAI_MODEL"], messages=messages, tools=[{"type": "function", "function": tool}]
-        )
-    except NotFoundError as error:
-        told = error.code
-        continue
-    answered += 1
-    message = completion.choices[0].message
-    messages.append(message.to_dict())
-    for call in message.tool_calls or []:
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": "42"})
-    if not message.tool_calls:
-        messages.append({"role": "user", "content": "Use the tool."})
-pathlib.Path(os.environ["HARNESS_RESULT_FILE"]).write_text(json.dumps({"answered": answered, "told": told}))
-'''
-
-
-CALL = {"text": '<tool_call>\n{"name":"add","arguments":{}}\n</tool_call>'}
-"""A step that calls the tool."""
-CUT = {"text": "I was about to use", "finish": "length"}
-"""A step that a limit ends."""
-LONG = {"text": "Let me think about that. " * 24}
-"""A step that is in flight for long."""
-LOOP = {"steps": [*[CALL] * TURNS, *[LONG] * 3]}
-CUT_LOOP = {"steps": [CALL, CALL, CUT, *[CALL] * (TURNS - 3), *[LONG] * 3]}
+LOOP = {"steps": [*[CALL] * TURNS, ENDLESS]}
+CUT_LOOP = {"steps": [CALL, CALL, CUT, *[CALL] * (TURNS - 3), ENDLESS]}
 SHORT = {"steps": [CALL, CALL, {"text": "It is done."}]}
 
 
@@ -94,10 +56,18 @@ class Chain:
     workers: frozenset[str]
     directory: Path
 
-    def begin(self, number: int, script: Json) -> asyncio.Task[Rollout]:
-        """A rollout that plays `script`."""
-        session = {"script": script, "after_incomplete": "serve"}
-        task = AgentTask(self.agent, "Add.", self.directory / str(number), "policy", deadline_s=900, session=session)
+    def begin(self, number: int, script: Json, **metadata: Any) -> asyncio.Task[Rollout]:
+        """A rollout that plays `script`, of an agent with `metadata` that asks until its session is over."""
+        task = AgentTask(
+            self.agent,
+            "Add.",
+            self.directory / str(number),
+            "policy",
+            deadline_s=900,
+            session={"script": script, "after_incomplete": "serve"},
+            request_kwargs={"tools": [TOOL]},
+            metadata={"calls": 100_000, **metadata},
+        )
         return asyncio.create_task(self.manager.run(task))
 
     async def standing(self) -> dict[str, Json]:
@@ -108,50 +78,20 @@ class Chain:
     async def in_the_middle(self, count: int) -> set[str]:
         """Return once `count` sessions have had their turns and further ones are in flight; who was busy till then.
 
-        Agents that are there first wait for the others. Not both engines need be busy at the end: on two cores they are
-        slow to answer a probe, and the router may keep one of them from serving for a while.
+        Not both engines need be busy at the end: on two cores they are slow to answer a probe, and the router may keep
+        one of them from serving for a while.
         """
         busy: set[str] = set()
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 sessions = await self.sessions.sessions()
-                busy |= {name for name, each in (await self.standing()).items() if each["in_flight"]}
+                standing = await self.standing()
+                busy |= {name for name, each in standing.items() if each["in_flight"] or each["sessions"]}
                 in_flight = sum(each.turns_in_flight for each in sessions)
-                if [each.turns >= TURNS for each in sessions] == [True] * count:
-                    (self.directory / "go").touch()
-                    if in_flight and any(each.turns > TURNS for each in sessions):
-                        return busy
+                had_theirs = [each.turns >= TURNS for each in sessions] == [True] * count
+                if had_theirs and in_flight and any(each.turns > TURNS for each in sessions):
+                    return busy
                 await asyncio.sleep(0.05)
-
-
-@asynccontextmanager
-async def of_one_version(*urls: str) -> AsyncIterator[None]:
-    """The shared engines have one label while the block runs, else one of them would serve nobody; then their own."""
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
-
-        async def relabel(url: str, label: str) -> None:
-            body = {"new_version": label, "abort_all_requests": False}
-            (await http.post(f"{url}/update_weight_version", json=body)).raise_for_status()
-
-        labels = [await label_of(http, url) for url in urls]
-        if len({*labels}) == 1 and labels[0].isdecimal():
-            yield
-            return
-        highest = max((int(label) for label in labels if label.isdecimal()), default=0)
-        try:
-            for url in urls:
-                await relabel(url, str(highest))
-            yield
-        finally:
-            for url, label in zip(urls, labels, strict=True):
-                await relabel(url, label)
-
-
-async def label_of(http: httpx.AsyncClient, url: str) -> str:
-    """The name of the weights that the engine at `url` serves."""
-    answers = [await http.get(url + path) for path in ("/model_info", "/weight_info")]  # of SGLang, of vLLM
-    [label] = {answer.json()["weight_version"] for answer in answers if answer.is_success}
-    return str(label)
 
 
 @asynccontextmanager
@@ -178,7 +118,7 @@ async def chain(model_dir: Path, program: GatewayProgram, directory: Path, *work
         ) as http,
     ):
         agent = await prepare_agent(script)
-        agent = replace(agent, env={"WAIT_AFTER": str(TURNS), "WAIT_FOR": str(directory / "go")})
+        agent = replace(agent, env={"MEETINGS": str(directory / "meetings")})
         made = Chain(manager, http, sessions, agent, frozenset(workers), directory)
         async with asyncio.timeout(PATIENCE_S):
             while {name for name, each in (await made.standing()).items() if not each["fence"]} != {*workers}:
@@ -195,7 +135,8 @@ async def test_an_abort_in_the_middle_of_tool_loops(
     cut off is counted; nothing is left in the engines, and the next rollouts are served.
     """
     async with chain(model_dir, smg, tmp_path, sglang_url, vllm_url) as made:
-        pending = [made.begin(number, LOOP if number % 2 else CUT_LOOP) for number in range(8)]
+        meeting = {"meets_after": TURNS, "members": 8}
+        pending = [made.begin(number, LOOP if number % 2 else CUT_LOOP, **meeting) for number in range(8)]
         served = await made.in_the_middle(len(pending))
         report = await made.manager.abort(pending, budget=BUDGET)
         rollouts = [task.result() for task in pending]
@@ -228,4 +169,4 @@ async def test_an_abort_in_the_middle_of_tool_loops(
     assert [rollout.outcome.kind for rollout in after] == [OutcomeKind.LIMITED] * 4
     assert [len(rollout.session["turns"]) for rollout in after] == [len(SHORT["steps"])] * 4
     answers = [json.loads((tmp_path / str(number) / "result.json").read_text()) for number in range(8, 12)]
-    assert answers == [{"answered": len(SHORT["steps"]), "told": "script_ended"}] * 4
+    assert answers == [{"answered": len(SHORT["steps"]), "told": ["script_ended"]}] * 4

@@ -286,8 +286,8 @@ def test_no_request_carries_a_priority(prompt: TokenIds):
     """One number would mean opposite things."""
     asked = Asked("x", GenerationRequest(prompt, SHORT, uuid4().hex), vocab_size=50_000)
     bodies = [
-        generate_body(asked, stream=True),
-        *(api.body(asked, "m", stream=True) for api in (GenerateApi(), CompletionsApi())),
+        generate_body(asked, interval=1),
+        *(api.body(asked, "m", interval=1) for api in (GenerateApi(), CompletionsApi())),
     ]
 
     assert not [body for body in bodies if "priority" in body]

@@ -23,11 +23,14 @@ _RUN_S = 1000  # its agents have deadlines; this is for a server that has to be 
 
 
 def run_suite(suite: Path, engine: str, model: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """A run that passed every check, the ledger among them."""
+    """A run that passed every check, and whose ledger is what the engine counted itself."""
     what = (str(suite), "--engine", engine, "--model", model, "--out", str(directory), "--json")
     command = [sys.executable, "-m", "harness", "run", *what]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_RUN_S)
     assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    heard = result["witness"]
+    assert (heard["engines"], heard["difference"], heard["not_comparable"]) == (result["ledger"]["generated"], 0, [])
     return done
 
 

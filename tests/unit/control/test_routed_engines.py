@@ -14,7 +14,7 @@ from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget
 from harness.control.engines import EngineServer
 from harness.control.pause import paused_rollout
-from harness.control.routed import learn_workers
+from harness.control.routed_engines import learn_workers
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget
 from harness.engines.scripted import ScriptStep

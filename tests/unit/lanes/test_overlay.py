@@ -29,8 +29,8 @@ print(json.dumps([[point.group, point.name, point.value] for point in points]))
 def seen(import_path: list[Path]) -> list[tuple[str, str, str]]:
     """The entry points that a program with this import path finds, which can also import the package."""
     environment = os.environ | {"PYTHONPATH": ":".join(str(path) for path in import_path)}
-    command = [sys._base_executable, "-c", SEEN]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    answer = subprocess.run([python, "-c", SEEN], env=environment, capture_output=True, text=True, check=True)
     return [tuple(point) for point in json.loads(answer.stdout)]
 
 

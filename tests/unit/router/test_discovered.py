@@ -4,22 +4,26 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import pytest
 
 from harness.engines.base import LogprobScale, PauseMode
+from harness.engines.identity import serving_identity
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.errors import EngineUnavailable
 from harness.server.serving import serve
 from harness.store.memory import MemoryStore
+from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.builders import toy_template
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import fake_provider
 from tests.fake_engines.workers import PATIENCE_S, fake_workers, worker_processes
 from tests.session_servers.served import eventually
+from tests.toy_model import write_toy_model
 
 INTERVAL_S = 0.05
 
@@ -167,13 +171,26 @@ async def test_a_pool_that_has_become_empty_knows_what_it_served_and_lets_reques
         listed.drop(fakes[0])
         await listed.stand({})
         assert listed.pool.weight_version == "7"
-        assert listed.pool.capabilities.engine == "sglang"
+        assert listed.pool.capabilities.engine == "router"
         asking = asyncio.create_task(listed.ask("a"))
         await asyncio.sleep(0)
 
         listed.add(fakes[0])
 
         assert (await asking).version_spans[0].version == "7"
+
+
+async def test_a_pool_of_two_kinds_stays_what_it_is_when_the_first_worker_leaves(tmp_path: Path):
+    """A run on the router of others would be told that it serves something else now."""
+    chat_tokenizer = open_chat_tokenizer(write_toy_model(tmp_path))
+    async with following("sglang", "vllm") as (listed, fakes):
+        listed.add(fakes[1])
+        await listed.stand({fake.url: "" for fake in fakes})
+        before = serving_identity(listed.pool.capabilities, chat_tokenizer)
+        listed.drop(fakes[0])
+        await listed.stand({fakes[1].url: ""})
+
+        assert serving_identity(listed.pool.capabilities, chat_tokenizer) == before
 
 
 async def test_a_dead_worker_is_fenced_then_left_and_entered_anew_when_it_is_back():

@@ -55,7 +55,7 @@ def after(*intents: Intent, obeyed: int = 1) -> Trainer:
     """What holds when these have been carried out."""
     trainer = Trainer()
     for intent in intents:
-        trainer = trainer.told(intent, obeyed=obeyed, until=UNTIL)
+        trainer = trainer.advance(intent, obeyed=obeyed, until=UNTIL)
     return trainer
 
 
@@ -95,16 +95,16 @@ def test_the_gate_after_verbs(intents: tuple[Intent, ...], holds: Trainer):
 @pytest.mark.parametrize("intent", [each for each in Intent if each is not Intent.CONTINUE])
 def test_a_verb_that_no_worker_obeyed_changes_nothing(intent: Intent):
     """Except that an abort before it was none of a rollout's end: an update was tried."""
-    assert Trainer().told(intent, obeyed=0, until=UNTIL) == OPEN
-    assert PAUSED.told(intent, obeyed=0, until=UNTIL) == PAUSED
-    assert CUT.told(intent, obeyed=0, until=UNTIL).then is (Then.END if intent is Intent.ABORT_ALL else Then.OPEN)
+    assert Trainer().advance(intent, obeyed=0, until=UNTIL) == OPEN
+    assert PAUSED.advance(intent, obeyed=0, until=UNTIL) == PAUSED
+    assert CUT.advance(intent, obeyed=0, until=UNTIL).then is (Then.END if intent is Intent.ABORT_ALL else Then.OPEN)
 
 
 @pytest.mark.parametrize("obeyed", [0, 1])
 def test_an_abort_that_is_said_again_puts_off_no_end(obeyed: int):
     """Trainers say it until nothing runs any more, and what waits at the gate runs until its session ends."""
-    assert CUT.told(Intent.ABORT_ALL, obeyed=obeyed, until=UNTIL + 1) == CUT
-    assert PARTLY_UPDATED.told(Intent.ABORT_ALL, obeyed=obeyed, until=UNTIL + 1).due == UNTIL + 1
+    assert CUT.advance(Intent.ABORT_ALL, obeyed=obeyed, until=UNTIL + 1) == CUT
+    assert PARTLY_UPDATED.advance(Intent.ABORT_ALL, obeyed=obeyed, until=UNTIL + 1).due == UNTIL + 1
 
 
 def test_weights_are_swept_for_before_they_go_and_once():
@@ -119,12 +119,12 @@ def test_whatever_comes_the_gate_can_be_opened(said: list[tuple[Intent, int]]):
     """It is shut for a pause, or for a time; never for anything else, and `/continue_generation` ends both."""
     trainer = Trainer()
     for intent, obeyed in said:
-        trainer = trainer.told(intent, obeyed=obeyed, until=UNTIL)
+        trainer = trainer.advance(intent, obeyed=obeyed, until=UNTIL)
         assert not (trainer.is_pausing and trainer.due is not None)
         assert (trainer.begun is not None) is trainer.is_shut
         if trainer.begun is not None:  # what the hold keeps is enough to go on
             assert Trainer.of(trainer.begun, until=UNTIL) == trainer
-        assert trainer.told(Intent.CONTINUE, obeyed=0, until=UNTIL) == OPEN
+        assert trainer.advance(Intent.CONTINUE, obeyed=0, until=UNTIL) == OPEN
 
 
 def test_a_hold_that_does_not_say_what_it_is_for_is_that_of_a_pause():

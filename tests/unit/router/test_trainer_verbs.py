@@ -86,7 +86,9 @@ class Router:
 
     async def sampling(self) -> None:
         """Return when some worker has sampled tokens of a request that is in flight."""
-        await eventually(lambda: any(live.sampled for worker in self.workers for live in worker.engine.live))
+        await eventually(
+            lambda: any(live.sampled and not live.is_aborted for worker in self.workers for live in worker.engine.live)
+        )
 
     @property
     def gate(self) -> GateState:
@@ -256,6 +258,7 @@ async def test_new_weights_without_a_pause_shut_the_gate_for_their_time():
         body = {"model_path": "/weights/b", "weight_version": "1", "abort_all_requests": True}
         await router.verb("/update_weights_from_disk", **body)
         assert router.gate is GateState.OPEN
+        await router.sampling()  # under the first of them, before the second come
         await router.verb("/abort_request", abort_all=True)
         await router.verb("/update_weight_version", new_version="2")
         answer = await asking

@@ -80,7 +80,7 @@ async def _workers_of(address: SessionServerAddress, seconds: float) -> Sequence
     async with SessionServerClient(address) as router:
         while True:
             try:
-                listed = await router.routed_workers(deadline_s=max(until - loop.time(), seconds / _LOOKS))
+                listed = await router.list_routed_workers(deadline_s=max(until - loop.time(), seconds / _LOOKS))
             except SessionServerError as error:
                 return [_silent(address, error)]
             errors = await _unreachable([each for each in listed if each.is_serving], seconds / _LOOKS)

@@ -1,0 +1,130 @@
+"""How far an abort reaches: everything on some session servers, or some of their sessions and nobody else.
+
+`WholeServers` holds the gates, drains every session and has every engine end every request: the end of a rollout step
+that has the servers to itself. `NamedSessions` drains these sessions alone and has the servers end their requests in
+the engines one by one: stragglers and surplus groups end so, while the sessions of others (the next step's, an
+evaluation's, another trainer's) see neither a shut gate nor an aborted request.
+
+The steps and their order are the same (`abort.py`); this module does not know agents or pending tasks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import Protocol
+
+from harness.client.gate import GateClient, renew_holds
+from harness.client.session_server import SessionFacts, SessionServerClient
+from harness.control.abort_report import ServerAnswer
+from harness.control.engines import EngineWorker
+from harness.control.left_paused import look_for_paused
+from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.errors import ScenarioError, SessionServerError
+from harness.machine.deadlines import not_in_time
+
+_LOOK_S = 2.0  # at engines that have just answered
+_ANSWER_S = 0.5  # of the time to quieten: kept for the answer that says what is left
+
+
+class AbortScope(Protocol):
+    """The part of an abort that depends on how far it reaches."""
+
+    def hold(self) -> AbstractAsyncContextManager[object]:
+        """Gates that have to be kept shut stay so while the block runs, and beyond it."""
+        ...
+
+    async def drain(self, seconds: float) -> list[ServerAnswer]:
+        """Have the sessions accept no further turn, for good; the answer of every server."""
+        ...
+
+    async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
+        """Have the engines end what they generate for the sessions of the servers that `drained` them."""
+        ...
+
+    async def release(self, seconds: float) -> list[ServerAnswer]:
+        """Open what `hold` kept shut; the answer of every server that was shut."""
+        ...
+
+
+class WholeServers:
+    """Every session behind `gates`, every request of `workers`; `continues` those that nobody's hold keeps paused."""
+
+    def __init__(self, gates: Sequence[GateClient], workers: Sequence[EngineWorker], *, continues: bool) -> None:
+        self._gates = gates
+        self._workers = workers
+        self._continues = continues
+
+    def hold(self) -> AbstractAsyncContextManager[object]:
+        """See `AbortScope`."""
+        return renew_holds(self._gates)
+
+    async def drain(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`; the gates are shut too."""
+        return await at_every_gate(self._gates, GateClient.drain, seconds)
+
+    async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
+        """See `AbortScope`; a worker that is found paused under no hold is reported, or continued."""
+        reached = [gate for gate, answer in zip(self._gates, drained, strict=True) if answer.error is None]
+        quiet = await quieten(self._workers, reached, seconds)
+        answers = zip(self._workers, quiet.engines, strict=True)
+        answered = [worker for worker, answer in answers if answer.error is None]
+        look_s = min(_LOOK_S, seconds)
+        quiet.left_paused = await look_for_paused(answered, reached, look_s, continues=self._continues)
+        return quiet
+
+    async def release(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`; a gate that somebody else holds as well stays shut."""
+        return await at_every_gate(self._gates, GateClient.resume, seconds)
+
+
+class NamedSessions:
+    """The sessions with these `ids`, each on whichever of `servers` has it."""
+
+    def __init__(self, servers: Sequence[SessionServerClient], ids: Collection[str]) -> None:
+        if isinstance(ids, str):  # a collection of strings too: one per character
+            raise ScenarioError(f"sessions: expected a list of session ids, got the text {ids!r}")
+        self._servers = servers
+        self._ids = tuple(dict.fromkeys(ids))
+
+    def hold(self) -> AbstractAsyncContextManager[object]:
+        """See `AbortScope`; nothing is shut."""
+        return nullcontext()
+
+    async def drain(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`; a server that does not know a session has nothing to drain."""
+        answers = await asyncio.gather(*(self._ask(server, server.drain, seconds) for server in self._servers))
+        return [answer for answer, _ in answers]
+
+    async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
+        """See `AbortScope`; no engine is told to abort everything, so none is in the report."""
+        reached = [server for server, answer in zip(self._servers, drained, strict=True) if answer.error is None]
+        within_s = max(0.0, seconds - _ANSWER_S)
+        ends = [self._ask(server, partial(server.end, within_s=within_s), seconds) for server in reached]
+        known = [sum(each.turns_in_flight for each in facts) for answer, facts in await asyncio.gather(*ends) if facts]
+        return Quiet(turns_left=sum(known) if known else None)
+
+    async def release(self, seconds: float) -> list[ServerAnswer]:
+        """See `AbortScope`; nothing was shut."""
+        del seconds
+        return []
+
+    async def _ask(
+        self, server: SessionServerClient, verb: Callable[[str], Awaitable[SessionFacts]], seconds: float
+    ) -> tuple[ServerAnswer, list[SessionFacts]]:
+        """The answer of `server` to `verb` for all sessions, the first error if there was one; and their facts."""
+
+        async def ask(session_id: str) -> SessionFacts | str:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await verb(session_id)
+            except SessionServerError as error:
+                return error.message
+            except TimeoutError:
+                return not_in_time(seconds)
+
+        answers = await asyncio.gather(*map(ask, self._ids))
+        facts = [answer for answer in answers if not isinstance(answer, str)]
+        errors = [answer for answer in answers if isinstance(answer, str)]
+        summary = f"{len(errors)} of {len(answers)} sessions: {errors[0]}" if errors else None
+        return ServerAnswer(server.address.url, summary), facts

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from harness.models import FetchPhase
-from harness.models import Progress as Report
+from harness.models import FetchPhase, FetchProgress
 
 _WORDS = {
     FetchPhase.WAIT: "waiting for another process that fetches",
@@ -32,7 +31,7 @@ class _Bar:
         self._bars.update(self._tasks[phase], completed=done, total=total or None)
 
 
-class _Lines:
+class _PhaseLines:
     """A line when a phase begins; verifying what is in the cache already is not worth one."""
 
     def __init__(self, console: Console, name: str) -> None:
@@ -48,11 +47,11 @@ class _Lines:
 
 
 @contextmanager
-def open_download_progress(name: str) -> Iterator[Report]:
+def open_download_progress(name: str) -> Iterator[FetchProgress]:
     """A progress for `get_model`, drawn on standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        yield _Lines(console, name)
+        yield _PhaseLines(console, name)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:

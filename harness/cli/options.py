@@ -32,7 +32,8 @@ Template = Annotated[
     typer.Option(
         "--template",
         envvar="HARNESS_TEMPLATE",
-        help="Chat template in place of the folder's: a file, or ours: `deepseek_v3`, `mistral_nemo`, `chatml_hermes`.",
+        help="Chat template in place of the folder's: a file, or ours:"
+        " `deepseek_v3`, `gpt_oss`, `mistral_nemo`, `phi4`, `chatml_hermes`.",
         show_default=False,
     ),
 ]

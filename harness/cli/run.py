@@ -46,6 +46,16 @@ _Server = Annotated[
 _AdminToken = Annotated[
     str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
 ]
+_Workers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--worker",
+        metavar="NAME=URL",
+        help="`sglang=URL`, `vllm=URL`: an engine server that runs already, behind a router of the run,"
+        " in the place of the scenario's engine or of its lanes of that kind; may be repeated.",
+        show_default=False,
+    ),
+]
 _Model = Annotated[
     str | None,
     typer.Option("--model", envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.", show_default=False),
@@ -69,7 +79,9 @@ def run(
     server: _Server = None,
     admin_token: _AdminToken = None,
     engine: _Engine = None,
+    worker: _Workers = None,
     model: _Model = None,
+    template: options.Template = None,
     seed: _Seed = None,
     out: _Out = None,
     resume: _Resume = False,
@@ -81,23 +93,35 @@ def run(
     6 infrastructure failed.
 
     Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`,
-    `harness run quickstart --server http://127.0.0.1:8000`
+    `harness run quickstart --server http://127.0.0.1:8000`,
+    `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
     from harness.client.connections import server_url
     from harness.engines.connect import EngineName
     from harness.errors import ScenarioError
+    from harness.models.chat_templates import TEMPLATES, find_template
     from harness.suite.record.config import Overrides
     from harness.suite.run.open_run import begin_run, resume_run
+    from harness.suite.scenarios.scenario import require_running_servers
 
     if engine is not None:
         EngineName.parse(engine)
+    for each in worker or ():
+        require_running_servers(each)
+    if worker and engine is not None:
+        raise ScenarioError("expected --engine or --worker, got both: workers take the place of the engine")
     if server is not None:
         server = server_url(server)
-        if engine is not None or model is not None:
+        if engine is not None or worker or model is not None or template is not None:
             raise ScenarioError(
-                "expected --server, or --engine and --model, got both: a server that runs has its engine and its model"
+                "expected --server, or --engine, --worker, --model and --template, got both: a server that runs has its"
+                " engine, its model and its template"
             )
-    overrides = Overrides(server=server, engine=engine, model=model, seed=seed)
+    if template is not None and template not in TEMPLATES:
+        template = str(find_template(template).resolve())
+    overrides = Overrides(
+        server=server, engine=engine, workers=worker or None, model=model, template=template, seed=seed
+    )
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
     if opened.directory.is_complete:
         result = opened.directory.read_result()

@@ -60,6 +60,6 @@ def _summary(folder: "ScenarioFolder") -> dict[str, Any]:
         "name": scenario.name,
         "description": scenario.description,
         "directory": str(folder.directory),
-        "agent": scenario.agent.profile,
+        "agent": scenario.agent.name,
         "sessions": scenario.session_count,
     }

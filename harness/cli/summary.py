@@ -51,7 +51,7 @@ class Excerpt(NamedTuple):
 
 def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | None:
     """The beginning of the session with the best reward among those with several turns; None when there is none."""
-    told = [record for record in records if record.is_settled and record.session.turns > 1]
+    told = [record for record in records if record.is_final and record.session.turns > 1]
     if not told:
         return None
     best = max(told, key=lambda record: record.reward or 0.0)
@@ -142,6 +142,8 @@ def _faults(scenario: ScenarioReport) -> RenderableType:
 def _facts(report: RunReport) -> Table:
     facts = Table.grid(padding=(0, 3))
     facts.add_row("ledger", _ledger_words(report.ledger))
+    heard = escape(report.witness.words)
+    facts.add_row("witness", f"[red]{heard}[/]" if report.witness.agrees is False else heard)
     for scenario in report.scenarios:
         failed = [verdict for verdict in scenario.verdicts if not verdict.holds]
         held = len(scenario.verdicts) - len(failed)

@@ -12,10 +12,13 @@ from harness.errors import (
     EngineError,
     HarnessError,
     LaneError,
+    LearnerError,
     ModelError,
     RunError,
     ScenarioError,
+    SegmentError,
     SessionServerError,
+    StepError,
     StoreError,
     TokenizerError,
     UnknownModel,
@@ -50,6 +53,7 @@ _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
     (ScenarioError, ExitCode.USAGE),
     (RunError, ExitCode.USAGE),
     (UnknownModel, ExitCode.USAGE),
+    (SegmentError, ExitCode.USAGE),
     (CannotListen, ExitCode.INFRASTRUCTURE),
     (EngineError, ExitCode.INFRASTRUCTURE),
     (SessionServerError, ExitCode.INFRASTRUCTURE),
@@ -58,6 +62,8 @@ _EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
     (ModelError, ExitCode.INFRASTRUCTURE),
     (TokenizerError, ExitCode.INFRASTRUCTURE),
     (AgentError, ExitCode.INFRASTRUCTURE),
+    (StepError, ExitCode.INFRASTRUCTURE),
+    (LearnerError, ExitCode.INFRASTRUCTURE),
 )
 
 

@@ -95,7 +95,7 @@ async def test_a_block_of_python_runs(page: str, block: str, tmp_path: Path) -> 
     if 'read_run("demo")' in block:
         scenario = write_scenario(tmp_path / "small")
         assert (await asyncio.to_thread(run_harness, "run", scenario, "--out", tmp_path / "demo")).code == 0
-    async with scripted_server(tmp_path / "toy", settings=ServerSettings(admin_token=ADMIN_TOKEN)) as server:
+    async with scripted_server(settings=ServerSettings(admin_token=ADMIN_TOKEN)) as server:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "block.py",

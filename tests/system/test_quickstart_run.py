@@ -130,6 +130,13 @@ def test_every_sampled_token_is_in_the_ledger(run_dir: Path, turns: list[Recorde
     assert ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values()) == sampled
 
 
+def test_the_engine_has_counted_the_same_tokens(run_dir: Path) -> None:
+    """Where it samples them, knowing nothing of turns."""
+    result = json.loads((run_dir / "result.json").read_text())
+    heard = result["witness"]
+    assert (heard["engines"], heard["difference"], heard["not_comparable"]) == (result["ledger"]["generated"], 0, [])
+
+
 def test_trained_tokens_of_the_samples_are_those_of_the_ledger(run_dir: Path, samples: list[dict[str, Any]]) -> None:
     """What the trainer gets is what the ledger promised."""
     ledger = json.loads((run_dir / "result.json").read_text())["ledger"]

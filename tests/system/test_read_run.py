@@ -60,7 +60,7 @@ def test_a_complete_run_is_what_its_files_say(complete: Path) -> None:
 def test_reading_changes_nothing(complete: Path) -> None:
     """No lock, no file, no folded log: somebody else may be at work in it."""
     before = _contents(complete)
-    with RunDirectory(complete).locked():
+    with RunDirectory(complete).occupy():
         read_run(str(complete))
     assert _contents(complete) == before
 

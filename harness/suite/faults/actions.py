@@ -12,7 +12,7 @@ targets, raise: the run reports both as problems of the fault.
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from harness.client.session_server import SessionServerClient
@@ -21,6 +21,7 @@ from harness.control.abort_report import AbortBudget
 from harness.control.engines import EngineInProcess
 from harness.control.pause import paused_rollout
 from harness.errors import HarnessError
+from harness.lanes.lane import START_S
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.suite.faults.engine_seam import EngineCall, NetworkFault
@@ -28,10 +29,13 @@ from harness.suite.faults.killable import KillableServer
 from harness.suite.faults.seams import Seams
 from harness.suite.scenarios.fault import ON_THE_NETWORK, Action, Fault
 
-_GATE_S = 10.0
+_GATE_S = 60.0
 _AGENTS_S = 2.0
 """Time that agents get to end by themselves when a rollout is ended."""
-_UNDO_S = 30.0
+# A slow machine is no fault that a scenario has asked for: only what hangs comes to the end of these.
+_BUDGET = AbortBudget(drain_s=_GATE_S, engines_s=60.0, collect_s=120.0, resume_s=_GATE_S, total_s=400.0)
+_UNDO_S = START_S + _GATE_S
+"""Enough for an engine server to be started again."""
 
 Later = Callable[[], Awaitable[None]]
 
@@ -154,7 +158,8 @@ class Actions:
             report = await server.gate().pause(deadline_s=_GATE_S)
 
         async def stand_still() -> None:
-            async with paused_rollout([self._seams.server.address], [EngineInProcess(self._seams.engine)]):
+            engine = EngineInProcess(self._seams.engine)
+            async with paused_rollout([self._seams.server.address], [engine], _BUDGET):
                 await moment.last()
 
         did = f"{_count(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
@@ -169,7 +174,7 @@ class Actions:
         self._rollouts.may_begin.clear()
 
         async def end() -> None:
-            budget = AbortBudget(agents_s=moment.fault.seconds or _AGENTS_S)
+            budget = replace(_BUDGET, agents_s=moment.fault.seconds or _AGENTS_S)
             engine = EngineInProcess(self._seams.engine)
             hooks = self._manager.abort_hooks()
             report = await abort_rollout(

@@ -34,7 +34,7 @@ class _Code(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-class _ErrorBody(msgspec.Struct, frozen=True):
+class _RefusalBody(msgspec.Struct, frozen=True):
     error: _Code = _Code()
 
 
@@ -138,7 +138,7 @@ class AgentSeam:
                 status = message["status"]
             elif status >= HTTPStatus.BAD_REQUEST and not message.get("more_body"):
                 try:
-                    code = msgspec.json.decode(message.get("body", b""), type=_ErrorBody).error.code
+                    code = msgspec.json.decode(message.get("body", b""), type=_RefusalBody).error.code
                 except msgspec.DecodeError:
                     code = None
                 words = f"{status} {code or ''}".strip()

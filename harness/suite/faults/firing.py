@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from harness.machine.disk import disk_failures
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.verdicts import Verdict
-from harness.suite.record.rundir import disk_failures
 from harness.suite.scenarios.fault import Fault
 from harness.types import Json
 

@@ -193,13 +193,13 @@ class FaultyNetwork:
         for proxy in self._proxies:
             proxy.disarm(request_id)
 
-    async def kill(self) -> None:
-        """Every server is out of reach."""
-        await asyncio.gather(*(proxy.kill() for proxy in self._proxies))
+    async def kill(self, first: int | None = None) -> None:
+        """The `first` servers, or all, are out of reach."""
+        await asyncio.gather(*(proxy.kill() for proxy in self._proxies[:first]))
 
-    async def revive(self) -> None:
-        """Every server can be reached again."""
-        await asyncio.gather(*(proxy.revive() for proxy in self._proxies))
+    async def revive(self, first: int | None = None) -> None:
+        """They can be reached again."""
+        await asyncio.gather(*(proxy.revive() for proxy in self._proxies[:first]))
 
 
 @asynccontextmanager

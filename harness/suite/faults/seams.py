@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.engines.base import TokenProvider
+from harness.engines.base import ProvesScripts, TokenProvider
 from harness.server.serving import Around, alone
 from harness.server.settings import ServerSettings
 from harness.suite.faults.agent_seam import AgentSeam
@@ -21,15 +21,20 @@ from harness.tokens.chat_tokenizer import ChatTokenizer
 
 @dataclass(frozen=True, slots=True)
 class EngineServers:
-    """The parts of an engine outside this process."""
+    """The parts of an engine outside this process.
+
+    Lanes of the run die, and the servers beside them go on; a run without lanes has only the way to its servers, which
+    dies instead.
+    """
 
     network: FaultyNetwork
+    """In front of the lanes, in their order, and then of every other server."""
     lanes: Sequence[KillableLane] = ()
-    """Empty when the run did not start the servers: then only the way to them can die."""
+    """The servers that the run started."""
 
     async def kill(self) -> None:
-        """Let nobody answer any more."""
-        await self.network.kill()
+        """Let none of those that can die answer any more."""
+        await self.network.kill(len(self.lanes) or None)
         for lane in self.lanes:
             await lane.kill()
 
@@ -37,7 +42,7 @@ class EngineServers:
         """Let them answer again."""
         for lane in self.lanes:
             await lane.start()
-        await self.network.revive()
+        await self.network.revive(len(self.lanes) or None)
 
 
 @dataclass(slots=True)
@@ -80,6 +85,8 @@ async def open_seams(
 ) -> AsyncIterator[Seams]:
     """A session server on `engine` that faults can reach, its sessions kept in `database`; see `serve` for `around`."""
     agents = AgentSeam()
+    if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
+        engine.proves_scripts = True  # as `serve` has an engine do that it enters itself
     async with engine:
         provider = FaultyProvider(engine, None if engine_servers is None else engine_servers.network)
         async with KillableServer(provider, chat_tokenizer, database, settings, agents, around=around) as server:

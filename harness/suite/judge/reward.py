@@ -2,26 +2,24 @@
 
     def score(session: dict, result: dict | None, metadata: dict) -> float | dict: ...
 
-A check runs in a process of its own with a deadline. One that raises, hangs, kills itself or returns something that is
-no finite number costs its own session the reward and nothing else: the reason is in `Score.error`.
+A check runs in another process with a deadline. One that raises, hangs, kills itself or returns something that is no
+finite number costs its own session the reward and nothing else: the reason is in `Score.error`.
+
+A run has a process for each session (`score_session`): checks that take long go on side by side. Training has one that
+stays (`StandingCheck`), for its sessions are many and short. It makes no difference to a session: the check is run anew
+for each, and what fails in a process that has served others is asked once more in a new one.
 """
 
 import asyncio
-import json
-import math
-import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from harness.errors import ScenarioError
-from harness.machine.process_group import reap, signal_group
+from harness.suite.judge.check_process import CheckProcess
 from harness.types import Json
-
-_RUNNER = Path(__file__).with_name("check_runner.py")
-_MAX_ERROR = 500
-"""Characters of a check's last words that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,56 +34,73 @@ class Score:
     """Why there is no reward although there is a check."""
 
 
+class StandingCheck:
+    """Scores sessions one after the other by a process that stays; an async context manager.
+
+    The process is replaced when it fails, is late, or says anything that is no answer. Any number of sessions may wait
+    for their turn.
+    """
+
+    def __init__(self, check: Path, *, deadline_s: float) -> None:
+        self._check = check
+        self._deadline_s = deadline_s
+        self._turn = asyncio.Lock()
+        self._process: CheckProcess | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._end_process()
+
+    async def score(self, session: Json, result: Json | None, metadata: Json) -> Score:
+        """The score of a session, at most two deadlines after its turn has come."""
+        async with self._turn:
+            while True:
+                has_served = self._process is not None and self._process.answered > 0
+                try:
+                    return await self._ask(session, result, metadata)
+                except ScenarioError as error:
+                    if not has_served:
+                        return Score(error=f"{self._check.name}: {error.message}")
+
+    async def _ask(self, session: Json, result: Json | None, metadata: Json) -> Score:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                if self._process is None or not self._process.is_ready:
+                    await self._end_process()
+                    self._process = await CheckProcess.start(self._check)
+                answer = await self._process.ask(session, result, metadata)
+            if "error" in answer:
+                raise ScenarioError(answer["error"])
+            return _read_score(answer["score"])
+        except BaseException as error:  # a later answer to this question must not meet the next one
+            await self._end_process()
+            if isinstance(error, TimeoutError):
+                raise ScenarioError(f"gave no score within {self._deadline_s:g} s") from None
+            raise
+
+    async def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.close()
+
+
 async def score_session(check: Path, session: Json, result: Json | None, metadata: Json, *, deadline_s: float) -> Score:
-    """The score that `check` gives."""
-    request = {"check": str(check), "session": session, "result": result, "metadata": metadata}
-    try:
-        answer = await _run_check(json.dumps(request).encode(), deadline_s)
-        if "error" in answer:
-            raise ScenarioError(answer["error"])
-        score = answer["score"]
-        if not isinstance(score, dict):
-            return Score(_finite(score))
-        if "reward" not in score:
-            raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(score)}")
-        return Score(_finite(score.pop("reward")), score)
-    except ScenarioError as error:
-        return Score(error=f"{check.name}: {error.message}")
+    """The score that `check` gives, in a process of this session's own."""
+    async with StandingCheck(check, deadline_s=deadline_s) as standing:
+        return await standing.score(session, result, metadata)
 
 
-async def _run_check(request: bytes, deadline_s: float) -> Any:
-    """The runner's answer to `request`. Raises `ScenarioError` when the check leaves none."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        str(_RUNNER),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(deadline_s):
-            output, messages = await process.communicate(request)
-    except TimeoutError:
-        raise ScenarioError(f"gave no score within {deadline_s:g} s") from None
-    finally:
-        # Nothing of the check is left, what it started included.
-        signal_group(process.pid, signal.SIGKILL)
-        await process.communicate()
-        reap(process.pid)
-    try:
-        answer = json.loads(output)
-        json.dumps(answer, ensure_ascii=False).encode()
-        return answer
-    except UnicodeEncodeError as error:
-        raise ScenarioError(f"expected text, got a lone surrogate ({error})") from None
-    except ValueError:
-        last_words = messages.decode(errors="replace").strip()[-_MAX_ERROR:]
-        raise ScenarioError(f"ended with code {process.returncode} and no score; {last_words}".rstrip("; ")) from None
-
-
-def _finite(reward: object) -> float:
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise ScenarioError(f"expected a finite number as the reward, got {reward!r}")
-    return float(reward)
+def _read_score(score: Any) -> Score:
+    """The check's answer as a score. Raises `ScenarioError` unless it has a finite number as the reward."""
+    details = dict(score) if isinstance(score, dict) else {"reward": score}
+    if "reward" not in details:
+        raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(details)}")
+    reward = details.pop("reward")
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    if not is_number or not abs(reward) <= sys.float_info.max:
+        raise ScenarioError(f"expected a finite number as the reward, got {reward!r:.60}")
+    return Score(float(reward), details)

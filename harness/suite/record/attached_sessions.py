@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import msgspec
 
+from harness.machine.disk import disk_failures
 from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
 from harness.suite.record.rollout_table import has_table, only_reading
-from harness.suite.record.rundir import disk_failures
 from harness.types import Json
 
 _BUSY_TIMEOUT_S = 10.0
@@ -59,7 +59,7 @@ class AttachedSessions:
         """The server does not have the session any more: nobody knows what it had sampled, and it counts as empty."""
         self._write(_KEEP, session_id, 0, None)
 
-    def uncounted(self) -> list[str]:
+    def list_uncounted(self) -> list[str]:
         """The sessions that may still be on the server with tokens that nobody has counted."""
         with disk_failures(self._path):
             rows = self._connection.execute(_UNCOUNTED).fetchall()
@@ -70,13 +70,13 @@ class AttachedSessions:
             self._connection.execute(statement, values)
 
 
-def read_attached(connection: sqlite3.Connection) -> dict[str, int]:
+def count_attached(connection: sqlite3.Connection) -> dict[str, int]:
     """Sampled tokens of the sessions that have been counted; `connection` is to a run's database."""
     return dict(connection.execute(_COUNTED)) if has_table(connection, "attached_sessions") else {}
 
 
 def read_attached_unknown(connection: sqlite3.Connection) -> Unknown:
-    """What engines did not hand over in these sessions, as their servers say."""
+    """Requests that engines did not hand over in these sessions, as their servers say."""
     if not has_table(connection, "attached_sessions"):
         return NOTHING_UNKNOWN
     return Unknown(*connection.execute(_UNKNOWN).fetchone())

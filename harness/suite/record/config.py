@@ -15,21 +15,25 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.errors import RunError, ScenarioError
 from harness.suite.scenarios.folder import ScenarioFolder, find_scenarios, load_scenario
-from harness.suite.scenarios.scenario import KnownEngine, Scenario
+from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
 from harness.suite.scenarios.validation import validate
 
 
-class _Strict(BaseModel):
+class _StrictFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Overrides(_Strict):
+class Overrides(_StrictFile):
     """The options of the command line that override the scenarios."""
 
     server: str | None = None
     """A session server or router that runs already, in the place of the scenarios' engines."""
     engine: KnownEngine | None = None
+    workers: list[RunningServers] | None = None
+    """Engine servers that run already, behind the run's own router."""
     model: str | None = None
+    template: str | None = None
+    """The name of a chat template of ours, or the absolute path of a file."""
     seed: int | None = None
 
     def over(self, other: Self) -> Self:
@@ -37,13 +41,22 @@ class Overrides(_Strict):
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """`scenario`, overridden; another engine takes the place of its services."""
-        instead = {} if self.engine is None else {"services": None}
-        engine = scenario.engine.model_copy(update=_leave_out_none(name=self.engine, model=self.model))
-        return scenario.model_copy(update={"engine": engine, **instead, **_leave_out_none(seed=self.seed)})
+        """`scenario`, overridden: another engine takes the place of its services, workers that of its engine."""
+        changes = _leave_out_none(name=self.engine, model=self.model, template=self.template)
+        instead = _leave_out_none(seed=self.seed)
+        if self.model is not None and scenario.train is not None:
+            instead["train"] = scenario.train.model_copy(update={"model_program": None})
+        if self.engine is not None:
+            instead["services"] = None
+        elif self.workers is not None:
+            services = scenario.services or ServicesSpec(workers=self.workers, router=True)
+            instead["services"] = services.with_workers(self.workers)
+            changes["name"] = EngineSpec().name
+            changes["script"] = scenario.engine.script if scenario.engine.force_script else None
+        return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes), **instead})
 
 
-class ScenarioEntry(_Strict):
+class ScenarioEntry(_StrictFile):
     """A scenario of a run, resolved, with digests of the files beside it."""
 
     directory: str
@@ -51,7 +64,7 @@ class ScenarioEntry(_Strict):
     scenario: Scenario
 
 
-class RunConfig(_Strict):
+class RunConfig(_StrictFile):
     """A `config.toml`."""
 
     schema_version: Literal[1] = 1
@@ -59,6 +72,8 @@ class RunConfig(_Strict):
     """The suite that was named: a name or a path."""
     overrides: Overrides
     scenarios: list[ScenarioEntry]
+    trains: bool = False
+    """By `harness train`, on its one scenario."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -78,7 +93,7 @@ class RunConfig(_Strict):
     def reload(self, overrides: Overrides) -> "SuiteSelection":
         """The same scenarios as their files are now, overridden as before and by `overrides`."""
         folders = [load_scenario(Path(entry.directory)) for entry in self.scenarios]
-        return SuiteSelection.of(self.suite, folders, overrides.over(self.overrides))
+        return SuiteSelection.of(self.suite, folders, overrides.over(self.overrides), trains=self.trains)
 
     def check_unchanged(self, now: "RunConfig") -> None:
         """Raises `RunError` with one line per difference when `now` is another configuration."""
@@ -96,21 +111,28 @@ class SuiteSelection:
     config: RunConfig
 
     @classmethod
-    def of(cls, suite: str, folders: Sequence[ScenarioFolder], overrides: Overrides) -> Self:
-        """`folders`, overridden. Raises `ScenarioError` for one that a server with other users cannot have."""
+    def of(cls, suite: str, folders: Sequence[ScenarioFolder], overrides: Overrides, *, trains: bool = False) -> Self:
+        """`folders`, overridden.
+
+        Raises `ScenarioError` for one that a server with other users cannot have, and unless it is one with `[train]`
+        where the run `trains`.
+        """
         if overrides.server is not None:
             _require_shareable(folders)
+        if trains and (len(folders) != 1 or folders[0].scenario.train is None):
+            names = ", ".join(folder.name for folder in folders)
+            raise ScenarioError(f"{suite}: expected one scenario that has a table [train], got {names}")
         resolved = [replace(folder, scenario=overrides.apply(folder.scenario)) for folder in folders]
         entries = [
             ScenarioEntry(directory=str(folder.directory), files=folder.digests(), scenario=folder.scenario)
             for folder in resolved
         ]
-        return cls(resolved, RunConfig(suite=suite, overrides=overrides, scenarios=entries))
+        return cls(resolved, RunConfig(suite=suite, overrides=overrides, scenarios=entries, trains=trains))
 
 
-def select(suite: str, overrides: Overrides) -> SuiteSelection:
+def select(suite: str, overrides: Overrides, *, trains: bool = False) -> SuiteSelection:
     """The scenarios that `suite` names, overridden. Raises `ScenarioError`."""
-    return SuiteSelection.of(suite, find_scenarios(suite), overrides)
+    return SuiteSelection.of(suite, find_scenarios(suite), overrides, trains=trains)
 
 
 def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:

@@ -18,10 +18,10 @@ from typing import Self, overload
 import msgspec
 
 from harness.errors import Cause, StoreError
+from harness.machine.disk import disk_failures
 from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
-from harness.suite.record.rundir import disk_failures
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Json, Sample
 
@@ -31,7 +31,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rollouts (
     number     INTEGER NOT NULL,
     attempt    INTEGER NOT NULL,
-    is_settled INTEGER NOT NULL,
+    is_final   INTEGER NOT NULL,
     record     TEXT NOT NULL,
     created_at REAL NOT NULL,
     PRIMARY KEY (number, attempt)
@@ -48,7 +48,7 @@ _AMEND = "UPDATE rollouts SET record = ? WHERE rowid = ?"
 INTERRUPTED = "interrupted"
 """Drop reason of tokens whose session ended with the run, the engine or the harness, and runs again."""
 
-_UNSETTLED_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
+_PASSING_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
 """Neither the model nor the agent is to blame: such a rollout runs again on resume."""
 
 
@@ -100,15 +100,15 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A fault of its scenario came while it ran: however it ended, that is what the scenario wanted to see."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_final(self) -> bool:
         """The rollout came to an end of its own and is not run again."""
-        return self.met_fault or (self.outcome is not OutcomeKind.DRAINED and self.cause not in _UNSETTLED_CAUSES)
+        return self.met_fault or (self.outcome is not OutcomeKind.DRAINED and self.cause not in _PASSING_CAUSES)
 
     @property
     def ledger(self) -> Ledger:
-        """Where the session's tokens went; those of a rollout that is not settled are in no sample."""
+        """Where the session's tokens went; those of a rollout that is not final are in no sample."""
         ledger = self.session.ledger
-        if self.is_settled:
+        if self.is_final:
             return ledger
         return Ledger(ledger.generated, dropped={INTERRUPTED: ledger.generated}, unknown=ledger.unknown)
 
@@ -192,7 +192,7 @@ class RolloutLog:
 
     def append(self, record: RolloutRecord) -> None:
         """Make `record` durable, as the next attempt of its number."""
-        row = (record.number, record.is_settled, msgspec.json.encode(record).decode(), time.time())
+        row = (record.number, record.is_final, msgspec.json.encode(record).decode(), time.time())
         with disk_failures(self._path), self._connection:
             self._connection.execute(_SCHEMA)  # not earlier: the session store begins with an empty database
             self._connection.execute(_INSERT, row)

@@ -6,18 +6,16 @@
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
     checkpoints/<n>/   the weights of version n, where a scenario changes them; weights.json says when and how
     faults.jsonl       a line for each time that a fault of a scenario came
+    witness.json       what the engines counted, against the ledger
     samples.jsonl      the samples that a trainer gets; samples.parquet beside it when pyarrow is there
     result.json        the report; written last, so its presence says that the run is complete
 
-Whole files are replaced atomically, so that a reader never sees half of one, whatever happens to the writer. Failures
-of the disk have names: a full one is told apart from a broken one.
+Whole files are replaced atomically, so that a reader never sees half of one, whatever happens to the writer.
 """
 
-import errno
 import json
 import os
 import re
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from harness.errors import RunError, StoreError, StoreFull
+from harness.errors import RunError
+from harness.machine.disk import disk_failures
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
@@ -35,7 +34,6 @@ RUNS = Path("runs")
 
 _STAMP = r"-\d{8}-\d{6}(-\d+)?"
 """The end of a name by `new_run_path`, behind that of the suite; the suite `abort` is not `abort-often`."""
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +89,11 @@ class RunDirectory:
         return self.path / "faults.jsonl"
 
     @property
+    def witness(self) -> Path:
+        """The counts of the engines, each time that they served the run."""
+        return self.path / "witness.json"
+
+    @property
     def result(self) -> Path:
         """The report of a complete run."""
         return self.path / "result.json"
@@ -125,7 +128,7 @@ class RunDirectory:
         return self.sessions / str(number)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def occupy(self) -> Iterator[None]:
         """Keep every other run out of this directory. Raises `RunError` when one is at work in it."""
         with disk_failures(self.config), self.config.open("rb") as file:
             if not try_lock(file):
@@ -153,26 +156,6 @@ class RunDirectory:
         except ImportError:  # pyarrow is an extra
             return False
         return True
-
-
-@contextmanager
-def disk_failures(path: Path) -> Iterator[None]:
-    """Errors of the operating system or SQLite about `path` become a `StoreError`, or a `StoreFull`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise disk_full(path) from error
-        raise StoreError(f"{error.filename or path}: {error.strerror or error}") from error
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise disk_full(path) from error
-        raise StoreError(f"{path}: {error}") from error
-
-
-def disk_full(path: Path) -> StoreFull:
-    """The error of a full disk under `path`."""
-    return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
 
 
 def new_run_path(suite: str) -> Path:

@@ -67,7 +67,6 @@ class AttachedClient(SessionServerClient):
     ) -> None:
         super().__init__(address, deadlines=deadlines)
         self._sessions = sessions
-        self._delete_s = (deadlines or Deadlines()).delete_s
         self._is_draining = False
 
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
@@ -87,10 +86,10 @@ class AttachedClient(SessionServerClient):
 
     async def delete(self, session_id: str) -> None:
         """See `SessionServerClient`; a session whose tokens cannot be counted in that time stays on the server."""
-        if session_id in self._sessions.uncounted():
+        if session_id in self._sessions.list_uncounted():
             try:
-                async with asyncio.timeout(self._delete_s):
-                    await self.end(session_id, within_s=self._delete_s / 2)
+                async with asyncio.timeout(self.deadlines.delete_s):
+                    await self.end(session_id, within_s=self.deadlines.delete_s / 2)
                     await self.collect(session_id)
             except TimeoutError:
                 raise SessionServerError("its tokens could not be counted in time; --resume deletes it") from None
@@ -99,19 +98,19 @@ class AttachedClient(SessionServerClient):
     async def drain_own(self) -> None:
         """Have no session of this run accept a further turn, those that are on their way included."""
         self._is_draining = True
-        answers = await asyncio.gather(*map(self.drain, self._sessions.uncounted()), return_exceptions=True)
+        answers = await asyncio.gather(*map(self.drain, self._sessions.list_uncounted()), return_exceptions=True)
         errors = [each for each in answers if isinstance(each, BaseException)]
         if errors:
             raise errors[0]
 
-    async def delete_abandoned(self) -> int:
+    async def delete_abandoned_sessions(self) -> int:
         """Count and delete the sessions that are left from before; returns how many the server does not have.
 
-        What those had sampled nobody knows any more: they count as empty.
+        Nobody knows any more how much those had sampled: they count as empty.
         """
         missing = 0
-        for session_id in self._sessions.uncounted():
-            await self.end(session_id, within_s=self._delete_s)
+        for session_id in self._sessions.list_uncounted():
+            await self.end(session_id, within_s=self.deadlines.delete_s)
             if (await self.collect(session_id)).facts.phase == _UNKNOWN:
                 self._sessions.give_up(session_id)
                 missing += 1
@@ -125,8 +124,6 @@ class AttachedServices(Services):
 
     client: AttachedClient
     say: Callable[[str], None]
-    patience_s: float
-    """How long the server may be out of reach before the run ends."""
 
     def open_manager(self) -> SessionManager:
         """See `Services`."""
@@ -136,15 +133,15 @@ class AttachedServices(Services):
         """See `Services`; the sessions of others go on."""
         await self.client.drain_own()
 
-    async def close_abandoned(self) -> None:
+    async def close_abandoned_sessions(self) -> None:
         """See `Services`."""
-        missing = await self.client.delete_abandoned()
+        missing = await self.client.delete_abandoned_sessions()
         if missing:
             self.say(f"{missing} sessions of the run before are gone from the server: their tokens cannot be counted")
 
     async def start_of_server(self) -> str:
         """See `Services`. Raises `EngineUnavailable` when the server now serves something else."""
-        described = await self.client.describe(deadline_s=self.patience_s)
+        described = await self.client.describe(deadline_s=self.client.deadlines.read_s)
         changes = list(differences(self.identity, described.serves))
         if changes:
             raise EngineUnavailable(f"{self.address.url} serves something else now: {'; '.join(changes)}")
@@ -173,11 +170,11 @@ async def attach(
             _require_guard(choice, identity)
             say(f"running on {choice.url}: {identity['engine']} with {identity['model']}")
             model = identity["model"]
-            yield AttachedServices(address, model, identity, described.engines, client, say, deadlines.read_s)
+            yield AttachedServices(address, model, identity, described.engines, client, say)
 
 
 async def _describe(client: SessionServerClient, deadline_s: float) -> ServerDescription:
-    """What the server says that it serves, when it is one and lets us in."""
+    """The server's own description, when it is one and lets us in."""
     named = f"--server {client.address.url}"
     try:
         return await client.describe(deadline_s=deadline_s)

@@ -12,18 +12,18 @@ from typing import Protocol
 import msgspec
 
 from harness.errors import Cause, EngineUnavailable, HarnessError, StoreFull
-from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.machine.disk import disk_full
+from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
-from harness.suite.record.rundir import RunDirectory, disk_full
+from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
-from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import PlannedRollout
 
 _ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
@@ -70,7 +70,7 @@ class RolloutBatch:
 
     manager: SessionManager
     services: Services
-    agent: ProgramAgent
+    agent: Agent
     directory: RunDirectory
     log: RolloutLog
     progress: Progress
@@ -123,7 +123,7 @@ class RolloutBatch:
             deadline_s = planned.folder.scenario.checks.check_deadline_s
             score = await score_session(check, rollout.session, rollout.agent_result, metadata, deadline_s=deadline_s)
         if self.finished is not None:  # swept meanwhile
-            rollout = replace(rollout, samples=self.finished.recorded(planned.number))
+            rollout = replace(rollout, samples=self.finished.record(planned.number))
         record = record_of(planned, rollout, score)
         if self.faults is not None and self.faults.has_met(planned.number) and not self.interrupts.is_requested:
             record = msgspec.structs.replace(record, met_fault=True)  # not the user but the fault may have ended it
@@ -152,13 +152,6 @@ class RolloutBatch:
             return rollout, problem
         detail = f"{detail}; {rollout.outcome.detail}"
         return replace(rollout, outcome=Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail)), problem
-
-
-def with_environment(agent: ProgramAgent, folder: ScenarioFolder) -> ProgramAgent:
-    """`agent` with the environment that the scenario gives it."""
-    spec = folder.scenario.agent
-    game = {"HARNESS_GAME": str(folder.file(spec.game))} if spec.game else {}
-    return replace(agent, env={**agent.env, **game, **spec.env})
 
 
 def record_of(planned: PlannedRollout, rollout: Rollout, score: Score) -> RolloutRecord:

@@ -18,10 +18,13 @@ class OpenedRun:
     directory: RunDirectory
 
 
-def begin_run(suite: str, overrides: Overrides, out: Path | None) -> OpenedRun:
-    """A new run of `suite` in `out`. Raises `RunError` when `out` is taken, `ScenarioError` when the suite is wrong."""
+def begin_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bool = False) -> OpenedRun:
+    """A new run of `suite` in `out`, which trains or only plays.
+
+    Raises `RunError` when `out` is taken, `ScenarioError` when the suite is wrong.
+    """
     try:
-        selection = select(suite, overrides)
+        selection = select(suite, overrides, trains=trains)
     except NothingSelected:
         if _is_run_directory(suite):
             raise RunError(f"{suite} is a run directory: add --resume to go on with it") from None
@@ -29,15 +32,19 @@ def begin_run(suite: str, overrides: Overrides, out: Path | None) -> OpenedRun:
     return OpenedRun(selection, RunDirectory.create(out or new_run_path(suite), selection.config))
 
 
-def resume_run(suite: str, overrides: Overrides, out: Path | None) -> OpenedRun:
+def resume_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bool = False) -> OpenedRun:
     """The run in `out`, the run directory `suite`, or the newest unfinished run of `suite`.
 
-    Raises `RunError` when there is none, when it is a run of something else, or when its configuration has changed.
+    Raises `RunError` when there is none, when it is a run of something else or of the other kind, or when its
+    configuration has changed.
     """
     names_run = _is_run_directory(suite)
     path = out if out is not None or not names_run else Path(suite)
     directory = latest_run(suite) if path is None else RunDirectory(path)
     recorded = RunConfig.load(directory.config)
+    if recorded.trains is not trains:
+        command = "train" if recorded.trains else "run"
+        raise RunError(f"{directory.path} is a run of `harness {command}`: go on with that command")
     if not names_run:
         asked = [str(folder.directory) for folder in find_scenarios(suite)]
         if asked != [entry.directory for entry in recorded.scenarios]:

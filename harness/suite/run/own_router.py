@@ -40,6 +40,7 @@ async def open_router(
         RouterSettings(worker_urls=tuple(urls), start_timeout_s=_JOIN_S),
         program,
         vocab_size=chat_tokenizer.tokenizer.vocab_size,
+        tokenizer=chat_tokenizer.tokenizer,
         admin_token=settings.admin_token,
         is_guarded=choose_guard(settings.repeat_guard, os.environ) is not None,
     )

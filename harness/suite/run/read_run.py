@@ -13,8 +13,10 @@ from harness.errors import RunError
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.accounting import ledger_of
+from harness.suite.judge.witness import Witness
 from harness.suite.record.rollout_table import ExportedSamples, RolloutRecord, read_rollouts
 from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.hearings import read_hearings
 from harness.suite.run.report import RunStatus
 
 
@@ -28,17 +30,19 @@ class RecordedRun:
     rollouts: tuple[RolloutRecord, ...]
     """Those that have ended, by number; of a rollout that ran more than once the last attempt."""
     ledger: Ledger
-    """Where every token went that the run's engines sampled. Tokens of sessions without a settled rollout, one that
+    """Where every token went that the run's engines sampled. Tokens of sessions without a final rollout, one that
     still runs included, are dropped as `interrupted`."""
+    witness: Witness
+    """The engines' account of it, by their own counters."""
 
     @property
     def samples(self) -> ExportedSamples:
-        """Iterates over the samples that a trainer gets, as in `samples.jsonl`: those of settled rollouts, in order.
+        """Iterates over the samples that a trainer gets, as in `samples.jsonl`: those of final rollouts, in order.
 
         `index` is the number of a sample's rollout and `group_index` its prompt's. Only one rollout's samples are in
         memory at a time; each iteration reads them anew from `run.db`.
         """
-        return ExportedSamples([rollout for rollout in self.rollouts if rollout.is_settled])
+        return ExportedSamples([rollout for rollout in self.rollouts if rollout.is_final])
 
     @property
     def outcomes(self) -> Mapping[OutcomeKind, int]:
@@ -66,8 +70,9 @@ def read_run(path: Path | str) -> RecordedRun:
     if not directory.database.is_file():  # killed before its first session
         if status is not None:
             raise RunError(f"{path} is a complete run without its {directory.database.name}: the rollouts are gone")
-        return RecordedRun(directory.path, None, (), Ledger())
+        return RecordedRun(directory.path, None, (), Ledger(), Witness.of([], Ledger()))
+    hearings = read_hearings(directory)
     # The order matters: a rollout that ends in between has its tokens in the ledger, as `interrupted`.
     rollouts = tuple(read_rollouts(directory.database).values())
-    ledger = ledger_of(directory.database, [rollout for rollout in rollouts if rollout.is_settled])
-    return RecordedRun(directory.path, status, rollouts, ledger)
+    ledger = ledger_of(directory.database, [rollout for rollout in rollouts if rollout.is_final])
+    return RecordedRun(directory.path, status, rollouts, ledger, Witness.of(hearings, ledger))

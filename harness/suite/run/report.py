@@ -11,6 +11,7 @@ from harness.sessions.ledger import Ledger, total
 from harness.suite.exits import ExitCode
 from harness.suite.faults.firing import FaultReport, judge_faults
 from harness.suite.judge.verdicts import Verdict, count_dropped_turns, judge, mean_reward, next_versions, versions_of
+from harness.suite.judge.witness import Hearing, Witness, judge_witness
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.types import Json
@@ -52,13 +53,18 @@ class ScenarioReport:
 
     @classmethod
     def of(
-        cls, folder: ScenarioFolder, records: Sequence[RolloutRecord], faults: Sequence[FaultReport] = ()
+        cls,
+        folder: ScenarioFolder,
+        records: Sequence[RolloutRecord],
+        faults: Sequence[FaultReport] = (),
+        hearings: Sequence[Hearing] = (),
     ) -> "ScenarioReport":
-        """The report of `folder` on its rollouts and its faults."""
+        """The report of `folder` on its rollouts, its faults, and the times that its engines were heard."""
         scenario = folder.scenario
         verdicts = [
             *judge(scenario.checks, records),
             *judge_faults(faults, expects_all=scenario.checks.expect_faults_fired),
+            *(judge_witness(hearings) if scenario.checks.expect_witness_agrees else ()),
         ]
         return cls(scenario.name, scenario.session_count, records, verdicts, faults)
 
@@ -103,9 +109,9 @@ class ScenarioReport:
         return mean_reward(self.records)
 
     @property
-    def is_settled(self) -> bool:
+    def is_final(self) -> bool:
         """Every session has come to an end of its own."""
-        return len(self.records) == self.planned and all(record.is_settled for record in self.records)
+        return len(self.records) == self.planned and all(record.is_final for record in self.records)
 
     def to_json(self) -> Json:
         """The form of `result.json`."""
@@ -152,6 +158,8 @@ class RunReport:
     scenarios: Sequence[ScenarioReport]
     ledger: Ledger
     """Of every session in the run's database, those of abandoned attempts included."""
+    witness: Witness
+    """The engines' own account of it."""
     samples: int
     """Exported to `samples.jsonl`."""
     has_parquet: bool
@@ -199,6 +207,7 @@ class RunReport:
             "samples": self.samples,
             "parquet": self.has_parquet,
             "ledger": ledger_json(self.ledger),
+            "witness": self.witness.to_json(),
             "telemetry": self.telemetry,
             "scenarios": [scenario.to_json() for scenario in self.scenarios],
         }
@@ -206,7 +215,7 @@ class RunReport:
 
 def status_of(scenarios: Sequence[ScenarioReport], *, was_interrupted: bool) -> RunStatus:
     """The status of a run with these scenarios."""
-    if not all(scenario.is_settled for scenario in scenarios):
+    if not all(scenario.is_final for scenario in scenarios):
         return RunStatus.INTERRUPTED if was_interrupted else RunStatus.INFRASTRUCTURE
     holds = all(verdict.holds for scenario in scenarios for verdict in scenario.verdicts)
     return RunStatus.PASSED if holds else RunStatus.CHECKS_FAILED

@@ -8,29 +8,31 @@ are durable and the next run takes up from them; `result.json` is written only w
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
 from harness.client.session_server import Deadlines
-from harness.errors import HarnessError
-from harness.rollouts.agents.programs import prepare_agent
 from harness.suite.faults.actions import Roster
 from harness.suite.faults.firing import FaultLog, report_faults
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.accounting import account_run
+from harness.suite.judge.witness import Witness
 from harness.suite.record.config import SuiteSelection
 from harness.suite.record.lock import check_same_engine, read_lock, versions
 from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
-from harness.suite.run.batch import Progress, RolloutBatch, with_environment
+from harness.suite.run.batch import Progress, RolloutBatch
 from harness.suite.run.finished import FinishedSamples
+from harness.suite.run.hearings import hear_engines, read_hearings
 from harness.suite.run.interrupts import Interrupts
+from harness.suite.run.one_error import one_error
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
 from harness.suite.run.weight_schedule import change_weights
+from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 
@@ -51,25 +53,25 @@ class SuiteRun:
     """How long that server may take."""
 
     async def execute(self) -> RunReport:
-        """Run the rollouts that are not settled, then report on everything.
+        """Run the rollouts that are not final, then report on everything.
 
         Raises the `HarnessError` that ends a run; when the user ended it, the report says so.
         """
-        began, url = time.monotonic(), self.selection.config.overrides.server
-
-        def choose(rollout: PlannedRollout) -> EngineChoice | AttachedChoice:
-            return EngineChoice.of(rollout.folder) if url is None else AttachedChoice.of(rollout.folder, url)
-
-        with self.directory.locked(), RolloutLog(self.directory.database) as log:
+        began = time.monotonic()
+        with self.directory.occupy(), RolloutLog(self.directory.database) as log:
             plan = plan_rollouts(self.selection.folders)
-            settled = {number for number, record in log.last_attempts().items() if record.is_settled}
-            self.progress.begin(len(plan), len(settled))
-            pending = [rollout for rollout in plan if rollout.number not in settled]
-            with _one_error():
-                for choice, rollouts in groupby(pending, key=choose):
+            final = {number for number, record in log.last_attempts().items() if record.is_final}
+            self.progress.begin(len(plan), len(final))
+            pending = [rollout for rollout in plan if rollout.number not in final]
+            with one_error():
+                for choice, rollouts in groupby(pending, key=lambda rollout: self._choose_engine(rollout.folder)):
                     if not self.interrupts.is_requested:
                         await self._run_on_engine(choice, list(rollouts), log)
             return self._report(log.last_attempts(), began)
+
+    def _choose_engine(self, folder: ScenarioFolder) -> EngineChoice | AttachedChoice:
+        url = self.selection.config.overrides.server
+        return EngineChoice.of(folder) if url is None else AttachedChoice.of(folder, url)
 
     async def _run_on_engine(
         self, choice: EngineChoice | AttachedChoice, rollouts: list[PlannedRollout], log: RolloutLog
@@ -89,10 +91,11 @@ class SuiteRun:
             check_same_engine(lock["digests"].setdefault(choice.key, services.identity), services.identity)
             engines = lock.get("engines", {}) | {choice.key: services.engines}
             self.directory.write_json(self.directory.lock, {**lock, "versions": versions(), "engines": engines})
-            await services.close_abandoned()
-            for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
-                if not self.interrupts.is_requested:
-                    await self._run_scenario(folder, list(batch), services, log)
+            await services.close_abandoned_sessions()
+            async with hear_engines(choice.key, services, self.directory):
+                for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):
+                    if not self.interrupts.is_requested:
+                        await self._run_scenario(folder, list(batch), services, log)
 
     async def _run_scenario(
         self, folder: ScenarioFolder, rollouts: list[PlannedRollout], services: Services, log: RolloutLog
@@ -102,9 +105,8 @@ class SuiteRun:
             self.progress.say("stopping: waiting for the agents to end; Ctrl+C again kills them")
             await services.drain()
 
-        self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.profile}")
-        agent = with_environment(await prepare_agent(folder.agent_script), folder)
-        async with services.open_manager() as manager:
+        self.progress.say(f"{folder.name}: preparing the agent {folder.scenario.agent.name}")
+        async with open_agent(folder) as agent, services.open_manager() as manager:
             faults = None
             if isinstance(services, OwnServices) and services.seams is not None:
                 planned = [each for each in plan_rollouts(self.selection.folders) if each.folder.name == folder.name]
@@ -127,15 +129,17 @@ class SuiteRun:
 
     def _report(self, records: Mapping[int, RolloutRecord], began: float) -> RunReport:
         """Export, check the ledger, and write `result.json` when the run is complete."""
-        settled = [record for record in records.values() if record.is_settled]
-        samples = ExportedSamples(settled)
-        ledger = account_run(self.directory.database, settled, samples)
+        final = [record for record in records.values() if record.is_final]
+        samples = ExportedSamples(final)
+        ledger = account_run(self.directory.database, final, samples)
         firings = FaultLog(self.directory.faults).read()
+        hearings = read_hearings(self.directory)
         scenarios = [
             ScenarioReport.of(
                 folder,
                 [record for record in records.values() if record.scenario == folder.name],
                 report_faults(folder.name, folder.scenario.faults, firings),
+                [each for each in hearings if each.engines == self._choose_engine(folder).key],
             )
             for folder in self.selection.folders
         ]
@@ -144,6 +148,7 @@ class SuiteRun:
             status=status_of(scenarios, was_interrupted=self.interrupts.is_requested),
             scenarios=scenarios,
             ledger=ledger,
+            witness=Witness.of(hearings, ledger),
             samples=len(samples),
             has_parquet=self.directory.write_samples(samples),
             seconds=time.monotonic() - began,
@@ -152,21 +157,3 @@ class SuiteRun:
         if report.is_complete:
             self.directory.write_json(self.directory.result, report.to_json())
         return report
-
-
-@contextmanager
-def _one_error() -> Iterator[None]:
-    """Concurrent failures become one error: the first that was raised on purpose, else the first."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        errors = list(_leaves(group))
-        raise next((error for error in errors if isinstance(error, HarnessError)), errors[0]) from group
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

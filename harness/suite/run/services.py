@@ -12,7 +12,7 @@ from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
-from harness.engines.identity import served_by, serving_identity
+from harness.engines.identity import programs_of, serving_identity
 from harness.errors import HoldExpired, SessionServerError
 from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
@@ -24,6 +24,7 @@ from harness.store.connect import open_store
 from harness.suite.faults.killable import KillableLane
 from harness.suite.faults.network import open_network
 from harness.suite.faults.seams import EngineServers, Seams, open_seams
+from harness.suite.run.model_program import make_model
 from harness.suite.run.own_router import all_join, open_router
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.tokens.model_family import open_chat_tokenizer
@@ -46,10 +47,18 @@ class EngineChoice(NamedTuple):
     """The scenario whose faults it meets; no other one runs on it."""
     lanes: tuple[LaneEngine, ...] = ()
     """The engine servers to be started."""
+    workers: tuple[str, ...] = ()
+    """Addresses of those that run already, for the router."""
     has_router: bool = False
-    """A router stands in front of them."""
+    """A router stands in front of both."""
     forces_tokens: bool = False
     """Its sessions bring a script."""
+    template: Path | None = None
+    """The chat template in the place of the model's."""
+    model_program: Path | None = None
+    """Makes the model, in the place of `model`."""
+    model_seed: int = 0
+    """For the program."""
 
     @classmethod
     def of(cls, folder: ScenarioFolder) -> "EngineChoice":
@@ -58,14 +67,24 @@ class EngineChoice(NamedTuple):
         guard = spec.repeat_guard.config if spec.repeat_guard else None
         weights_of = folder.name if scenario.weights else None
         faults_of, forces = folder.name if scenario.faults else None, scenario.forces_tokens
+        template, train = folder.find_template(), scenario.train
+        program = folder.file(train.model_program) if train is not None and train.model_program else None
+        seed = 0 if program is None else scenario.seed
         if services is not None:
             lanes = tuple(LaneEngine(group.engine) for group in services.lanes for _ in range(group.count))
-            name = f"{'router' if services.router else 'lanes'}={','.join(lanes)}"
-            return cls(name, spec.model, None, guard, weights_of, faults_of, lanes, services.router, forces)
+            running = [EngineName.parse(each) for each in services.workers]
+            workers = tuple(url for each in running for url in each.urls)
+            kinds = [*lanes, *(each.kind for each in running for _ in each.urls)]
+            name = f"{'router' if services.router else 'lanes'}={','.join(kinds)}"
+            common = (name, spec.model, None, guard, weights_of, faults_of)
+            return cls(*common, lanes, workers, services.router, forces, template, program, seed)
         named = EngineName.parse(spec.name)
         script = folder.file(spec.script) if spec.script and named.plays_script else None
         lanes = (LaneEngine(named.kind),) if named.needs_server else ()
-        return cls(spec.name, spec.model, script, guard, weights_of, faults_of, lanes, forces_tokens=forces)
+        return cls(
+            *(spec.name, spec.model, script, guard, weights_of, faults_of, lanes, (), False),
+            *(forces, template, program, seed),
+        )
 
     @property
     def key(self) -> str:
@@ -74,7 +93,9 @@ class EngineChoice(NamedTuple):
         weights = None if self.weights_of is None else f"weights_of={self.weights_of}"
         faults = None if self.faults_of is None else f"faults_of={self.faults_of}"
         forced = "forced_tokens" if self.forces_tokens else None
-        parts = (self.name, self.model, self.script, guard, weights, faults, forced)
+        template = None if self.template is None else f"template={self.template}"
+        made = None if self.model_program is None else f"model_program={self.model_program} seed={self.model_seed}"
+        parts = (self.name, self.model, self.script, guard, weights, faults, forced, template, made)
         return " ".join(str(part) for part in parts if part is not None)
 
 
@@ -100,7 +121,7 @@ class Services(ABC):
         """Close every open session of the run for good; it gets no new ones."""
 
     @abstractmethod
-    async def close_abandoned(self) -> None:
+    async def close_abandoned_sessions(self) -> None:
         """Close the sessions that a run before this one left open."""
 
     @abstractmethod
@@ -129,7 +150,7 @@ class OwnServices(Services):
         async with SessionServerClient(self.address) as server:
             await server.gate().drain(deadline_s=_GATE_S)
 
-    async def close_abandoned(self) -> None:
+    async def close_abandoned_sessions(self) -> None:
         """See `Services`; the gate that it left shut is opened, for its holders are gone with that run."""
         async with SessionServerClient(self.address) as server:
             for session in await server.sessions():
@@ -153,8 +174,8 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
     """
     say(f"starting the {choice.name} engine with {choice.model}")
-    model_dir = await asyncio.to_thread(model_folder, choice)
-    chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir)
+    model_dir = await find_model(choice)
+    chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir, template_file=choice.template)
     admin_token = new_admin_token()
     settings = ServerSettings(
         admin_token=admin_token, repeat_guard=choice.repeat_guard, allow_forced_tokens=choice.forces_tokens
@@ -192,20 +213,30 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
             await all_join(routed, urls)
             identity["engine"] = choice.name  # not that of the worker that was there first
         address = SessionServerAddress(url, admin_token)
-        yield OwnServices(address, engine.capabilities.model, identity, served_by(engine), engine, model_dir, seams)
+        yield OwnServices(address, engine.capabilities.model, identity, programs_of(engine), engine, model_dir, seams)
 
 
 def _servers_of(choice: EngineChoice, lanes: Sequence[KillableLane]) -> tuple[str, Sequence[str]]:
     """The kind and the addresses of the engine servers; none when the engine is in this process."""
+    if choice.has_router:
+        return "", [*(lane.url for lane in lanes), *choice.workers]  # it learns their kinds from them
     if lanes:
         return choice.lanes[0].protocol, [lane.url for lane in lanes]
     named = EngineName.parse(choice.name)
     return named.kind, named.urls
 
 
+async def find_model(choice: EngineChoice) -> Path:
+    """The folder of the model, which is fetched or made where it is missing. Raises `ModelError`."""
+    if choice.model_program is not None:
+        return await make_model(choice.model_program, choice.model_seed)
+    return await asyncio.to_thread(model_folder, choice)
+
+
 def model_folder(choice: EngineChoice) -> Path:
-    """The folder of the model; an engine that plays a script needs no weights in it."""
+    """The folder of the model that has a name; an engine that plays a script needs no weights in it."""
     folder = Path(choice.model).expanduser()
-    if not choice.lanes and EngineName.parse(choice.name).plays_script and folder.is_dir():
+    has_servers = choice.lanes or choice.workers
+    if not has_servers and EngineName.parse(choice.name).plays_script and folder.is_dir():
         return folder
     return resolve_model(choice.model)

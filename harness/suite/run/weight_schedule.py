@@ -18,7 +18,8 @@ from harness.control.sample_sweep import sweep_samples
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget
 from harness.engines.base import LogprobScale, PauseMode
-from harness.errors import EngineError, SessionServerError
+from harness.errors import EngineError, ScenarioError, SessionServerError
+from harness.machine.deadlines import beside
 from harness.models.perturb import perturb_checkpoint
 from harness.samples.versions import known_version
 from harness.sessions.weight_update import SweepRequest
@@ -41,13 +42,18 @@ async def change_weights(
 ) -> AsyncIterator[None]:
     """While the block runs, the updates of `weights` come one after the other; those it leaves no time for do not come.
 
-    Samples that are `finished` are swept before each, and when the block has ended. Raises what an update raises, when
-    the block has ended.
+    Samples that are `finished` are swept before each, and when the block has ended. Raises `ScenarioError` before
+    anything begins when the engines have had updates, and what an update raises when the block has ended.
     """
     if weights is None or finished is None:
         yield
         return
     assert isinstance(services, OwnServices), "a server that others use keeps its weights"
+    if known_version(services.engine.weight_version):  # of workers that ran before
+        raise ScenarioError(
+            f"weights: expected engines at version 0, for the n-th update brings version n; they serve version"
+            f" {services.engine.weight_version}: load the first weights as version 0, or start them anew"
+        )
     say(f"making {len(weights.updates)} checkpoints in {directory.checkpoints}")
 
     def make_checkpoints() -> None:
@@ -57,13 +63,8 @@ async def change_weights(
 
     await asyncio.to_thread(make_checkpoints)
     schedule = _Schedule(weights, services, finished, directory, say)
-    running = asyncio.create_task(schedule.run(), name="weight schedule")
-    try:
+    async with beside(schedule.run(), name="weight schedule"):
         yield
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
     await schedule.settle_the_last()
 
 
@@ -141,7 +142,9 @@ class _Schedule:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     watch.look(await server.sessions())
                 await self._sweep_sessions(server)
-                await self._finished.catch_up()
+                late = await self._finished.catch_up(deadline_s=self._budget.sweep_s + self._budget.gate_s)
+                if late:
+                    self._say(f"weights {version}: {late} rollouts are still being collected and miss its sweep")
                 await self._carry_out(version, update)
                 self._finished.write()
 

@@ -33,6 +33,9 @@ ON_THE_NETWORK: frozenset[Action] = frozenset(
 )
 """Actions on the way between the session server and the engine, on one request."""
 
+SIGNALS: frozenset[Action] = frozenset({"kill_agent", "stop_agent"})
+"""Actions on the process group of an agent."""
+
 _NEEDS_SECONDS: frozenset[Action] = frozenset({"pause", "slow_network"})
 _TAKES_SECONDS: frozenset[Action] = _NEEDS_SECONDS | {
     "drain",

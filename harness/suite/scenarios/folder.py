@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.scripted import Script
-from harness.errors import ScenarioError
+from harness.errors import ScenarioError, TokenizerError
+from harness.models.chat_templates import find_template
 from harness.rollouts.agents.bundled import bundled_directory
+from harness.rollouts.agents.function_file import FunctionFile
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.scenario import Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
@@ -46,9 +48,18 @@ class ScenarioFolder:
         return path if path.is_file() else None
 
     @property
+    def agent_function(self) -> FunctionFile | None:
+        """The function that plays the scenario; None where a program does."""
+        if self.scenario.agent.function is None:
+            return None
+        file, _, name = self.scenario.agent.function.rpartition(":")
+        return FunctionFile(self.file(file), name)
+
+    @property
     def agent_script(self) -> Path:
         """The program that plays the scenario: a path in its folder, with a slash or an ending, or a bundled agent."""
         profile = self.scenario.agent.profile
+        assert profile is not None, "a function plays the scenario"
         if profile.endswith(".py") or "/" in profile:
             return (self.directory / profile).resolve()
         return bundled_directory("agents") / profile / AGENT_FILE
@@ -56,6 +67,14 @@ class ScenarioFolder:
     def file(self, name: str) -> Path:
         """The absolute path of a file that `scenario.toml` names."""
         return (self.directory / name).resolve()
+
+    def find_template(self) -> Path | None:
+        """The chat template that takes the place of the model's. Raises `ScenarioError` when there is no such one."""
+        name = self.scenario.engine.template
+        try:
+            return None if name is None else find_template(name, self.directory)
+        except TokenizerError as error:
+            raise ScenarioError(f"{self.directory / SCENARIO_FILE}: engine.template: {error.message}") from None
 
     def text_of(self, prompt: Prompt) -> str:
         """The instruction of the sessions of `prompt`."""
@@ -80,9 +99,15 @@ class ScenarioFolder:
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file besides `scenario.toml` that decides how a session goes."""
         agent = self.scenario.agent
-        files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, self.scenario.engine.script]
+        engine, train = self.scenario.engine, self.scenario.train
+        files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, engine.script, engine.template]
+        files += [] if train is None else [train.model_program]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
-        present["agent"] = self.agent_script
+        if self.agent_function is None:
+            present["agent"] = self.agent_script
+        else:  # which may import its neighbors
+            function = self.agent_function.path
+            present |= {path.name: path for path in [function, *function.parent.glob("*.py")]}
         return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(present.items())}
 
 
@@ -140,14 +165,23 @@ def bundled_scenarios() -> list[ScenarioFolder]:
 def _check_files(folder: ScenarioFolder, source: Path) -> None:
     """Raises `ScenarioError` naming the first key whose file is missing, or is none that it can be."""
     scenario = folder.scenario
-    for key, name in (("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)):
+    named = [("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)]
+    if scenario.train is not None:
+        named += [("train.model_program", scenario.train.model_program), ("train", CHECK_FILE)]  # its rewards
+    for key, name in named:
         if name is not None and not folder.file(name).is_file():
             raise ScenarioError(f"{source}: {key}: expected a file of the scenario, got {name!r}, which does not exist")
+    folder.find_template()
     if scenario.engine.force_script:
         folder.session_script()
-    if not folder.agent_script.is_file():
+    if folder.agent_function is not None:
+        try:
+            folder.agent_function.check()
+        except ScenarioError as error:
+            raise ScenarioError(f"{source}: agent.function: {error.message}") from None
+    elif not folder.agent_script.is_file():
         agents = [path.parent.name for path in bundled_directory("agents").glob(f"*/{AGENT_FILE}")]
-        profile = scenario.agent.profile
+        profile = scenario.agent.name
         hint = suggestion(profile, agents)
         raise ScenarioError(f"{source}: agent.profile: expected a bundled agent or a script, got {profile!r}{hint}")
     for number, prompt in enumerate(scenario.prompts):

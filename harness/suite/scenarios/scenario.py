@@ -5,6 +5,7 @@ it passed. Every prompt is a group of `samples_per_prompt` sessions. This module
 files around them are read in `folder.py`.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -12,23 +13,39 @@ from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
 from harness.errors import ScenarioError
-from harness.suite.scenarios.fault import Fault
+from harness.suite.scenarios.fault import SIGNALS, Fault
+from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.scenarios.validation import WHOLE_SENTENCE
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 SCHEMA_VERSION = 1
 
 
-def _require_known_engine(name: str) -> str:
-    try:
-        EngineName.parse(name)
-    except ScenarioError as error:
-        raise PydanticCustomError(WHOLE_SENTENCE, "{sentence}", {"sentence": error.message}) from None
-    return name
+def require_running_servers(name: str) -> EngineName:
+    """The parts of `name`. Raises `ScenarioError` unless it names servers that run."""
+    engine = EngineName.parse(name)
+    if not engine.urls:
+        raise ScenarioError(f"expected a server that runs, such as sglang=http://127.0.0.1:30000, got {name!r}")
+    return engine
 
 
-KnownEngine = Annotated[str, AfterValidator(_require_known_engine)]
+def _checked_by(parse: Callable[[str], EngineName]) -> AfterValidator:
+    def check(name: str) -> str:
+        try:
+            parse(name)
+        except ScenarioError as error:
+            raise PydanticCustomError(WHOLE_SENTENCE, "{sentence}", {"sentence": error.message}) from None
+        return name
+
+    return AfterValidator(check)
+
+
+KnownEngine = Annotated[str, _checked_by(EngineName.parse)]
 """`local`, `scripted`; `sglang`, `vllm`, which the run starts; or `sglang=URL[,URL]`, `vllm=URL[,URL]`, which run."""
+
+
+RunningServers = Annotated[str, _checked_by(require_running_servers)]
+"""`sglang=URL[,URL]` or `vllm=URL[,URL]`."""
 
 
 class _Strict(BaseModel):
@@ -36,10 +53,12 @@ class _Strict(BaseModel):
 
 
 class AgentSpec(_Strict):
-    """The program that plays the scenario."""
+    """The program or function that plays the scenario."""
 
-    profile: str
+    profile: str | None = None
     """Name of a bundled agent (`plain_chat`, `react_chat`), or the path of a script with a PEP 723 header."""
+    function: str | None = None
+    """`FILE.py:NAME`, in the place of a program: an async function in a file of the scenario, trusted code."""
     game: str | None = None
     """Python file with a `Game` that the agent talks to; handed over as `HARNESS_GAME`."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -48,6 +67,28 @@ class AgentSpec(_Strict):
     """Arguments of every model call, such as `tools`; handed over as `HARNESS_REQUEST_KWARGS`."""
     deadline_s: float = Field(default=600.0, gt=0)
     """The agent is stopped after this many seconds."""
+
+    @field_validator("function")
+    @classmethod
+    def _names_a_function(cls, function: str | None) -> str | None:
+        file, _, name = (function or "f.py:run").rpartition(":")
+        if not (file.endswith(".py") and name.isidentifier()):
+            raise ValueError("FILE.py:NAME")
+        return function
+
+    @model_validator(mode="after")
+    def _is_program_or_function(self) -> Self:
+        if (self.profile is None) == (self.function is None):
+            raise ValueError("either profile or function")
+        beside = [key for key in ("game", "env") if getattr(self, key)]
+        if self.function is not None and beside:
+            raise ValueError(f"no {' and no '.join(beside)} beside function, which has no environment of its own")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The profile or the function."""
+        return self.profile or self.function or ""
 
 
 class RepeatGuardSpec(_Strict):
@@ -83,6 +124,8 @@ class EngineSpec(_Strict):
     name: KnownEngine = "local"
     model: str = "smollm2-135m-instruct"
     """Catalogue name, HuggingFace folder or hub id; the scripted engine takes its tokenizer."""
+    template: str | None = None
+    """Chat template in the place of the model's: the name of one of ours, or a file of the scenario."""
     script: str | None = None
     """Script of the scripted engine, a file of the scenario."""
     force_script: bool = False
@@ -101,19 +144,32 @@ class LaneGroup(_Strict):
 
 
 class ServicesSpec(_Strict):
-    """The servers that a run starts for the scenario, and ends with it."""
+    """The servers of a scenario: those that a run starts for it and ends with it, and engines that run already."""
 
-    lanes: list[LaneGroup] = Field(min_length=1)
+    lanes: list[LaneGroup] = Field(default_factory=list)
     """Engine servers on this machine's CPU; all serve `engine.model`."""
+    workers: list[RunningServers] = Field(default_factory=list)
+    """Engine servers that run already, for the router; `--worker` puts others in the place of those of its kind."""
     router: bool = False
-    """Sessions come through a router, with a gateway of its own, in front of the lanes."""
+    """Sessions come through a router, with a gateway of its own, in front of lanes and workers."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         kinds = sorted({lane.engine for lane in self.lanes})
+        if not kinds and not self.workers:
+            raise ValueError("lanes or workers")
         if len(kinds) > 1 and not self.router:
             raise ValueError(f"router = true beside lanes of several engines ({', '.join(kinds)})")
+        if self.workers and not self.router:
+            raise ValueError("router = true beside workers; without a router they are engine.name")
         return self
+
+    def with_workers(self, workers: Sequence[str]) -> "ServicesSpec":
+        """`workers` in the place of the lanes and the workers of their kinds, behind a router."""
+        kinds = {EngineName.parse(worker).kind for worker in workers}
+        lanes = [lane for lane in self.lanes if lane.engine not in kinds]
+        others = [worker for worker in self.workers if EngineName.parse(worker).kind not in kinds]
+        return ServicesSpec(lanes=lanes, workers=[*others, *workers], router=True)
 
 
 class Prompt(_Strict):
@@ -198,6 +254,8 @@ class Checks(_Strict):
     """The same as a share of the tokens whose next version has been live."""
     expect_faults_fired: bool = True
     """Every fault of the scenario came at least once."""
+    expect_witness_agrees: bool = True
+    """The engines' own counters say no token more or less than the ledger has or calls unknown, where they can tell."""
     check_deadline_s: float = Field(default=10.0, gt=0)
     """Time for `check.py` to score one session."""
 
@@ -228,6 +286,8 @@ class Scenario(_Strict):
     """Weights that change under the sessions; without it they stay."""
     faults: list[Fault] = Field(default_factory=list)
     """The faults that come while the scenario runs."""
+    train: TrainSpec | None = None
+    """How `harness train` trains on it; without it the scenario cannot be trained on."""
     checks: Checks = Field(default_factory=Checks)
 
     @field_validator("faults")
@@ -248,6 +308,27 @@ class Scenario(_Strict):
                 raise ValueError("no engine.script beside services without engine.force_script: lanes have weights")
         if self.engine.force_script and self.engine.script is None:
             raise ValueError("engine.script beside engine.force_script")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_trained_on(self) -> Self:
+        if self.train is None:
+            return self
+        if self.train.rollouts_per_step % self.samples_per_prompt:
+            raise ValueError(
+                f"train.rollouts_per_step as a multiple of samples_per_prompt, which is {self.samples_per_prompt}, and"
+                f" not {self.train.rollouts_per_step}"
+            )
+        for table in ("weights", "faults"):
+            if getattr(self, table):
+                raise ValueError(f"no {table} beside train, which changes the weights itself")
+        return self
+
+    @model_validator(mode="after")
+    def _signals_processes_only(self) -> Self:
+        signals = sorted({fault.action for fault in self.faults} & SIGNALS)
+        if signals and self.agent.function is not None:
+            raise ValueError(f"no {' and no '.join(signals)} beside agent.function, which has no process of its own")
         return self
 
     @property

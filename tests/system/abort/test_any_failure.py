@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -99,20 +99,43 @@ def first(events: Events, what: str) -> int:
     return next((place for place, event in enumerate(events) if what in event), len(events))
 
 
-@pytest.mark.timeout(300)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
+class Surroundings(NamedTuple):
+    """All that an abort meets, by how it behaves."""
+
+    servers: Sequence[str]
+    workers: Sequence[str]
+    kinds: Sequence[str]
+    """Of the tasks."""
+    hook: str
+
+
+SURROUNDINGS = st.builds(
+    Surroundings,
     servers=st.lists(st.sampled_from(sorted(SERVERS)), max_size=3),
     workers=st.lists(st.sampled_from(sorted(WORKERS)), max_size=3),
     kinds=st.lists(st.sampled_from(TASKS), max_size=5),
     hook=st.sampled_from(HOOKS),
 )
-def test_the_steps_come_in_their_order_and_every_gate_opens(servers, workers, kinds, hook):
-    """Drain, engines, hooks, stop, collect, resume; what could be collected was, and nobody was waited for too long."""
-    asyncio.run(_abort(servers, workers, kinds, hook))
 
 
-async def _abort(servers: list[str], workers: list[str], kinds: list[str], hook: str) -> None:
+@pytest.mark.timeout(300)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(aborts=st.lists(SURROUNDINGS, min_size=3, max_size=3))
+def test_the_steps_come_in_their_order_and_every_gate_opens(aborts: list[Surroundings]):
+    """Drain, engines, hooks, stop, collect, resume; what could be collected was, and nobody was waited for too long.
+
+    Aborts that know nothing of each other wait for their deadlines at the same time.
+    """
+
+    async def abort_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for each in aborts:
+                group.create_task(_abort(*each))
+
+    asyncio.run(abort_all())
+
+
+async def _abort(servers: Sequence[str], workers: Sequence[str], kinds: Sequence[str], hook: str) -> None:
     events = Events()
     async with asyncio.timeout(60), AsyncExitStack() as stack:
         gates = [await stack.enter_async_context(canned_server(SERVERS[kind])) for kind in servers]

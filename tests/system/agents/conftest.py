@@ -24,12 +24,12 @@ def _workdir(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture(name="run_agent")
-async def _run_agent(tmp_path: Path, workdir: Path) -> AsyncIterator[RunAgent]:
+async def _run_agent(workdir: Path) -> AsyncIterator[RunAgent]:
     """Runs a bundled agent in `workdir` while the model says `steps`."""
     async with AsyncExitStack() as stack:
 
         async def run(name: str, *steps: ScriptStep, env: dict[str, str] | None = None, **task: Any) -> Rollout:
-            server = await stack.enter_async_context(scripted_server(tmp_path / "model", *steps))
+            server = await stack.enter_async_context(scripted_server(*steps))
             manager = await stack.enter_async_context(SessionManager(server.url))
             prepared = await prepare_agent(bundled_agent(name))
             agent = ProgramAgent(name, prepared.command, env or {})

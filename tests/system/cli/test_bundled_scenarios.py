@@ -15,7 +15,7 @@ from tests.installed_harness import RunShipped
 pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860)]
 
 
-RUN_HERE = {"long_session", "length_limited"}
+RUN_HERE = {"long_session", "length_limited", "train_tool_game"}
 RUN_ELSEWHERE = {
     "quickstart": "tests/system/test_quickstart_run.py",
     "weight_updates": "tests/system/weights/test_scenario.py",
@@ -59,3 +59,13 @@ def test_what_follows_a_cut_is_served_and_dropped(passed: Callable[[str], Json])
     assert scenario["truncated_turns"] > 0
     assert scenario["dropped_trailing_turns"] > 0
     assert scenario["ledger"]["dropped"]["after_incomplete"] > 0
+
+
+def test_a_game_is_played_by_the_model_that_it_makes(passed: Callable[[str], Json]):
+    """Which knows how to call the tool, and follows the marks now and then."""
+    scenario = passed("train_tool_game")
+    rewards = {rollout["reward"] for rollout in scenario["rollouts"]}
+
+    assert scenario["tool_calls"] >= 16
+    assert rewards <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert len(rewards) > 1

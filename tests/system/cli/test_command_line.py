@@ -51,6 +51,11 @@ def test_the_version_is_printed():
         (("run", "--nope", "x"), "No such option: --nope"),
         (("run", "quickstart", "-n", "0"), "-n"),
         (("run", "quickstart", "--engine", "magic"), "magic"),
+        (
+            ("run", "quickstart", "--worker", "vllm"),
+            "expected a server that runs, such as sglang=http://127.0.0.1:30000",
+        ),
+        (("run", "quickstart", "--worker", "vllm=http://a:1", "--engine", "local"), "expected --engine or --worker"),
         (("run", "quikstart"), "did you mean 'quickstart'?"),
         (("run", "quickstart", "--resume", "--out", "/nonexistent"), "not a run directory"),
         (("dance",), "No such command 'dance'"),

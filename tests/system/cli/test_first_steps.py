@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.cli.run import run
@@ -87,9 +88,9 @@ def test_a_port_that_is_taken(toy: Path, silent_url: str, command: tuple[str, ..
     assert _said(ended) == f"harness: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
 
 
-async def test_a_session_server_is_no_engine(tmp_path: Path, toy: Path):
+async def test_a_session_server_is_no_engine(toy: Path):
     """Whoever mixes up two addresses is told so."""
-    async with scripted_server(tmp_path / "model", ScriptStep(text="Hello.")) as server:
+    async with scripted_server(ScriptStep(text="Hello.")) as server:
         engine = f"sglang={server.url}"
         ended = await asyncio.to_thread(harness, "serve", "--engine", engine, "--tokenizer", toy, "--port", "0")
 
@@ -118,9 +119,14 @@ def test_ctrl_c_ends_what_waits_for_an_engine(toy: Path, command: tuple[str, ...
 
 
 @pytest.mark.model
-def test_ctrl_c_while_weights_are_loaded_is_quiet(model_dir: Path, silent_url: str):
+@pytest.mark.parametrize(
+    "command",
+    [("verify", "engine", "local", "sglang={url}"), ("serve", "--engine", "local", "--port", "0")],
+    ids=["verify", "serve"],
+)
+def test_ctrl_c_while_weights_are_loaded_is_quiet(model_dir: Path, silent_url: str, command: tuple[str, ...]):
     """A thread that is inside of torch does not make the process abort."""
-    process = start_harness("verify", "engine", "local", f"sglang={silent_url}", "--model", model_dir)
+    process = start_harness(*(part.format(url=silent_url) for part in command), "--model", model_dir)
     maps = Path(f"/proc/{process.pid}/maps")
     while "libtorch_cpu" not in maps.read_text():
         assert process.poll() is None
@@ -129,6 +135,23 @@ def test_ctrl_c_while_weights_are_loaded_is_quiet(model_dir: Path, silent_url: s
 
     assert ended.code == 2, ended.stderr
     assert _said(ended) == "harness: interrupted"
+
+
+@pytest.mark.model
+def test_ctrl_c_while_a_lane_starts_ends_it(model_dir: Path, tmp_path: Path):
+    """Its server ends with the command that waits for it, and no lane is left on record."""
+    process = start_harness("engine", "up", "local", "--model", model_dir, env={"HARNESS_CACHE": str(tmp_path)})
+    assert process.stderr is not None
+    announced = process.stderr.readline()
+    [server] = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    ended = wait(process)
+
+    assert announced.startswith("starting local")
+    assert ended.code == 2, ended.stderr
+    assert _said(ended) == "harness: interrupted"
+    assert not server.is_running()
+    assert not [*(tmp_path / "engines" / "lanes").glob("*/state.json")]
 
 
 def test_a_run_that_is_complete_is_not_run_again(tmp_path: Path):
@@ -153,5 +176,5 @@ def test_the_examples_of_run_name_what_there_is():
     """Wherever the harness is installed."""
     named = re.findall(r"`harness run ([^`\s]+)", run.__doc__ or "")
 
-    assert len(named) == 4
+    assert len(named) == 5
     assert set(named) <= {folder.name for folder in bundled_scenarios()} | {"runs/DIR"}

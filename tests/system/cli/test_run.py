@@ -30,7 +30,10 @@ def test_json_is_the_result_file(tmp_path: Path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
 
     assert ended.document == result
-    scenario = result["scenarios"][0]
+    scenario, generated = result["scenarios"][0], result["ledger"]["generated"]
+    assert [result["witness"][name] for name in ("engines", "ledger", "difference", "agrees")] == [
+        generated, generated, 0, True
+    ]  # fmt: skip
     assert (result["status"], result["exit_code"], result["ledger"]["difference"]) == ("passed", 0, 0)
     assert (scenario["sessions"], scenario["turns"], scenario["outcomes"]) == (4, 10, {"finished": 4})
     assert [rollout["score"]["told"] for rollout in scenario["rollouts"]] == [2, 2, 3, 3]

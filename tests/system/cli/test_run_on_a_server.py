@@ -151,7 +151,11 @@ async def test_a_run_on_a_server_is_the_run_on_an_engine_of_its_own(tmp_path: Pa
     assert exported(tmp_path / "run") == exported(tmp_path / "own")
     assert attached["ledger"] == own["ledger"]
     assert attached["ledger"]["generated"] > 0
-    assert attached["scenarios"][0]["checks"] == own["scenarios"][0]["checks"]
+    assert own["witness"]["agrees"] is True
+    shared = {"tokens": attached["ledger"]["generated"], "reason": "others use the server that it ran on"}
+    assert (attached["witness"]["agrees"], attached["witness"]["not_comparable"]) == (None, [shared])
+    *checks, witness = own["scenarios"][0]["checks"]
+    assert (attached["scenarios"][0]["checks"], witness["check"]) == (checks, "expect_witness_agrees")
     assert lock["digests"] == {f"server={client.url}": described["serves"]}
     assert lock["engines"] == {f"server={client.url}": ["scripted"]}
     assert recorded.ledger == report.ledger
@@ -238,14 +242,14 @@ async def test_a_guard_that_the_server_does_not_run_is_refused(tmp_path: Path):
 
 
 async def test_what_the_engine_did_not_hand_over_is_in_the_report(tmp_path: Path):
-    """Its connection breaks six times, in each first turn and each third one: what nobody saw stands beside the sum."""
+    """Its connection breaks in each first turn, which goes on from what came: what nobody saw stands beside the sum."""
     steps = [{"text": "Lost.", "fault": "disconnect", "fault_after": 2}, *SCRIPT["steps"]]
     scenario = write_scenario(tmp_path / "s")
     async with server(script={"steps": steps}) as client:
         report = await run(begin_run(str(scenario), on(client), tmp_path / "run"))
 
     assert report.status is RunStatus.PASSED
-    assert (report.ledger.difference, report.ledger.unknown.requests) == (0, 6)
+    assert (report.ledger.difference, report.ledger.unknown.requests) == (0, 4)
     assert read_run(tmp_path / "run").ledger == report.ledger
 
 
@@ -331,8 +335,8 @@ async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_success
         report = await run(resume_run(str(tmp_path / "run"), Overrides(), None))
         left = len(client.server.sessions)
 
-    assert {before[number].is_settled for number in (0, 1)} == {True}
-    assert not any(record.is_settled for number, record in before.items() if number > 1)
+    assert {before[number].is_final for number in (0, 1)} == {True}
+    assert not any(record.is_final for number, record in before.items() if number > 1)
     assert (report.status, left) == (RunStatus.PASSED, 0)
     assert report.ledger.difference == 0
     assert report.ledger.dropped["interrupted"] > 0
@@ -376,7 +380,7 @@ async def test_a_rollout_that_two_models_have_served_does_not_count(tmp_path: Pa
             await running
     [record] = read_rollouts(tmp_path / "run" / "run.db").values()
 
-    assert (record.agent_result, record.is_settled) == ({"turns": 40}, False)
+    assert (record.agent_result, record.is_final) == ({"turns": 40}, False)
 
 
 def test_an_engine_beside_a_server_is_a_usage_error(tmp_path: Path):
@@ -385,6 +389,7 @@ def test_an_engine_beside_a_server_is_a_usage_error(tmp_path: Path):
     both = harness("run", scenario, "--server", "http://127.0.0.1:1", "--engine", "local", "--out", tmp_path / "a")
     secret = harness("run", scenario, "--server", "http://u:hidden@127.0.0.1:1", "--out", tmp_path / "b")
 
-    assert (both.code, "expected --server, or --engine and --model, got both" in both.stderr) == (4, True)
+    expected = "expected --server, or --engine, --worker, --model and --template, got both"
+    assert (both.code, expected in both.stderr) == (4, True)
     assert (secret.code, "hidden" in secret.stderr) == (4, False)
     assert not list(tmp_path.glob("[ab]"))

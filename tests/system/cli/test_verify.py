@@ -55,7 +55,7 @@ def test_a_template_of_ours_is_chosen_by_name(tmp_path: Path):
     unknown = harness("verify", "tokens", "--tokenizer", str(folder), "--template", "magic")
 
     assert chosen.code == 0, chosen.stderr
-    assert (unknown.code, "deepseek_v3, mistral_nemo" in unknown.stderr) == (6, True)
+    assert (unknown.code, "deepseek_v3, gpt_oss, mistral_nemo, phi4" in unknown.stderr) == (6, True)
 
 
 @pytest.mark.model

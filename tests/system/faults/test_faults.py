@@ -179,7 +179,7 @@ async def test_a_dead_engine_that_comes_back_serves_again(tmp_path: Path):
 
 
 async def test_a_dead_engine_fails_the_sessions(tmp_path: Path):
-    """Agents are told 5xx; the runs are settled all the same, because the scenario wanted to see this."""
+    """Agents are told 5xx; the runs are final all the same, because the scenario wanted to see this."""
     prompts = [{"metadata": {"calls": 3, "attempts": 2}}]
     scenario = await play_faults(tmp_path, {"action": "kill_engine", "at_turn": 2}, prompts=prompts)
 
@@ -206,6 +206,20 @@ async def test_a_broken_network_costs_one_request(tmp_path: Path, action: str, k
 
     assert outcomes(scenario) == ["finished", "finished"]
     assert {words for bystander in only(scenario).sessions for words in bystander.told} == told
+
+
+@pytest.mark.parametrize("action", ["cut_connection", "engine_500", "engine_hang", "kill_engine"])
+async def test_tokens_that_came_before_a_fault_are_part_of_their_turn(tmp_path: Path, action: str):
+    """It goes on behind them; unknown is only what the engine may have sampled after them."""
+    lasts = {} if action in ("cut_connection", "engine_500") else {"seconds": 0.3}
+    fault = {"action": action, "at_turn": 2, "at_token": 4, "sessions": [0], **lasts}
+    await play_faults(tmp_path, fault, samples_per_prompt=1)
+
+    [session] = read_file(tmp_path / "run" / "run.db").values()
+    [cut] = [turn for turn in session.turns.values() if turn.unknown]
+    [lost], [before, after] = cut.unknown, cut.segments
+    assert (before["start"], before["end"], after["start"]) == (0, 4, 4)
+    assert lost["request_id"] == before["request_id"]
 
 
 async def test_a_killed_server_comes_back_with_its_sessions(tmp_path: Path):

@@ -148,5 +148,10 @@ async def test_a_shipped_scenario_passes_on_engine_servers(tmp_path: Path, kind:
     broken = [verdict for verdict in report.scenarios[0].verdicts if not verdict.holds]
     assert [verdict for verdict in broken if verdict.check != "min_tool_calls"] == []
     assert report.ledger.difference == 0
+    if scenario == "abort_engine_dies":  # and cannot be asked any more
+        [unwitnessed] = report.witness.unwitnessed
+        assert "cannot be reached" in unwitnessed.reason
+    else:
+        assert report.witness.agrees, report.witness.words
     samples = [sample_from_json(sample) for record in report.scenarios[0].records for sample in record.samples]
     assert incomplete_inside(tmp_path / "run" / "run.db", samples) == []

@@ -25,7 +25,7 @@ from harness.types import FinishReason, GenerationRequest, SamplingParams, Versi
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.harness_command import harness
 from tests.processes.family import is_running
-from tests.toy_model import write_toy_model
+from tests.toy_model import write_toy_model, write_toy_weights
 
 PROMPT = as_ids(range(3, 40))
 GREEDY = SamplingParams(8, temperature=0.0, ignore_eos=True)
@@ -33,22 +33,9 @@ ANY_ID = "a" * 32
 GUARD = RepeatTerminateConfig(enabled=True, max_consecutive_token_repeats=8, min_new_tokens=8)
 
 
-def write_weights(folder: Path, seed: int) -> Path:
-    """A tiny random model with the toy tokenizer."""
-    import torch
-    import transformers
-
-    torch.manual_seed(seed)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {"vocab_size": 259, "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**shape, **ids, num_key_value_heads=2, max_position_embeddings=2048)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return write_toy_model(folder)
-
-
 @pytest.fixture(name="weights", scope="module")
 def _weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_weights(tmp_path_factory.mktemp("models") / "tiny-random", seed=0)
+    return write_toy_weights(tmp_path_factory.mktemp("models") / "tiny-random", seed=0)
 
 
 @pytest.fixture(name="spec")
@@ -83,7 +70,7 @@ async def test_a_lane_is_all_that_sessions_need(spec: LaneSpec) -> None:
 
 async def test_a_weight_update_reaches_it(spec: LaneSpec, tmp_path: Path) -> None:
     """By the address that the lane states; what follows is sampled by the new weights and says so."""
-    other = await asyncio.to_thread(write_weights, tmp_path / "other", 1)
+    other = await asyncio.to_thread(write_toy_weights, tmp_path / "other", 1)
     async with open_lane(spec) as lane, AsyncExitStack() as stack:
         [worker] = (await reach([lane.provider], stack, 60.0)).reached.values()
         before = await worker.generate(GenerationRequest(PROMPT, GREEDY, request_id=uuid4().hex))

@@ -19,6 +19,8 @@ def test_the_samples_of_a_run_are_true_about_every_checkpoint(tmp_path: Path, mo
     updates = json.loads((run / "weights.json").read_text())["updates"]
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
 
+    assert json.loads((run / "result.json").read_text())["witness"]["agrees"] is True
+
     verdict = compare(samples, {0: model_dir} | {number: run / "checkpoints" / str(number) for number in (1, 2, 3)})
 
     assert [update["problems"] for update in updates] == [[], [], []]

@@ -17,6 +17,8 @@ from harness.suite.scenarios.scenario import Checks
 from harness.types import Json, Sample
 from tests.controllers.aborting import Stage, call, stage
 
+PATIENCE_S = 30
+
 
 async def ask(base_url: str, **_: object) -> None:
     """One turn."""
@@ -59,12 +61,12 @@ async def test_what_is_swept_after_its_record_was_written_is_written_into_it(tmp
             log.append(record_of(0, early.samples))
             log.append(record_of(1, late.samples))
             finished.add(0, early.samples)
-            log.append(record_of(0, finished.recorded(0)))
+            log.append(record_of(0, finished.record(0)))
             finished.add(1, late.samples)
             for version in (1, 2):
                 await update(staged, version, finished, tmp_path)
                 finished.write()
-            swept = finished.recorded(1)
+            swept = finished.record(1)
             records = log.last_attempts()
         assert [sample_to_json(sample) for sample in early.samples] != list(records[0].samples)
         assert versions_of(records[0].samples) == {1}
@@ -85,14 +87,23 @@ async def test_a_rollout_that_is_handed_over_is_waited_for(tmp_path: Path):
     async with stage(tmp_path) as staged:
         manager = staged.manager
         finished = FinishedSamples(manager, RolloutLog(tmp_path / "run.db"))
-        await finished.catch_up()
+        assert await finished.catch_up(deadline_s=PATIENCE_S) == 0
         manager.collecting.add("early")
-        catching_up = asyncio.create_task(finished.catch_up())
+        catching_up = asyncio.create_task(finished.catch_up(deadline_s=PATIENCE_S))
         await asyncio.sleep(0)
         manager.collecting.add("later")
         assert not catching_up.done()
         manager.collecting.discard("early")
-        await asyncio.wait_for(catching_up, 30)
+        assert await catching_up == 0
+
+
+async def test_a_rollout_that_is_never_handed_over_holds_up_no_update(tmp_path: Path):
+    """It is waited for no longer than it may be, and counted."""
+    async with stage(tmp_path) as staged:
+        finished = FinishedSamples(staged.manager, RolloutLog(tmp_path / "run.db"))
+        staged.manager.collecting.update({"lost", "lost too"})
+
+        assert await finished.catch_up(deadline_s=0.01) == 2
 
 
 async def test_a_manager_says_whose_sessions_it_is_collecting(tmp_path: Path):

@@ -1,5 +1,6 @@
 """The games of the bundled scenarios follow their own rules, whatever a model answers."""
 
+import json
 import runpy
 from typing import Any
 
@@ -88,3 +89,71 @@ def test_sessions_without_a_turn_are_scored():
     assert _score("quickstart", _session(), None, {"game": {"secret": 1, "highest": 2}})["reward"] == 0.0
     assert _score("long_session", _session(), None, {"game": {"sums": 4}})["reward"] == 0.0
     assert _score("length_limited", _session(), None, {})["reward"] == 0.0
+
+
+MARKS = runpy.run_path(str(FOLDERS["train_tool_game"].directory / "game.py"))
+
+
+def _goes_to(room: str, name: str = "go") -> dict[str, Any]:
+    return {"tool_calls": [{"id": "1", "function": {"name": name, "arguments": json.dumps({"room": room})}}]}
+
+
+def test_marks_show_one_room_at_a_time():
+    """Wherever the walker goes; after four rooms the walk is over."""
+    route = MARKS["route_of"](7)
+    game, other = MARKS["Game"](route), next(room for room in MARKS["ROOMS"] if room not in route)
+
+    assert game.opening() == f"The marks in the hall lead to the {route[0]}."
+    assert game.go(_goes_to(route[0])) == f"This is the {route[0]}. The marks lead to the {route[1]}."
+    assert game.go(_goes_to(other)) == f"This is the {other}. The marks lead to the {route[2]}."
+    assert game.go(_goes_to(route[2])).endswith(f"to the {route[3]}.")
+    assert game.go(_goes_to(route[3])) == ""
+    assert (game.is_over, game.walked) == (True, [route[0], other, route[2], route[3]])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "I go to the long chapel."},
+        {"tool_calls": []},
+        _goes_to("attic"),
+        _goes_to("long chapel", name="run"),
+        {"tool_calls": [{"id": "1", "function": {"name": "go", "arguments": '{"room": "long chapel"'}}]},
+        {"tool_calls": [{"id": "1", "function": {"name": "go", "arguments": '["long chapel"]'}}]},
+        {"tool_calls": [{"id": "1", "function": {"name": "go", "arguments": '{"room": ["long chapel"]}'}}]},
+    ],
+)
+def test_a_call_that_is_none_ends_the_walk(answer: dict[str, Any]):
+    """What was won until then stays."""
+    game = MARKS["Game"](["long chapel", "cold kitchen", "blue library", "deep cellar"])
+    game.go(_goes_to("long chapel"))
+
+    assert game.go(answer) == ""
+    assert game.is_over
+    assert MARKS["followed"](game.route, game.walked) == 0.25
+
+
+def test_games_of_one_seed_are_one_game():
+    """Those of a group are compared; four different rooms each."""
+    routes = [MARKS["route_of"](seed) for seed in range(200)]
+
+    assert MARKS["route_of"](2**63 - 1) == MARKS["route_of"](2**63 - 1)
+    assert {len(set(route)) for route in routes} == {4}
+    assert {room for route in routes for room in route} == set(MARKS["ROOMS"])
+
+
+@pytest.mark.parametrize(("rooms", "reward"), [(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0)])
+def test_each_step_along_the_marks_is_a_quarter(rooms: int, reward: float):
+    """Of the game that the seed of the group names."""
+    walked = MARKS["route_of"](5)[:rooms]
+
+    assert _score("train_tool_game", {"turns": []}, {"walked": walked}, {"group_seed": 5}) == {
+        "reward": reward,
+        "rooms": rooms,
+    }
+
+
+def test_a_walk_without_a_result_has_no_reward():
+    """It was cut short: that is not the same as a bad one."""
+    with pytest.raises(ValueError, match="got no result after 2 turns"):
+        _score("train_tool_game", {"turns": [1, 2]}, None, {"group_seed": 5})

@@ -1,6 +1,7 @@
 """The plan and the configuration of a run depend on what was asked for, and on nothing else."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,35 @@ def test_a_configuration_comes_back_from_its_file(tmp_path: Path):
     loaded = RunConfig.load(path)
 
     assert loaded == selection.config
+    loaded.check_unchanged(loaded.reload(Overrides()).config)
+
+
+@pytest.mark.parametrize(
+    ("services", "workers", "lanes", "joined"),
+    [
+        (None, ["vllm=http://a:1", "sglang=http://b:1"], [], ["vllm=http://a:1", "sglang=http://b:1"]),
+        ({"lanes": [{"engine": "sglang"}, {"engine": "vllm"}]}, ["vllm=http://a:1"], ["sglang"], ["vllm=http://a:1"]),
+        (
+            {"lanes": [{"engine": "sglang"}], "workers": ["vllm=http://a:1"]},
+            ["sglang=http://b:1"],
+            [],
+            ["vllm=http://a:1", "sglang=http://b:1"],
+        ),
+    ],
+)
+def test_workers_take_the_place_of_engines_of_their_kind(
+    tmp_path: Path, services: dict[str, Any] | None, workers: list[str], lanes: list[str], joined: list[str]
+):
+    """Behind a router; what is left of the lanes is started, and the same command takes the run up again."""
+    own = {} if services is None else {"engine": {}, "services": services | {"router": True}}
+    selection = select(str(write_scenario(tmp_path / "s", **own)), Overrides(workers=workers))
+    path = tmp_path / "config.toml"
+    path.write_text(selection.config.to_toml())
+    loaded = RunConfig.load(path)
+
+    found = selection.folders[0].scenario.services
+    assert found is not None
+    assert ([lane.engine for lane in found.lanes], found.workers, found.router) == (lanes, joined, True)
     loaded.check_unchanged(loaded.reload(Overrides()).config)
 
 

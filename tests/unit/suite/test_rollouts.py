@@ -15,6 +15,7 @@ from harness.sessions.ledger import Ledger, Unknown
 from harness.sessions.session import Session, SessionConfig
 from harness.store.sqlite import SQLiteStore
 from harness.suite.judge.accounting import account_run, ledger_of
+from harness.suite.judge.witness import Witness
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord, read_rollouts
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.types import Json, UnknownOutput
@@ -90,12 +91,12 @@ def test_the_last_attempt_counts(tmp_path: Path):
 
         assert log.last_attempts()[0].reward == 1.0
     with sqlite3.connect(tmp_path / "run.db") as connection:
-        assert connection.execute("SELECT attempt, is_settled FROM rollouts").fetchall() == [(0, 0), (1, 1)]
+        assert connection.execute("SELECT attempt, is_final FROM rollouts").fetchall() == [(0, 0), (1, 1)]
     connection.close()
 
 
 @pytest.mark.parametrize(
-    ("outcome", "cause", "is_settled"),
+    ("outcome", "cause", "is_final"),
     [
         (OutcomeKind.FINISHED, None, True),
         (OutcomeKind.CRASHED, Cause.AGENT, True),
@@ -107,12 +108,12 @@ def test_the_last_attempt_counts(tmp_path: Path):
         (OutcomeKind.HARNESS_FAILED, Cause.HARNESS, False),
     ],
 )
-def test_what_is_nobodys_doing_runs_again(outcome: OutcomeKind, cause: Cause | None, is_settled: bool):
+def test_what_is_nobodys_doing_runs_again(outcome: OutcomeKind, cause: Cause | None, is_final: bool):
     """Neither the model nor the agent caused it; its tokens are in no sample."""
     record = _record(outcome=outcome, cause=cause)
 
-    assert record.is_settled is is_settled
-    assert record.ledger == (Ledger(5, 5) if is_settled else Ledger(5, dropped={"interrupted": 5}))
+    assert record.is_final is is_final
+    assert record.ledger == (Ledger(5, 5) if is_final else Ledger(5, dropped={"interrupted": 5}))
 
 
 def test_a_database_of_no_run_is_a_clear_error(tmp_path: Path):
@@ -178,7 +179,16 @@ def test_the_report_of_a_run_counts_lags_from_the_weights_that_were_live(tmp_pat
 
     def telemetry_of(*records: RolloutRecord) -> Json:
         scenario = ScenarioReport("s", len(records), records, [])
-        return RunReport(tmp_path, RunStatus.PASSED, [scenario], Ledger(), 3, has_parquet=False, seconds=1.0).telemetry
+        return RunReport(
+            tmp_path,
+            RunStatus.PASSED,
+            [scenario],
+            Ledger(),
+            Witness.of([], Ledger()),
+            3,
+            has_parquet=False,
+            seconds=1.0,
+        ).telemetry
 
     both = telemetry_of(*records)
     assert (both["rollout/version_lag_min"], both["rollout/version_lag_max"]) == (0, 4)

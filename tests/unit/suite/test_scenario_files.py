@@ -31,7 +31,7 @@ def _problems(directory: Path) -> list[str]:
         ({"seed": "7"}, "seed: expected a valid integer, got '7'"),
         ({"limits": {"turns": 0}}, "limits.turns: expected greater than or equal to 1, got 0"),
         ({"after_incomplete": "stop"}, "after_incomplete: expected 'refuse' or 'serve', got 'stop'"),
-        ({"agent": {}}, "agent.profile: expected a value, got nothing"),
+        ({"agent": {}}, "agent: expected either profile or function, got {}"),
         (
             {"agent": {"profile": "plain_chta"}},
             "agent.profile: expected a bundled agent or a script, got 'plain_chta'; did you mean 'plain_chat'?",
@@ -51,12 +51,67 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], proble
     ("keys", "problem"),
     [
         (
+            {"agent": {"function": "play.py:run", "profile": "plain_chat"}},
+            "agent: expected either profile or function, ",
+        ),
+        (
+            {"agent": {"function": "play.py:run", "game": "g.py"}},
+            "agent: expected no game beside function, which has no",
+        ),
+        ({"agent": {"function": "play.py"}}, "agent.function: expected FILE.py:NAME, got 'play.py'"),
+        (
+            {"agent": {"function": "gone.py:run"}},
+            "agent.function: expected a file of the scenario, got 'gone.py', which",
+        ),
+        (
+            {"agent": {"function": "play.py:go"}},
+            "agent.function: expected an `async def go` at the top level of play.py,",
+        ),
+        (
+            {"agent": {"function": "play.py:run"}, "faults": [{"action": "kill_agent", "at_turn": 1}]},
+            "file: expected no kill_agent beside agent.function, which has no process of its own",
+        ),
+    ],
+)
+def test_a_function_that_cannot_play_is_refused(tmp_path: Path, keys: dict[str, Any], problem: str):
+    """Before anything runs: two agents, a file that is not there, and faults that signal processes."""
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "play.py").write_text("async def run(**kwargs): ...")
+    [said] = _problems(write_scenario(tmp_path / "s", **keys))
+
+    assert said.startswith(problem)
+
+
+@pytest.mark.parametrize("changed", ["play.py", "game.py"])
+def test_a_function_is_known_by_every_file_beside_it(tmp_path: Path, changed: str):
+    """It may import any of them, so a run that is taken up notices the change."""
+    directory = write_scenario(tmp_path / "s", agent={"function": "play.py:run"})
+    (directory / "play.py").write_text("async def run(**kwargs): ...")
+    (directory / "game.py").write_text("ROOMS = 12")
+    before = load_scenario(directory).digests()
+    (directory / changed).write_text((directory / changed).read_text() + "\n")
+
+    assert {name for name, digest in load_scenario(directory).digests().items() if before[name] != digest} == {changed}
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (
             {"engine": {}, "services": {"lanes": [{"engine": "sglang"}, {"engine": "vllm"}]}},
             "services: expected router = true beside lanes of several engines (sglang, vllm)",
         ),
         ({"engine": {}, "services": {"lanes": [{"engine": "tgi"}]}}, "services.lanes[0].engine: expected 'sglang',"),
         ({"engine": {}, "services": {"lanes": [{"engine": "vllm", "count": 0}]}}, "services.lanes[0].count: expected"),
-        ({"engine": {}, "services": {"lanes": []}}, "services.lanes: expected"),
+        ({"engine": {}, "services": {"lanes": []}}, "services: expected lanes or workers"),
+        (
+            {"engine": {}, "services": {"workers": ["vllm"], "router": True}},
+            "services.workers[0]: expected a server that",
+        ),
+        (
+            {"engine": {}, "services": {"workers": ["vllm=http://127.0.0.1:1"]}},
+            "services: expected router = true beside workers",
+        ),
         (
             {"engine": {"name": "scripted"}, "services": {"lanes": [{"engine": "vllm"}]}},
             "file: expected engine.name or services, and not both",

@@ -44,6 +44,8 @@ async def test_a_check_can_say_more_than_a_number(tmp_path: Path):
         ("def score(*_): return {'reward': 1, 'file': chr(0xD800)}", "check.py: expected text, got a lone surrogate"),
         ("def score(*_): raise ValueError(chr(0xD800))", "check.py: expected text, got a lone surrogate"),
         ("def score(", "SyntaxError"),
+        ("def score(*_): return 10 ** 400", "check.py: expected a finite number as the reward, got 1000"),
+        ("def score(*_): return {'reward': 1, 'log': 'x' * 2000000}", "check.py: expected one line as the answer, got"),
     ],
 )
 async def test_a_check_that_fails_gives_a_reason(tmp_path: Path, body: str, reason: str):

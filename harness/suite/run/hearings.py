@@ -1,0 +1,82 @@
+"""The engines of a run are heard: their counters before its first session and after the last, against the ledger.
+
+A run costs two looks, however long it is; nothing is asked in between. `witness.json` in its directory has what they
+come to, an entry for each time that engines served it, so a run that is resumed has all of them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from harness.engines.base import CountsTokens, EngineCount
+from harness.errors import EngineError, EngineRejected, RunError
+from harness.machine.disk import disk_failures
+from harness.suite.faults.firing import FaultLog
+from harness.suite.judge.accounting import count_tokens, count_unheard
+from harness.suite.judge.witness import Hearing, Look, hear
+from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.services import OwnServices, Services
+
+_SETTLE_S = 5.0
+"""The time that counters have to catch up with the replies; as a rule they need none of it."""
+_LOOK_EVERY_S = 0.1
+
+SHARED = "others use the server that it ran on"
+
+
+@asynccontextmanager
+async def hear_engines(choice: str, services: Services, directory: RunDirectory) -> AsyncIterator[None]:
+    """Keep in `directory` what the engines of `services` sample while the block runs; nothing when it fails.
+
+    `choice` is their name in `lock.json`. Raises `StoreError`.
+    """
+    before = await _look(services, directory)
+    yield
+    patience = asyncio.get_running_loop().time() + _SETTLE_S
+    hearing = hear(choice, before, await _look(services, directory))
+    while hearing.may_change and asyncio.get_running_loop().time() < patience:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        hearing = hear(choice, before, await _look(services, directory))
+    heard = [*read_hearings(directory), hearing]
+    directory.write_json(directory.witness, {"engines": msgspec.to_builtins(heard)})
+
+
+def read_hearings(directory: RunDirectory) -> list[Hearing]:
+    """Those that `directory` has. Raises `RunError` when its file is damaged."""
+    if not directory.witness.is_file():
+        return []
+    with disk_failures(directory.witness):
+        content = directory.witness.read_bytes()
+    try:
+        return msgspec.json.decode(content, type=_Heard).engines
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RunError(
+            f"{directory.witness}: expected what engines have counted, got something else: {error}"
+        ) from error
+
+
+class _Heard(msgspec.Struct):
+    """The content of `witness.json`."""
+
+    engines: list[Hearing]
+
+
+async def _look(services: Services, directory: RunDirectory) -> Look:
+    """The engines before the ledger: a token that comes in between is too many here, which is looked at again."""
+    engines: dict[str, EngineCount] = {}
+    problem = SHARED
+    if isinstance(services, OwnServices):
+        problem = ""
+        try:
+            for name, provider in services.engine.workers.providers.items():
+                if not isinstance(provider, CountsTokens):
+                    raise EngineRejected(f"the {provider.capabilities.engine} engine does not count what it samples")
+                engines[name] = await provider.count_sampled()
+        except EngineError as error:
+            problem = error.message
+    tokens = await asyncio.to_thread(count_tokens, directory.database)
+    unknown = await asyncio.to_thread(count_unheard, directory.database)
+    kills = sum(firing.action == "kill_server" for firing in FaultLog(directory.faults).read())
+    return Look(engines, sum(tokens.values()), unknown.tokens, kills, problem)

@@ -1,0 +1,92 @@
+"""The model of a scenario that makes its own: `[train] model_program`.
+
+    python PROGRAM OUT --seed SEED
+
+writes a folder that the engine can load (`config.json`, `*.safetensors`, tokenizer, chat template) into the empty
+folder OUT. It runs in the environment of the harness, in the folder of the scenario, and does not outlive the harness.
+
+The folder is made once for a seed and for the content of every file that the program may read: it lies in the cache
+under their digest, so a changed program makes a new one.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import harness
+from harness.errors import ModelError
+from harness.machine.cache import cache_directory, install, is_intact, staging, storage_error, write_manifest
+from harness.machine.locks import hold_lock_async
+from harness.machine.process_group import reap, signal_group
+from harness.machine.progress import silent
+from harness.machine.watchdog import Watchdog
+from harness.models import resolve_model
+from harness.suite.scenarios.folder import SCENARIO_FILE
+
+PROGRAM_S = 900.0
+_LAST_WORDS = 500  # characters of what a program said that are worth a reader's time
+
+
+async def make_model(program: Path, seed: int, *, deadline_s: float = PROGRAM_S) -> Path:
+    """The folder of the model that `program` makes with `seed`, from the cache when it is there.
+
+    Raises `ModelError` when the program fails, is late, or leaves something that is no model.
+    """
+    recipe = await asyncio.to_thread(_recipe, program, seed)
+    name = f"{program.parent.name}-{recipe['digest'][:16]}-{seed}"
+    target = cache_directory() / "made" / name
+    try:
+        async with hold_lock_async(target.parent / f"{name}.lock", on_wait=lambda: None):
+            if not await asyncio.to_thread(is_intact, target, recipe, silent):
+                with staging(target) as scratch:
+                    built = scratch / "built"
+                    built.mkdir()
+                    await _run(program, built, seed, deadline_s)
+                    await asyncio.to_thread(resolve_model, str(built))
+                    write_manifest(built, recipe)
+                    install(built, target, scratch)
+    except OSError as error:
+        raise storage_error(target.parent, error) from error
+    return target
+
+
+def _recipe(program: Path, seed: int) -> dict[str, str]:
+    """All that determines the bytes of the folder, as far as anybody knows."""
+    digest = hashlib.sha256()
+    for path in sorted(program.parent.iterdir()):
+        if path.is_file() and path.name != SCENARIO_FILE:
+            digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return {"program": program.name, "digest": digest.hexdigest(), "seed": str(seed), "harness": harness.__version__}
+
+
+async def _run(program: Path, built: Path, seed: int, deadline_s: float) -> None:
+    watchdog = Watchdog()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(program), str(built), "--seed", str(seed)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=program.parent,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            start_new_session=True,
+        )
+        watchdog.watch(process.pid)
+        try:
+            async with asyncio.timeout(deadline_s):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            raise ModelError(f"{program} made no model within {deadline_s:g} s") from None
+        finally:
+            signal_group(process.pid, signal.SIGKILL)
+            await process.communicate()
+            reap(process.pid)
+            watchdog.forget(process.pid)
+    finally:
+        await watchdog.close()
+    if process.returncode:
+        said = output.decode(errors="replace").strip()[-_LAST_WORDS:]
+        raise ModelError(f"{program} made no model, it ended with exit code {process.returncode}: {said}")

@@ -1,0 +1,24 @@
+"""Of the failures of concurrent tasks, the one that a run ends with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from harness.errors import HarnessError
+
+
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Concurrent failures become one error: the first that was raised on purpose, else the first."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = list(_leaves(group))
+        raise next((error for error in errors if isinstance(error, HarnessError)), errors[0]) from group
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,72 @@
+"""`[train]`: strict like the rest of a scenario, and documented key by key."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from harness.errors import ScenarioError
+from harness.suite.scenarios.folder import load_scenario
+from harness.suite.scenarios.train_spec import TrainSpec
+from tests.checkout import ROOT
+from tests.harness_command import write_scenario
+
+_STEP = {"rollouts_per_step": 4}
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"train": {}}, "train.rollouts_per_step: expected a value, got nothing"),
+        (
+            {"train": {**_STEP, "packing": {"lenght": 9}}},
+            "train.packing.lenght: expected a known key, got 'lenght'; did you mean 'length'?",
+        ),
+        ({"train": {**_STEP, "most_dropped": 1}}, "train: expected most_dropped = 0 without a group_filter"),
+        ({"train": {**_STEP, "group_filter": "zero_variance"}}, "train: expected most_dropped of at least 1 beside"),
+        (
+            {"train": {**_STEP, "partial": "resume", "over_sampling": 1, "max_staleness": 1}},
+            "train: expected over_sampling of at least 1 and max_staleness of at least 2 beside partial = 'resume'",
+        ),
+        (
+            {"train": _STEP, "samples_per_prompt": 3},
+            "file: expected train.rollouts_per_step as a multiple of samples_per_prompt, which is 3, and not 4",
+        ),
+        (
+            {"train": _STEP, "weights": {"updates": [{"when": "in_turn"}]}},
+            "file: expected no weights beside train, which changes the weights itself",
+        ),
+        (
+            {"train": {**_STEP, "model_program": "gone.py"}},
+            "train.model_program: expected a file of the scenario, got 'gone.py', which does not exist",
+        ),
+    ],
+)
+def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, Any], problem: str):
+    """File, key, what was expected, what came."""
+    directory = write_scenario(tmp_path / "s", **keys)
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(directory)
+    assert caught.value.message.startswith(f"{directory / 'scenario.toml'}: {problem}")
+
+
+def test_every_key_is_documented_with_its_default():
+    """The table of docs/training.md has a row for each key, in the order of the models."""
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| `train.")]
+    assert [(name.removeprefix("| ").strip("`"), default.strip("`")) for name, default in rows] == [
+        *_keys(TrainSpec, "train.")
+    ]
+
+
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation, f"{prefix}{name}.")
+        elif field.is_required():
+            yield f"{prefix}{name}", "required"
+        else:
+            default = "none" if field.default is None else field.default
+            yield f"{prefix}{name}", default if isinstance(default, str) else f"{default:g}"

@@ -26,7 +26,7 @@ from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.engines.huggingface.scheduler import Piece
+from harness.engines.huggingface.scheduler import StepPiece
 from harness.models import resolve_model
 from harness.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
@@ -87,7 +87,7 @@ class CountingModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, pieces: Sequence[Piece]) -> Any:
+    def forward(self, pieces: Sequence[StepPiece]) -> Any:
         """See `RaggedModel.forward`."""
         self.computed += sum(piece.stop - piece.start for piece in pieces)
         return self._model.forward(pieces)

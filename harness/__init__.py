@@ -12,6 +12,30 @@ if TYPE_CHECKING:
     from harness import errors as errors
     from harness.client.connections import SessionServerAddress as SessionServerAddress
     from harness.client.session_server import Deadlines as Deadlines
+    from harness.collector.collected import CollectedGroup as CollectedGroup
+    from harness.collector.collector import Collector as Collector
+    from harness.collector.fates import OnFailure as OnFailure
+    from harness.collector.groups import drop_zero_variance as drop_zero_variance
+    from harness.collector.groups import standardize as standardize
+    from harness.collector.groups import take_rewards as take_rewards
+    from harness.collector.pipeline import StepPipeline as StepPipeline
+    from harness.collector.record.step_record import StepRecord as StepRecord
+    from harness.collector.record.step_record import pack_again as pack_again
+    from harness.collector.record.step_table import StepTable as StepTable
+    from harness.collector.record.step_tables import read_step as read_step
+    from harness.collector.rollout_index import GroupIndex as GroupIndex
+    from harness.collector.rollout_index import RolloutIndex as RolloutIndex
+    from harness.collector.rollout_index import ScoredRollout as ScoredRollout
+    from harness.collector.rollout_source import RolloutSource as RolloutSource
+    from harness.collector.sampling_scale import OffScale as OffScale
+    from harness.collector.segment_maker import SegmentMaker as SegmentMaker
+    from harness.collector.session_source import SessionSource as SessionSource
+    from harness.collector.step_budget import StepBudget as StepBudget
+    from harness.collector.step_flow import Normalizer as Normalizer
+    from harness.collector.step_plan import Order as Order
+    from harness.collector.step_rules import Partial as Partial
+    from harness.collector.step_rules import StepRules as StepRules
+    from harness.collector.trained import TrainedStep as TrainedStep
     from harness.control.abort import abort_rollout as abort_rollout
     from harness.control.abort_report import AbortBudget as AbortBudget
     from harness.control.abort_report import AbortReport as AbortReport
@@ -31,6 +55,14 @@ if TYPE_CHECKING:
     from harness.engines.scripted import ScriptedFault as ScriptedFault
     from harness.engines.scripted import ScriptStep as ScriptStep
     from harness.errors import HarnessError as HarnessError
+    from harness.learner.learner import Learner as Learner
+    from harness.learner.learner import LossSums as LossSums
+    from harness.learner.learner import StepReport as StepReport
+    from harness.learner.scripted import ScriptedLearner as ScriptedLearner
+    from harness.learner.settings import LossKind as LossKind
+    from harness.learner.settings import LossSettings as LossSettings
+    from harness.learner.settings import OptimizerSettings as OptimizerSettings
+    from harness.learner.torch_learner import TorchLearner as TorchLearner
     from harness.models.resolve import resolve_model as resolve_model
     from harness.rollouts.agents.programs import bundled_agent as bundled_agent
     from harness.rollouts.agents.programs import prepare_agent as prepare_agent
@@ -40,10 +72,22 @@ if TYPE_CHECKING:
     from harness.rollouts.manager import SessionManager as SessionManager
     from harness.samples.codec import read_samples as read_samples
     from harness.samples.codec import write_samples as write_samples
+    from harness.samples.encoders import EncodedSample as EncodedSample
+    from harness.samples.encoders import SegmentEncoder as SegmentEncoder
+    from harness.samples.encoders import WholeSampleEncoder as WholeSampleEncoder
+    from harness.samples.encoders import require_sampled_prefix as require_sampled_prefix
     from harness.samples.merge import Selection as Selection
+    from harness.samples.object_list_encoder import ObjectListEncoder as ObjectListEncoder
+    from harness.samples.pack_stream import PackStream as PackStream
+    from harness.samples.packing import plan_packs as plan_packs
+    from harness.samples.packs import Pack as Pack
     from harness.samples.rollout import Outcome as Outcome
     from harness.samples.rollout import OutcomeKind as OutcomeKind
     from harness.samples.rollout import Rollout as Rollout
+    from harness.samples.segments import LostTokens as LostTokens
+    from harness.samples.segments import Segment as Segment
+    from harness.samples.segments import TooLong as TooLong
+    from harness.samples.segments import fit_segment as fit_segment
     from harness.server.serving import RunningServer as RunningServer
     from harness.server.serving import serve as serve
     from harness.server.settings import ServerSettings as ServerSettings
@@ -113,6 +157,51 @@ _HOMES: Mapping[str, str] = {
     "SamplingParams": "harness.types",
     "GenerationRequest": "harness.types",
     "GenerationResult": "harness.types",
+    # Training
+    "Segment": "harness.samples.segments",
+    "TooLong": "harness.samples.segments",
+    "fit_segment": "harness.samples.segments",
+    "LostTokens": "harness.samples.segments",
+    "SegmentEncoder": "harness.samples.encoders",
+    "EncodedSample": "harness.samples.encoders",
+    "WholeSampleEncoder": "harness.samples.encoders",
+    "ObjectListEncoder": "harness.samples.object_list_encoder",
+    "require_sampled_prefix": "harness.samples.encoders",
+    "plan_packs": "harness.samples.packing",
+    "PackStream": "harness.samples.pack_stream",
+    "Pack": "harness.samples.packs",
+    "StepPipeline": "harness.collector.pipeline",
+    "StepRules": "harness.collector.step_rules",
+    "StepBudget": "harness.collector.step_budget",
+    "SessionSource": "harness.collector.session_source",
+    "RolloutIndex": "harness.collector.rollout_index",
+    "SegmentMaker": "harness.collector.segment_maker",
+    "TrainedStep": "harness.collector.trained",
+    "Collector": "harness.collector.collector",
+    "RolloutSource": "harness.collector.rollout_source",
+    "GroupIndex": "harness.collector.rollout_index",
+    "ScoredRollout": "harness.collector.rollout_index",
+    "CollectedGroup": "harness.collector.collected",
+    "Order": "harness.collector.step_plan",
+    "OnFailure": "harness.collector.fates",
+    "Partial": "harness.collector.step_rules",
+    "OffScale": "harness.collector.sampling_scale",
+    "Normalizer": "harness.collector.step_flow",
+    "drop_zero_variance": "harness.collector.groups",
+    "standardize": "harness.collector.groups",
+    "take_rewards": "harness.collector.groups",
+    "StepTable": "harness.collector.record.step_table",
+    "StepRecord": "harness.collector.record.step_record",
+    "read_step": "harness.collector.record.step_tables",
+    "pack_again": "harness.collector.record.step_record",
+    "Learner": "harness.learner.learner",
+    "LossSums": "harness.learner.learner",
+    "StepReport": "harness.learner.learner",
+    "ScriptedLearner": "harness.learner.scripted",
+    "TorchLearner": "harness.learner.torch_learner",
+    "LossKind": "harness.learner.settings",
+    "LossSettings": "harness.learner.settings",
+    "OptimizerSettings": "harness.learner.settings",
     # Models and files
     "open_chat_tokenizer": "harness.tokens.model_family",
     "resolve_model": "harness.models.resolve",

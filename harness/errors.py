@@ -45,7 +45,10 @@
     ├── LaneError                  an engine cannot be installed, started or found on this machine
     ├── AgentError                 an agent cannot be prepared or started
     ├── ScenarioError              a scenario file or its check is wrong
-    └── RunError                   a run directory cannot be created or resumed
+    ├── RunError                   a run directory cannot be created or resumed
+    ├── SegmentError               a segment that cannot be trained, or does not fit into a pack
+    ├── StepError                  a step that cannot be planned as asked, or whose bounds are used up
+    └── LearnerError               a step that cannot be trained, or weights and state that cannot be saved or loaded
 
 Each class states who is to blame (`cause`), the HTTP answer (`status`, `code`), whether the same request may
 succeed later (`retryable`), and whether tokens sampled before it may be trained (`trainable`). Messages say what
@@ -475,3 +478,24 @@ class SessionServerError(HarnessError):
         self.was_refused = was_refused
         self.retryable = retryable
         self.retry_after_s = retry_after_s
+
+
+class SegmentError(HarnessError):
+    """A segment cannot be trained, or does not fit into a pack: its encoder or `packing_length` is to be changed."""
+
+    cause = Cause.SCENARIO
+    code = "segment_error"
+
+
+class StepError(HarnessError):
+    """A step cannot be planned as it was asked for, or its bounds of attempts and dropped groups are used up."""
+
+    cause = Cause.SCENARIO
+    code = "step_error"
+
+
+class LearnerError(HarnessError):
+    """A step cannot be trained, or the weights or the state of a learner cannot be written or read."""
+
+    cause = Cause.SCENARIO
+    code = "learner_error"

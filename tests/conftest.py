@@ -7,9 +7,11 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -54,6 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Torch's threads spin while they wait for each other. With the other worker and its servers on the same cores a
     # forward pass then costs five times the processor time, and ten times the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Each client of httpx reads every certificate authority of the system, for 30 ms of processor time. Tests open a
+    # thousand of them to servers on loopback, which have no certificate; they share what the first one has read.
+    transports = httpx._transports.default
+    transports.create_ssl_context = cache(transports.create_ssl_context)
     config.stash[_PEAKS] = {}
 
 

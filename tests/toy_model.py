@@ -23,3 +23,16 @@ def write_toy_model(directory: Path) -> Path:
     template = resources.files("harness.models").joinpath("chatml_hermes.jinja").read_text(encoding="utf-8")
     (directory / "chat_template.jinja").write_text(template)
     return directory
+
+
+def write_toy_weights(folder: Path, seed: int) -> Path:
+    """A tiny random model with the toy tokenizer: a folder that the local engine loads."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"vocab_size": 259, "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 0}
+    config = transformers.LlamaConfig(**shape, **ids, num_key_value_heads=2, max_position_embeddings=2048)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return write_toy_model(folder)

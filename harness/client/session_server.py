@@ -122,8 +122,9 @@ class SessionServerClient:
 
     def __init__(self, address: SessionServerAddress | str, *, deadlines: Deadlines | None = None) -> None:
         self.address = SessionServerAddress(address) if isinstance(address, str) else address
-        self._deadlines = deadlines or Deadlines()
-        self._connections = Connections(self.address, silence_s=self._deadlines.attempt_s)
+        self.deadlines = deadlines or Deadlines()
+        """How long each step may take."""
+        self._connections = Connections(self.address, silence_s=self.deadlines.attempt_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,24 +146,24 @@ class SessionServerClient:
         The server holds the request while its gate is paused, and a creation that got no answer cannot be made again:
         so it waits for its answer as long as it has time.
         """
-        deadline_s = self._deadlines.create_s
+        deadline_s = self.deadlines.create_s
         content = await self._call(HELD, "POST", "/sessions", body, deadline_s=deadline_s, give_up=give_up)
         return decode(content, SessionHandle)
 
     async def sessions(self) -> list[SessionSummary]:
         """Every session that the server holds."""
-        content = await self._call(BRIEF, "GET", "/sessions", deadline_s=self._deadlines.read_s)
+        content = await self._call(BRIEF, "GET", "/sessions", deadline_s=self.deadlines.read_s)
         return decode(content, _SessionList).sessions
 
     async def facts(self, session_id: str) -> SessionFacts:
         """How the session stands; phase `unknown` when the server does not know it."""
         path = f"/sessions/{session_id}/facts"
-        return decode(await self._call(BRIEF, "GET", path, deadline_s=self._deadlines.read_s), SessionFacts)
+        return decode(await self._call(BRIEF, "GET", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
     async def collect(self, session_id: str) -> Collected:
         """Facts, record and samples of one moment; empty ones when the server does not know the session."""
         path = f"/sessions/{session_id}/samples?format=msgpack"
-        content = await self._call(LARGE, "GET", path, deadline_s=self._deadlines.read_s)
+        content = await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s)
         try:
             answer = msgspec.msgpack.decode(content, type=_CollectedAnswer)
             samples = tuple(sample_from_binary(sample) for sample in answer.samples)
@@ -172,23 +173,23 @@ class SessionServerClient:
 
     async def end(self, session_id: str, *, within_s: float) -> SessionFacts:
         """The session accepts no further turn, and its turns in flight end; how it stands then, or after `within_s`."""
-        path, deadline_s = f"/sessions/{session_id}/end", self._deadlines.read_s + within_s
+        path, deadline_s = f"/sessions/{session_id}/end", self.deadlines.read_s + within_s
         content = await self._call(HELD, "POST", path, {"within_s": within_s}, deadline_s=deadline_s)
         return decode(content, SessionFacts)
 
     async def delete(self, session_id: str) -> None:
         """The session is gone from the server; idempotent."""
-        await self._call(BRIEF, "DELETE", f"/sessions/{session_id}", deadline_s=self._deadlines.delete_s)
+        await self._call(BRIEF, "DELETE", f"/sessions/{session_id}", deadline_s=self.deadlines.delete_s)
 
     async def drain(self, session_id: str) -> SessionFacts:
         """The session alone accepts no further turn, for good, as after a drain of all; how it stands then."""
         path = f"/sessions/{session_id}/drain"
-        return decode(await self._call(BRIEF, "POST", path, deadline_s=self._deadlines.read_s), SessionFacts)
+        return decode(await self._call(BRIEF, "POST", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
     # The server
 
     async def describe(self, *, deadline_s: float) -> ServerDescription:
-        """What the server is, and what it serves."""
+        """The server's description of itself and of the model it serves."""
         return decode(await self._call(BRIEF, "GET", "/sessions/server", deadline_s=deadline_s), ServerDescription)
 
     # The gate and the weights
@@ -213,7 +214,7 @@ class SessionServerClient:
 
     # The router that the server may be
 
-    async def routed_workers(self, *, deadline_s: float) -> list[RoutedWorker]:
+    async def list_routed_workers(self, *, deadline_s: float) -> list[RoutedWorker]:
         """The workers that a `harness router` lists; a server that is none answers 404."""
         answer = decode(await self._call(BRIEF, "GET", "/router", deadline_s=deadline_s), _RouterAnswer)
         serving = {worker.name for worker in answer.sessions.workers if not worker.fence}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError
-from harness.machine.progress import FetchPhase, Progress
+from harness.machine.progress import FetchPhase, FetchProgress
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 22
@@ -66,7 +66,7 @@ def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
     (folder / MANIFEST).write_text(content + "\n", encoding="utf-8")
 
 
-def is_intact(folder: Path, recipe: Mapping[str, Any], progress: Progress) -> bool:
+def is_intact(folder: Path, recipe: Mapping[str, Any], progress: FetchProgress) -> bool:
     """Whether `folder` was made by `recipe` and every file in it still has its checksum."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())

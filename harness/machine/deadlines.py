@@ -2,11 +2,13 @@
 
 `within` trusts the work to obey its cancellation, `attempt` does not: what ignores it is left behind, and its end will
 not go unread; `persist` makes it again until it works; `work_through` does many things, some at a time. `to_the_end` is
-for the few things that must happen although the caller is cancelled. `await_any` leaves the bound to its caller.
+for the few things that must happen although the caller is cancelled. `beside` has something go on as long as a block
+runs. `await_any` leaves the bound to its caller.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from harness.errors import HarnessError
@@ -114,6 +116,27 @@ async def to_the_end(work: Awaitable[_T]) -> _T:
     if cancellation is not None:
         raise cancellation from task.exception()
     return task.result()
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, object], *, name: str) -> AsyncIterator[None]:
+    """Have `work` go on while the block runs; it is cancelled with the block, and has ended when this returns.
+
+    Raises what `work` raises. A cancellation of the caller comes through instead, when `work` has ended.
+    """
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(read_end)  # it may have failed while the caller is cancelled
+    is_cancelled = False
+    try:
+        yield
+    except asyncio.CancelledError:
+        is_cancelled = True
+        raise
+    finally:
+        task.cancel()
+        await to_the_end(asyncio.wait({task}))
+        if not is_cancelled and not task.cancelled():
+            task.result()
 
 
 def not_in_time(seconds: float) -> str:

@@ -81,7 +81,7 @@ class Delivery:
             self._mark(False)
 
 
-class Connections(ServerState):
+class ServerConnections(ServerState):
     """The connections of one server. Once they have been reset, so is one that had been accepted and not begun."""
 
     are_reset = False
@@ -99,7 +99,7 @@ def _reset(transport: asyncio.Transport) -> None:
 
 
 class ResetAwareProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries; part of a server's `Connections`.
+    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries; part of a server's `ServerConnections`.
 
     uvicorn takes any number of header lines, from anybody who reaches the port; here they end at `BESIDE_BODY_BYTES`.
     The parser does not say how many bytes it has taken for them: all that arrive are counted, and those that it hands
@@ -114,7 +114,7 @@ class ResetAwareProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
         """A connection begins, unless those of the server have been reset."""
         super().connection_made(transport)
-        if isinstance(self.server_state, Connections) and self.server_state.are_reset:
+        if isinstance(self.server_state, ServerConnections) and self.server_state.are_reset:
             _reset(transport)
 
     def data_received(self, data: bytes) -> None:

@@ -23,7 +23,7 @@ def try_lock(file: IO[bytes]) -> bool:
 
 
 @contextmanager
-def locked(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
+def hold_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold the lock file at `path`, which is made when it is missing; blocks.
 
     `on_wait` is called once when somebody else has it.
@@ -37,8 +37,8 @@ def locked(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator
 
 
 @asynccontextmanager
-async def locked_async(path: Path, on_wait: Callable[[], object]) -> AsyncIterator[None]:
-    """Like `locked`, while the loop goes on. Waiting for a lock cannot be cancelled, so this looks again and again."""
+async def hold_lock_async(path: Path, on_wait: Callable[[], object]) -> AsyncIterator[None]:
+    """Like `hold_lock`, while the loop goes on. A wait for a lock cannot be cancelled: this looks repeatedly."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if not try_lock(file):

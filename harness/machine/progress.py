@@ -16,7 +16,7 @@ class FetchPhase(StrEnum):
     CONVERT = "convert"
 
 
-class Progress(Protocol):
+class FetchProgress(Protocol):
     """Called from the thread that fetches, often; must return quickly and must not raise."""
 
     def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
@@ -24,4 +24,4 @@ class Progress(Protocol):
 
 
 def silent(phase: FetchPhase, done: int, total: int) -> None:
-    """A `Progress` that nobody watches."""
+    """A `FetchProgress` that nobody watches."""

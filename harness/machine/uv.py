@@ -15,7 +15,7 @@ from typing import NamedTuple
 import uv
 
 from harness.errors import HarnessError, LaneError
-from harness.machine.environment import for_installers
+from harness.machine.inherited_variables import for_installers
 
 _TAIL_LINES = 25
 

@@ -16,15 +16,16 @@ session deleted first, in bounded time. Any number of rollouts may run at once; 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, MutableSequence, Sequence
+from collections.abc import Awaitable, Collection, Iterable, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import structlog
 
 from harness.client.connections import SessionServerAddress
-from harness.client.record import SessionRecord, read_record
+from harness.client.ended_session import SessionRecord, read_record
 from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
@@ -36,7 +37,7 @@ from harness.engines.base import PauseMode, TokenProvider
 from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.abort_signal import AbortSignal
-from harness.rollouts.agents.runner import AgentRun, AgentRunner
+from harness.rollouts.agents.agent_runner import AgentRun, AgentRunner
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
@@ -54,6 +55,13 @@ GRACE_S = 3.0
 _log = structlog.get_logger(__name__)
 
 
+class _LiveRollout(NamedTuple):
+    """A rollout that has a session and is not over."""
+
+    task: AgentTask
+    signal: AbortSignal
+
+
 class SessionManager:
     """An async context manager that runs rollouts against one session server.
 
@@ -65,7 +73,7 @@ class SessionManager:
             admin token when it is this session server, or entered providers.
         grace_s: Seconds that an agent gets to obey a SIGTERM or a cancellation.
         deadlines: How long each step around a session may take.
-        client: Speaks to the server in the place of one of the manager's own; its maker closes it.
+        client: Speaks to the server in the place of one of the manager's own; its deadlines count, its maker closes it.
     """
 
     def __init__(
@@ -80,12 +88,12 @@ class SessionManager:
     ) -> None:
         self._address = SessionServerAddress(server_url, admin_token)
         self._engines = tuple(engines)
-        self._deadlines = deadlines or Deadlines()
-        self._client = client or SessionServerClient(self._address, deadlines=self._deadlines)
+        self._client = client or SessionServerClient(self._address, deadlines=deadlines)
         self._closes_client = client is None
         self._grace_s = grace_s
         self.collecting: set[str] = set()
         """Sessions whose agents have ended, and whose rollouts `run` has not returned yet."""
+        self._live: dict[str, _LiveRollout] = {}
         self._runner: AgentRunner | None = None
         self._signal: AbortSignal | None = None
 
@@ -107,7 +115,7 @@ class SessionManager:
     async def run(self, task: AgentTask) -> Rollout:
         """Run `task` to its end, whatever that is."""
         assert self._signal is not None, "use `async with SessionManager(...)`"
-        signal = self._signal
+        signal = self._signal.branch()
         started = time.monotonic()
         try:
             task.require_text()
@@ -118,9 +126,11 @@ class SessionManager:
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
             return _rollout_without_session(task, outcome, time.monotonic() - started)
+        self._live[session.session_id] = _LiveRollout(task, signal)
         try:
             return await self._run_on(session, task, signal, started)
         finally:
+            del self._live[session.session_id]
             self.collecting.discard(session.session_id)
 
     async def _run_on(self, session: SessionHandle, task: AgentTask, signal: AbortSignal, started: float) -> Rollout:
@@ -128,7 +138,7 @@ class SessionManager:
         try:
             run = await self._require_runner().run(task, session, signal)
             self.collecting.add(session.session_id)
-            record = await read_record(self._client, session.session_id, end_s=self._deadlines.end_s)
+            record = await read_record(self._client, session.session_id, end_s=self._client.deadlines.end_s)
             rollout = Rollout(
                 session_id=session.session_id,
                 outcome=classify(_facts_of(run, record)),
@@ -143,6 +153,11 @@ class SessionManager:
         _log.info(ROLLOUT_ENDED, session_id=session.session_id, outcome=rollout.outcome.kind.value)
         return rollout
 
+    @property
+    def live(self) -> dict[str, AgentTask]:
+        """The sessions of the rollouts that run now, and the task of each; one that waits for its session has none."""
+        return {session_id: live.task for session_id, live in self._live.items()}
+
     async def abort(
         self,
         pending: Iterable[Awaitable[object]],
@@ -151,17 +166,23 @@ class SessionManager:
         keep: Keep = Keep.SAMPLES,
         rollout_id: int | None = None,
         continue_engines: bool = False,
+        sessions: Collection[str] | None = None,
     ) -> AbortReport:
-        """End everything that `pending` waits for and every rollout of this manager; see `abort_rollout`."""
+        """End everything that `pending` waits for and every rollout of this manager; see `abort_rollout`.
+
+        With `sessions` (some of `live`) only the rollouts on these end: others of this manager, and everybody else on
+        the server, go on.
+        """
         return await abort_rollout(
             pending,
             session_servers=[self._address],
             engine_workers=self._engines,
-            agent_hooks=[self.abort_hooks()],
+            agent_hooks=[self.abort_hooks(sessions)],
             budget=budget,
             keep=keep,
             rollout_id=rollout_id,
             continue_engines=continue_engines,
+            sessions=sessions,
         )
 
     def paused(self, budget: AbortBudget | None = None) -> AbstractAsyncContextManager[PauseReport]:
@@ -185,31 +206,37 @@ class SessionManager:
         updater = WeightUpdater(self._engines, [self._address], mode=mode, budget=budget, unconsumed=unconsumed)
         return updater.update(version)
 
-    def abort_hooks(self) -> AgentHooks:
-        """The callbacks by which `abort_rollout` ends the rollouts of this manager early.
+    def abort_hooks(self, sessions: Collection[str] | None = None) -> AgentHooks:
+        """The callbacks by which `abort_rollout` ends the rollouts of this manager, or those on `sessions`, early.
 
-        From its first step on `run` begins nothing: a rollout that has no session yet ends as DRAINED.
+        Without `sessions`, from its first step on `run` begins nothing: a rollout that has no session yet ends as
+        DRAINED.
         """
 
         def announce(keep: Keep) -> None:
-            assert self._signal is not None
-            self._signal.announce(keep_sessions=keep is Keep.SESSIONS)
+            for signal in self._signals(sessions):
+                signal.announce(keep_sessions=keep is Keep.SESSIONS)
 
         def clear() -> None:
-            self._signal = AbortSignal()  # rollouts that begin from now on have nothing to do with the abort before
+            if sessions is None:
+                self._signal = AbortSignal()  # rollouts that begin from now on have nothing to do with this abort
 
-        ask_to_end = self._require_runner().ask_to_end
-        return AgentHooks(f"agents on {self._address.url}", announce, ask_to_end, self.stop_agents, clear)
+        return AgentHooks(
+            f"agents on {self._address.url}",
+            announce,
+            partial(self._require_runner().ask_to_end, sessions),
+            partial(self.stop_agents, sessions=sessions),
+            clear,
+        )
 
-    async def stop_agents(self, seconds: float) -> list[str]:
-        """End every agent that runs: SIGTERM, and SIGKILL after half of `seconds`.
+    async def stop_agents(self, seconds: float, *, sessions: Collection[str] | None = None) -> list[str]:
+        """End every agent that runs, or those on `sessions`: SIGTERM, and SIGKILL after half of `seconds`.
 
         Returns the sessions of agents that are left when `seconds` are over.
         """
-        runner, signal = self._require_runner(), self._signal
-        assert signal is not None
-        signal.enforce(grace_s=seconds / 2)
-        return await runner.all_ended(timeout_s=seconds)
+        for signal in self._signals(sessions):
+            signal.enforce(grace_s=seconds / 2)
+        return await self._require_runner().wait_for_all(sessions, timeout_s=seconds)
 
     def signal_agent(self, session_id: str, number: int) -> bool:
         """Send a signal to the agent program that runs on a session, its whole process group; whether there was one."""
@@ -241,7 +268,7 @@ class SessionManager:
 
         async def give_back() -> None:
             # The session may be on its way: the wait for it is that of a deletion.
-            await asyncio.wait({creating}, timeout=self._deadlines.delete_s)
+            await asyncio.wait({creating}, timeout=self._client.deadlines.delete_s)
             creating.cancel()
             if creating.done() and not creating.cancelled() and creating.exception() is None:
                 await self.delete(creating.result().session_id)
@@ -256,6 +283,13 @@ class SessionManager:
             await self.delete(session.session_id)
             raise aborted
         return session
+
+    def _signals(self, sessions: Collection[str] | None) -> list[AbortSignal]:
+        """Through which the rollouts on `sessions` are ended, or all of this manager."""
+        assert self._signal is not None, "use `async with SessionManager(...)`"
+        if sessions is None:
+            return [self._signal]
+        return [live.signal for session_id, live in self._live.items() if session_id in sessions]
 
     def _require_runner(self) -> AgentRunner:
         assert self._runner is not None, "use `async with SessionManager(...)`"

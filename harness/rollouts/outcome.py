@@ -115,7 +115,7 @@ HARNESS_CODES = error_codes(StoreError, SessionDamaged, GateClosed, LedgerImbala
 _SHELL_CANNOT_RUN = (126, 127)  # POSIX: the command is not executable, or was not found
 
 
-class Rule(NamedTuple):
+class OutcomeRule(NamedTuple):
     """When `holds`, the rollout is a `kind` and `cause` has to change something."""
 
     holds: Callable[[RolloutFacts], bool]
@@ -124,34 +124,36 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(lambda facts: facts.session_lost is not None, OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
-    Rule(lambda facts: facts.end.ending is Ending.NOT_PREPARED, OutcomeKind.NOT_STARTED, Cause.HARNESS),
-    Rule(lambda facts: facts.end.ending is Ending.NOT_STARTED, OutcomeKind.NOT_STARTED, Cause.AGENT),
-    Rule(
+    OutcomeRule(lambda facts: facts.session_lost is not None, OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
+    OutcomeRule(lambda facts: facts.end.ending is Ending.NOT_PREPARED, OutcomeKind.NOT_STARTED, Cause.HARNESS),
+    OutcomeRule(lambda facts: facts.end.ending is Ending.NOT_STARTED, OutcomeKind.NOT_STARTED, Cause.AGENT),
+    OutcomeRule(
         lambda facts: facts.end.ending is Ending.EXITED and facts.end.code in _SHELL_CANNOT_RUN and not facts.answered,
         OutcomeKind.NOT_STARTED,
         Cause.AGENT,
     ),
-    Rule(lambda facts: facts.end.ending is Ending.TIMED_OUT, OutcomeKind.TIMED_OUT, Cause.LIMIT),
-    Rule(lambda facts: facts.end.ending is Ending.STOPPED, OutcomeKind.DRAINED, Cause.LIMIT),
-    Rule(lambda facts: facts.end.ending is Ending.KILLED, OutcomeKind.CRASHED, Cause.AGENT),
-    Rule(
+    OutcomeRule(lambda facts: facts.end.ending is Ending.TIMED_OUT, OutcomeKind.TIMED_OUT, Cause.LIMIT),
+    OutcomeRule(lambda facts: facts.end.ending is Ending.STOPPED, OutcomeKind.DRAINED, Cause.LIMIT),
+    OutcomeRule(lambda facts: facts.end.ending is Ending.KILLED, OutcomeKind.CRASHED, Cause.AGENT),
+    OutcomeRule(
         lambda facts: facts.has_ended_well and facts.result.state is ResultState.GARBAGE,
         OutcomeKind.GARBAGE,
         Cause.AGENT,
     ),
-    Rule(  # the agent was told so, or its turn was cut short and the session had been drained
+    OutcomeRule(  # the agent was told so, or its turn was cut short and the session had been drained
         lambda facts: facts.was_refused(DRAIN_CODES) or (facts.is_drained and facts.was_refused(ABORT_CODES)),
         OutcomeKind.DRAINED,
         Cause.LIMIT,
     ),
-    Rule(lambda facts: facts.was_refused(ABORT_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
-    Rule(lambda facts: facts.was_refused(LIMIT_CODES), OutcomeKind.LIMITED, Cause.LIMIT),
-    Rule(lambda facts: facts.has_ended_well and facts.answered > 0, OutcomeKind.FINISHED, None),
-    Rule(lambda facts: facts.was_refused(HARNESS_CODES), OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
-    Rule(lambda facts: facts.failed > 0 or facts.was_refused(ENGINE_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
-    Rule(lambda facts: facts.has_ended_well, OutcomeKind.NO_MODEL_CALL, Cause.AGENT),
-    Rule(lambda _facts: True, OutcomeKind.CRASHED, Cause.AGENT),
+    OutcomeRule(lambda facts: facts.was_refused(ABORT_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE),
+    OutcomeRule(lambda facts: facts.was_refused(LIMIT_CODES), OutcomeKind.LIMITED, Cause.LIMIT),
+    OutcomeRule(lambda facts: facts.has_ended_well and facts.answered > 0, OutcomeKind.FINISHED, None),
+    OutcomeRule(lambda facts: facts.was_refused(HARNESS_CODES), OutcomeKind.HARNESS_FAILED, Cause.HARNESS),
+    OutcomeRule(
+        lambda facts: facts.failed > 0 or facts.was_refused(ENGINE_CODES), OutcomeKind.ENGINE_FAILED, Cause.ENGINE
+    ),
+    OutcomeRule(lambda facts: facts.has_ended_well, OutcomeKind.NO_MODEL_CALL, Cause.AGENT),
+    OutcomeRule(lambda _facts: True, OutcomeKind.CRASHED, Cause.AGENT),
 )
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import harness
-from harness.engines.identity import served_by, serving_identity
+from harness.engines.identity import programs_of, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
@@ -143,7 +143,7 @@ class SessionServer:
         sweep = Sweep(self._turns.engine, self._turns.live, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
         report = await sweep.run()
-        self._metrics.swept(report.tokens_settled, report.tokens_left)
+        self._metrics.sweep_ended(report.tokens_settled, report.tokens_left)
         return report
 
     async def _sweep(self, request: Request) -> Response:
@@ -165,7 +165,7 @@ class SessionServer:
         del request
         engine = self._turns.engine
         serves = serving_identity(engine.capabilities, self._turns.chat_tokenizer)
-        said = {"harness": harness.__version__, "start": self._start, "serves": serves, "engines": served_by(engine)}
+        said = {"harness": harness.__version__, "start": self._start, "serves": serves, "engines": programs_of(engine)}
         return json_response(said)
 
     async def _health(self, request: Request) -> Response:

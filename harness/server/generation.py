@@ -4,6 +4,9 @@ One request usually does it. The loop goes on when the engine cut the output sho
 (`sessions.continuation`), waits at the gate while the server is paused, repeats a request that failed in a way that may
 pass, and stops the engine at once when the client leaves. All that has been produced is in `output` at any moment.
 
+A request may break in the middle: the connection, or the engine. What has arrived of it by then is part of the output,
+which goes on from there; the engine is asked for its answer in pieces, so that little is lost.
+
 An output that was cut short goes on when the engine works again, under whatever version it serves then: so its tokens
 meet their next version in the request that reads them anyway. A pause, or a new version, explains the cut. A cut that
 nothing explains counts, and too many of those end the turn.
@@ -17,17 +20,19 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
-from harness.errors import EngineError, HarnessError, LimitReached
+from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
 from harness.samples.versions import version_of
 from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.live_version import LiveVersion
 from harness.server.settings import ServerSettings
-from harness.sessions.continuation import Endings, Output
+from harness.sessions.arrived import Arrived
+from harness.sessions.continuation import Broken, Endings, Output
 from harness.sessions.gate import Work
+from harness.sessions.ledger import DropReason
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission
-from harness.types import GenerationResult, Turn
+from harness.types import GenerationRequest, GenerationResult, Turn
 
 _GIVEN_UP = "given_up"  # why the end of a request was not heard, where no engine failed
 
@@ -104,8 +109,9 @@ class Generation:
         """Ask for the rest of the output, and count a cut that no gate, no pause and no new weights explain."""
         epoch, before = self.gatekeeper.gate.epoch, self._newest
         self.output = self.output.keep_or_restart(self.admission.params)
-        result = await self._ask()  # which may change `output` before it returns
-        self.output = self.output.join(result).end_as_whole(self.admission.params, self.endings)
+        result = await self._ask()
+        joined = self.output if result is None else self.output.join(result)
+        self.output = joined.end_as_whole(self.admission.params, self.endings)
         if self._newest != before:
             self._unsolicited_aborts = 0  # it is seen only now what they were for
         if self.output.is_complete or not self.may_go_on:
@@ -121,13 +127,26 @@ class Generation:
         """The label that sampled the last token."""
         return self.output.version_spans[-1].version if self.output.version_spans else None
 
-    async def _ask(self) -> GenerationResult:
-        """The engine's answer; failures that may pass are repeated, each time with a fresh request id."""
-        for attempt in range(1, self.settings.engine_attempts):
+    async def _ask(self) -> GenerationResult | None:
+        """The engine's answer; failures that may pass are repeated, each time with a fresh request id.
+
+        None when the request broke and something has arrived: that is part of the output now, which goes on from there
+        like one that the engine cut short, and as often.
+        """
+        before, attempt = self.output.ids.size, 0
+        while True:
+            attempt += 1
             try:
                 return await self._ask_once()
             except EngineError as error:
                 if not error.retryable:
+                    raise
+                if self.output.ids.size > before:
+                    if not self.may_go_on or self._unsolicited_aborts >= self.settings.max_unsolicited_aborts:
+                        raise
+                    log.warning("engine_request_broke", code=error.code, error=error.message)
+                    return None
+                if attempt >= self.settings.engine_attempts:
                     raise
                 if self.may_go_on:  # then again after a while, and not before the gate lets it
                     async with self.client.patience():
@@ -136,7 +155,6 @@ class Generation:
                 if not self.may_go_on:
                     raise
                 log.warning("engine_request_repeated", engine_attempt=attempt, code=error.code, error=error.message)
-        return await self._ask_once()
 
     def is_comparable(self, turn: Turn) -> bool:
         """Whether the turn's logprobs are on the scale on which the engine scores its input."""
@@ -162,6 +180,7 @@ class Generation:
 
     async def _ask_once(self) -> GenerationResult:
         """The engine's answer to one request, with as much of its scoring as counts."""
+        arrived = Arrived()
         request = self.output.next_request(
             self.admission.prompt_ids,
             self.admission.params,
@@ -170,15 +189,14 @@ class Generation:
             prompt_logprobs_from=self._scoring_start(),
             script_ids=self.admission.script_ids,
         )
+        written = None if request.continues else self.admission.path.json
         version = self.live.version
         try:
             async with self._stop_on_dismissal(request.request_id):
-                result = await self.engine.generate(request)
+                result = await self.engine.generate(replace(request, on_delta=arrived.add, write_input=written))
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: nobody waits for it any more
-            if not isinstance(error, EngineError) or error.may_have_sampled:
-                reason = error.code if isinstance(error, HarnessError) else _GIVEN_UP
-                self.output = self.output.lose(request, reason)
+            self._keep(request, arrived, error)
             raise
         scoring = result.prompt_logprobs
         if scoring is None:
@@ -191,6 +209,18 @@ class Generation:
             return result
         of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
         return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
+
+    def _keep(self, request: GenerationRequest, arrived: Arrived, error: BaseException) -> None:
+        """Keep what has arrived of a request that `error` has ended, and note what may have been sampled besides."""
+        if isinstance(error, EngineError) and not error.may_have_sampled and not arrived.count:
+            return
+        is_valid = not isinstance(error, EngineReplyInvalid) and arrived.follows(request.script_ids)
+        partial = arrived.partial(request, self.live.number_known(arrived.version_spans) if is_valid else ())
+        cause = Broken(
+            error.code if isinstance(error, HarnessError) else _GIVEN_UP,
+            DropReason.UNVERSIONED if is_valid else DropReason.INVALID_REPLY,
+        )
+        self.output = self.output.join_broken(partial, arrived.count, request.params.max_new_tokens, cause)
 
     @asynccontextmanager
     async def _until_hand_over(self) -> AsyncIterator[None]:

@@ -18,7 +18,8 @@ believe is refreshed, and a worker that the update left behind serves nobody unt
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -87,6 +88,16 @@ class LiveVersion:
         if known_version(labeled.version) is not None:
             return labeled
         return replace(labeled, number=await self._see(labeled.version))
+
+    def number_known(self, spans: Sequence[VersionSpan]) -> list[VersionSpan]:
+        """The first of `spans` whose labels have a version by now: those that need no wait."""
+        known = itertools.takewhile(
+            lambda span: known_version(span.version) is not None or span.version in self._kept, spans
+        )
+        return [
+            span if known_version(span.version) is not None else replace(span, number=self._order.see(span.version))
+            for span in known
+        ]
 
     async def _see(self, label: str) -> int:
         """The version of `label`, which means the same after a restart."""

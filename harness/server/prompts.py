@@ -21,8 +21,9 @@ from harness.sessions.session import Session
 from harness.sessions.tree import AttachPoint
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
-from harness.tokens.fitting import rendering_sizes, require_fitting, require_possible
-from harness.tokens.matching import ChainKey, NormalForm, chain_keys
+from harness.tokens.fitting import require_fitting, require_possible
+from harness.tokens.history import History, Prefix
+from harness.tokens.matching import ChainKey
 from harness.types import TokenIds, Turn, as_ids
 
 _T = TypeVar("_T")
@@ -30,7 +31,9 @@ _T = TypeVar("_T")
 TAIL = 256
 """Ids at the end of a prompt: enough to see what the generation prompt began."""
 
-_LARGE_BODY = 100_000  # bytes, read in a few milliseconds
+_LARGE_BODY = 100_000  # bytes that are new, read in a few milliseconds
+_LARGEST_KNOWN = 400_000  # bytes; should nothing of them be known after all, they hold the loop for some milliseconds
+_MANY_OBJECTS = 2_000  # braces: messages, tools and calls, each of which costs a reader more than its bytes
 _LONG_TEXT = 20_000  # characters, rendered and encoded in as many
 _PLACES = 2  # threads
 
@@ -85,12 +88,15 @@ class ReadCall:
     """A request body, read."""
 
     request: ModelRequest
-    keys: Sequence[ChainKey]
-    """Digests of the prefixes of its conversation (`tokens.matching`)."""
+    prefixes: Sequence[Prefix]
+    """Those of its conversation: element i covers the tools and the first i messages."""
     digest: str
     """Of the body, which recognizes a retry."""
-    sizes: Sequence[int]
-    """The costs of rendering the tools and the first so many messages (`tokens.fitting`)."""
+
+    @property
+    def keys(self) -> Sequence[ChainKey]:
+        """Digests of the prefixes (`tokens.matching`)."""
+        return [prefix.key for prefix in self.prefixes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +111,24 @@ class Prompts:
     def __post_init__(self) -> None:
         assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
 
-    async def read(self, dialect: Dialect, body: bytes, form: NormalForm, idempotency_key: str) -> ReadCall:
-        """The call that `body` is in `dialect`, its history keyed by `form`.
+    async def read(self, dialect: Dialect, body: bytes, history: History, idempotency_key: str) -> ReadCall:
+        """The call that `body` is in `dialect`, to a session with that `history`.
 
         Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
         """
 
         def work() -> ReadCall:
-            asked = dialect.parse(body, self.limits)
+            asked = dialect.parse(body, self.limits, history)
+            prefixes = history.read(asked.messages, asked.tools, asked.recall)
             context_length = self.engine.capabilities.context_length
-            require_possible(self.chat_tokenizer.tokenizer, asked.messages, asked.tools, context_length)
-            keys = chain_keys(asked.messages, asked.tools, form)
-            digest = request_digest(body, idempotency_key)
-            return ReadCall(asked, keys, digest, rendering_sizes(asked.messages, asked.tools))
+            told, said = prefixes[-1].told, prefixes[-1].said
+            require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)
+            history.body_bytes = len(body) if asked.recall.known else 0
+            return ReadCall(asked, prefixes, request_digest(body, idempotency_key))
 
-        return await self.heavy_work.do(len(body), work) if len(body) > _LARGE_BODY else work()
+        new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
+        is_long = new_bytes > _LARGE_BODY or body.count(b"{") > _MANY_OBJECTS
+        return await self.heavy_work.do(len(body), work) if is_long else work()
 
     async def encode(self, session: Session, point: AttachPoint, call: ReadCall) -> tuple[AttachPoint, TokenIds]:
         """The ids that `point` does not have; a template that cannot extend there makes the request a new root.
@@ -146,7 +155,7 @@ class Prompts:
         asked = call.request
 
         def work() -> TokenIds | None:
-            before, new = asked.messages[:known], asked.messages[known:]
+            before, new = call.prefixes[known], asked.messages[known:]
             require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, self.engine.capabilities.context_length)
             ids: Sequence[int] | None
             if parent is None:
@@ -156,11 +165,11 @@ class Prompts:
                     parent.reply,
                     parent.output_ids.tolist(),
                     parent.context_ids[-TAIL:].tolist(),
-                    opens_with_system=before[0]["role"] in ("system", "developer"),
-                    after_tools=any(message["role"] == "tool" for message in before),
+                    opens_with_system=before.opens_with_system,
+                    after_tools=before.after_tools,
                 )
                 ids = self.chat_tokenizer.extend_ids(previous, new, asked.tools)
             return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
 
-        size = call.sizes[-1] - (call.sizes[known] - call.sizes[0])
+        size = call.prefixes[-1].size - (call.prefixes[known].size - call.prefixes[0].size)
         return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()

@@ -169,13 +169,15 @@ class SessionRegistry:
     async def drain(self, only: Session | None = None) -> int:
         """Have no session, or `only` one, accept a further turn; returns how many did until now. Raises `StoreError`.
 
-        Turns in flight go on until their engines hand them over, for `drain_grace_s` at most.
+        Turns in flight go on until their engines hand them over, for `drain_grace_s` at most: whoever drains all has
+        the engines abort everything next. Nobody will for `only` one, so its requests are ended here, one by one.
         """
         sessions = list(self) if only is None else [only]
         drained = [session for session in sessions if session.drain()]
         hand_over_s = min(HAND_OVER_S, self._drain_grace_s / 2)
-        for session in drained:
-            after_s = self._drain_grace_s - hand_over_s
+        after_s = self._drain_grace_s - hand_over_s if only is None else 0.0
+        # A turn that a drain of all has left its grace is ended all the same when its session is drained alone.
+        for session in drained if only is None else sessions:
             self._turns.end(session, SessionClosing("drained"), after_s=after_s, hand_over_s=hand_over_s)
         # Those drained before as well: the store may have failed at the time.
         await asyncio.gather(*(self._store.set_phase(session) for session in sessions))

@@ -80,7 +80,7 @@ def require_scripts(settings: ServerSettings, capabilities: Capabilities) -> Non
         )
     if not capabilities.follows_scripts:
         raise ScriptRefused(
-            f"script: {capabilities.engine} does not say what it is told to, as every worker of a pool has to;"
+            f"script: {capabilities.engine} does not say what it is told to, as one worker of a pool has to;"
             " `harness engine up` starts engines that do",
             param="script",
         )

@@ -16,7 +16,7 @@ from harness.engines.base import ContinuesAtEntry, ProvesScripts, TokenProvider
 from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
-from harness.machine.http_protocol import Connections, ResetAwareProtocol
+from harness.machine.http_protocol import ResetAwareProtocol, ServerConnections
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions
@@ -179,7 +179,7 @@ class _HangingUpServer(EmbeddedServer):
                 http=ResetAwareProtocol,
             )
         )
-        self.server_state = self._connections = Connections()
+        self.server_state = self._connections = ServerConnections()
 
     def hang_up(self) -> None:
         """Stop listening and reset every connection; what is being answered goes on, for nobody."""

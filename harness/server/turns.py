@@ -118,7 +118,7 @@ class TurnService:
     async def read(self, session: Session, dialect: Dialect, body: bytes, client: ClientConnection) -> ModelCall:
         """The call that `body` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
-        read = await self.prompts.read(dialect, body, session.normal_form, client.idempotency_key)
+        read = await self.prompts.read(dialect, body, session.history, client.idempotency_key)
         asked, able = read.request.sampling, self.engine.capabilities
         if (asked.top_logprobs or 0) > able.max_top_logprobs:
             raise MalformedRequest(
@@ -195,7 +195,7 @@ class TurnService:
         call.client.require_there()
         if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
-        delta = asked.messages[point.matched :]
+        delta = tuple(asked.messages[point.matched :])
         request = TurnRequest(delta, context_ids, asked.sampling, call.read.digest, step, diverged)
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())

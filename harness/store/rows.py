@@ -14,7 +14,7 @@ from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session, SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
-from harness.types import Discarded, Logprobs, Segment, TokenIds, Turn, UnknownOutput, VersionSpan
+from harness.types import Discarded, Logprobs, TokenIds, Turn, TurnSegment, UnknownOutput, VersionSpan
 
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines, work) VALUES (?, ?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
@@ -165,7 +165,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         output_ids=_ids(row["output_ids"]),
         logprobs=_logprobs(row["logprobs"]),
         version_spans=decode(row["version_spans"], type=tuple[VersionSpan, ...]),
-        segments=decode(row["segments"], type=tuple[Segment, ...]),
+        segments=decode(row["segments"], type=tuple[TurnSegment, ...]),
         messages_delta=tuple(decode(row["messages_delta"])),
         reply=decode(row["reply"]),
         sampling=decode(row["sampling"]),

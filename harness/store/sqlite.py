@@ -173,7 +173,7 @@ def count_generated(path: Path) -> dict[str, int]:
 
 
 def count_unknown(path: Path) -> dict[str, Unknown]:
-    """What was not handed over of every session of a store that has any, counted by SQLite. Raises `StoreError`."""
+    """Requests not handed over, of every session of a store that has any, counted by SQLite. Raises `StoreError`."""
     with reading(path) as connection:
         found = connection.execute(rows.COUNT_UNKNOWN).fetchall()
         return {row["session_id"]: Unknown(row["requests"], row["tokens"]) for row in found}

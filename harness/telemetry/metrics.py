@@ -152,7 +152,7 @@ class ServerMetrics:
         """The repeat guard's signal for a turn is not what its tokens say."""
         self._guard_disagreements.inc()
 
-    def swept(self, settled: int, left: int) -> None:
+    def sweep_ended(self, settled: int, left: int) -> None:
         """A sweep gave `settled` tokens their proximal values and did not reach `left`."""
         self._settled.inc(settled)
         self._unmet.inc(left)

@@ -4,23 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.model_family import open_chat_tokenizer
-from tests.toy_model import write_toy_model
+from tests.builders import toy_template
 
 
 @asynccontextmanager
-async def scripted_server(
-    directory: Path, *steps: ScriptStep, settings: ServerSettings | None = None
-) -> AsyncIterator[RunningServer]:
-    """A session server whose model says `steps`, with the toy tokenizer in `directory`."""
-    chat_tokenizer = open_chat_tokenizer(write_toy_model(directory))
+async def scripted_server(*steps: ScriptStep, settings: ServerSettings | None = None) -> AsyncIterator[RunningServer]:
+    """A session server whose model says `steps`, on the toy tokenizer."""
+    chat_tokenizer = toy_template()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps) if steps else None)
     async with serve(engine, chat_tokenizer, MemoryStore(), settings) as server:
         yield server

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import httpx
 
@@ -176,7 +176,7 @@ class RawClient:
 
     def stop_reading(self) -> None:
         """Leave in the kernel what has not been read yet."""
-        self._writer.transport.pause_reading()
+        cast("asyncio.ReadTransport", self._writer.transport).pause_reading()
 
     def abort(self) -> None:
         """Close without another word: a reset when something was left unread."""

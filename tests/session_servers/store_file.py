@@ -7,6 +7,7 @@ by the merge rule as the design states it.
 import json
 import sqlite3
 from array import array
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -60,13 +61,22 @@ class StoredSession:
 def read_file(path: Path) -> dict[str, StoredSession]:
     """Sessions by id. Fails when a parent is missing or a prompt is not what its digest says."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        connection.row_factory = sqlite3.Row
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        ids = [row[0] for row in connection.execute("SELECT session_id FROM sessions")]
+    return read_sessions(path, ids)
+
+
+def read_sessions(path: Path, session_ids: Iterable[str]) -> dict[str, StoredSession]:
+    """As `read_file`, of a few sessions among many; those that the file lacks are missing."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
+        among = "session_id IN (SELECT value FROM json_each(?))"
+        wanted = (json.dumps(list(session_ids)),)
         sessions = {
             row["session_id"]: StoredSession(row["phase"], json.loads(row["config"]))
-            for row in connection.execute("SELECT * FROM sessions")
+            for row in connection.execute(f"SELECT * FROM sessions WHERE {among}", wanted)
         }
-        for row in connection.execute("SELECT * FROM turns ORDER BY session_id, turn"):
+        for row in connection.execute(f"SELECT * FROM turns WHERE {among} ORDER BY session_id, turn", wanted):
             turns = sessions[row["session_id"]].turns
             turns[row["turn"]] = read_turn(row, turns)
     return sessions

@@ -1,18 +1,21 @@
 """Agents that are async functions of this process.
 
 A function cannot be killed, only cancelled. One that ignores its cancellation is left behind after a bounded wait, so
-that its rollout can be reported; it stays known and is cancelled once more when the manager closes. A function that
-blocks the event loop cannot be helped.
+that its rollout can be reported. When the manager closes, it is cancelled once more, and one that ignores that too is
+closed where it stands: otherwise the loop could not end before it. A function that blocks the event loop, or catches
+even `GeneratorExit`, cannot be helped.
 """
 
 import asyncio
 import traceback
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
+from harness.machine.deadlines import read_end
 from harness.rollouts.abort_signal import AbortSignal, ends_before
 from harness.rollouts.agents.task import FunctionAgent
 from harness.rollouts.outcome import AgentEnd, Ending
@@ -55,6 +58,7 @@ class FunctionAgents:
                 await asyncio.wait({call}, timeout=min(self._grace_s, signal.grace_s))
                 if not call.done():
                     _log.warning(AGENT_LEFT_BEHIND, agent=call.get_name())
+                    call.add_done_callback(read_end)
         if has_ended:
             is_own = call.cancelled()
             return FunctionEnd(AgentEnd(Ending.RAISED, detail="cancelled itself")) if is_own else call.result()
@@ -62,11 +66,16 @@ class FunctionAgents:
         return FunctionEnd(AgentEnd(ending, detail="" if call.done() else "ignores its cancellation"))
 
     async def close(self) -> None:
-        """Cancel what was left behind, once more, and wait a bounded time."""
-        for call in self._cancelled:
-            call.cancel()
-        if self._cancelled:
-            await asyncio.wait(self._cancelled, timeout=self._grace_s)
+        """End what was left behind, in bounded time."""
+        for close in (False, True):
+            for call in tuple(self._cancelled):
+                coroutine = call.get_coro()
+                if close and isinstance(coroutine, Coroutine):
+                    with suppress(RuntimeError):  # it ignores even that
+                        coroutine.close()
+                call.cancel()
+            if self._cancelled:
+                await asyncio.wait(self._cancelled, timeout=self._grace_s)
 
 
 async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionEnd:

@@ -10,9 +10,8 @@ import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn
 
-from harness.types import Json
+from harness.types import Json, refuse_constant
 
 MAX_RESULT_BYTES = 1 << 20
 
@@ -57,7 +56,7 @@ def parse_result(data: bytes) -> AgentResult:
     if len(data) > MAX_RESULT_BYTES:
         return _garbage(f"larger than {MAX_RESULT_BYTES} bytes")
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        value = json.loads(data.decode(), parse_constant=refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair, written as an escape, is no text
     except (UnicodeDecodeError, UnicodeEncodeError):
         return _garbage("not UTF-8")
@@ -77,10 +76,6 @@ def result_of_value(value: object) -> AgentResult:
     except (TypeError, ValueError, RecursionError) as error:
         return _garbage(f"not JSON: {error}")
     return parse_result(data)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _garbage(detail: str) -> AgentResult:

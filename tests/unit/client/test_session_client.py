@@ -133,7 +133,7 @@ async def test_everybody_who_waits_at_a_gate_runs_when_it_opens(tmp_path: Path):
     """A step's rollouts begin while weights are updated: more than a pool of connections, longer than an attempt."""
     deadlines = Deadlines(attempt_s=0.2)
     async with (
-        scripted_server(tmp_path / "model") as server,
+        scripted_server() as server,
         SessionServerClient(server.url) as client,
         SessionManager(server.url, deadlines=deadlines) as manager,
     ):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.client.session_server import SessionHandle
-from harness.rollouts.agents.environment import MAX_INSTRUCTION_BYTES, agent_environment, prepare_workdir
+from harness.rollouts.agents.agent_environment import MAX_INSTRUCTION_BYTES, agent_environment, prepare_workdir
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 SESSION = SessionHandle("a1b2", "http://gpu-host:8000/sessions/a1b2", "sk-session")

@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from harness.client.session_server import Deadlines
+from harness.client.session_server import Deadlines, SessionFacts, SessionServerClient
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import Cause
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
@@ -47,11 +47,11 @@ FAST = Deadlines(create_s=1, read_s=2, end_s=5, delete_s=1)
 
 @asynccontextmanager
 async def manager_of(
-    directory: Path, *steps: ScriptStep, settings: ServerSettings | None = None
+    *steps: ScriptStep, settings: ServerSettings | None = None
 ) -> AsyncIterator[tuple[SessionManager, RunningServer]]:
     """A manager of a server whose model says `steps`; no session is left at the end."""
     async with (
-        scripted_server(directory / "model", *steps, settings=settings) as server,
+        scripted_server(*steps, settings=settings) as server,
         SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager,
     ):
         yield manager, server
@@ -86,7 +86,7 @@ print(answer)
 leave(json.dumps({"heard": answer}))
 """
     task = program(tmp_path, source, metadata={"prompt": 7})
-    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
+    async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(task)
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.FINISHED, None)
@@ -109,7 +109,7 @@ leave(json.dumps({"heard": answer}))
 )
 async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes: dict[str, Any]):
     """What no file and no request can hold is the task's own fault, and nobody else's."""
-    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
+    async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hello?')", **changes))
         assert (await manager.run(program(tmp_path, "ask('Hello?')"))).outcome.kind is OutcomeKind.FINISHED
 
@@ -120,7 +120,7 @@ async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes
 async def test_a_path_that_is_none_is_an_outcome(tmp_path: Path):
     """A directory that no system call takes."""
     task = program(tmp_path / "a\0b", "ask('Hello?')")
-    async with manager_of(tmp_path, ScriptStep(text="Hello.")) as (manager, _):
+    async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
         rollout = await manager.run(task)
 
     assert rollout.outcome.kind is OutcomeKind.NOT_STARTED
@@ -137,7 +137,7 @@ async def test_a_model_call_that_outlives_its_agent_ends_with_it(tmp_path: Path)
             await asyncio.sleep(0.002)
 
     slow = ScriptStep(text="a long story", fault=ScriptedFault.HANG, fault_after=4, token_delay_s=0.01)
-    async with manager_of(tmp_path, ScriptStep(text="Hello."), slow) as (manager, server):
+    async with manager_of(ScriptStep(text="Hello."), slow) as (manager, server):
         rollout = await manager.run(function(tmp_path, run))
         late = await left_behind[0]
 
@@ -158,7 +158,7 @@ async def test_a_function_runs_to_its_end(tmp_path: Path):
         return {"status": answer.status_code}
 
     task = function(tmp_path, run, request_kwargs={"temperature": 0.5}, metadata={"prompt": 7})
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(task)
 
     assert (rollout.outcome.kind, rollout.agent_result) == (OutcomeKind.FINISHED, {"status": 200})
@@ -183,7 +183,7 @@ async def test_a_function_runs_to_its_end(tmp_path: Path):
 )
 async def test_what_a_program_does_wrong_is_its_own_fault(tmp_path: Path, source: str, kind: OutcomeKind):
     """Typed, never an exception."""
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(program(tmp_path, source))
 
     assert (rollout.outcome.kind, rollout.outcome.cause, rollout.agent_result) == (kind, Cause.AGENT, None)
@@ -197,7 +197,7 @@ async def test_a_function_that_raises_has_crashed(tmp_path: Path):
         raise KeyError("missing")
 
     task = function(tmp_path, run)
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(task)
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.CRASHED, Cause.AGENT)
@@ -224,7 +224,7 @@ def _is_not_async(**kwargs):
 @pytest.mark.parametrize("run", [_exits, _cancels_itself, _takes_no_arguments, _is_not_async])
 async def test_no_function_can_take_the_run_down(tmp_path: Path, run: Any):
     """Whatever it raises stays with it."""
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(function(tmp_path, run))
 
     assert rollout.outcome.kind is OutcomeKind.CRASHED
@@ -237,7 +237,7 @@ async def test_a_function_may_return_garbage(tmp_path: Path):
         await chat(base_url, prompt)
         return {"handle": object()}
 
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(function(tmp_path, run))
 
     assert (rollout.outcome.kind, rollout.agent_result) == (OutcomeKind.GARBAGE, None)
@@ -245,7 +245,7 @@ async def test_a_function_may_return_garbage(tmp_path: Path):
 
 async def test_a_program_that_hangs_is_stopped_at_its_deadline(tmp_path: Path):
     """Its turns are kept; on a busy machine it needs a longer deadline to come to one."""
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         for deadline_s in (1.5, 6, 24):
             started = time.monotonic()
             rollout = await manager.run(program(tmp_path, "ask('Hi'); time.sleep(300)", deadline_s=deadline_s))
@@ -269,7 +269,7 @@ async def test_a_function_that_swallows_its_cancellation_does_not_hold_up_the_ru
             except asyncio.CancelledError:
                 cancellations += 1
 
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(function(tmp_path, run, deadline_s=0.2))
         assert cancellations == 1
 
@@ -278,10 +278,31 @@ async def test_a_function_that_swallows_its_cancellation_does_not_hold_up_the_ru
     assert cancellations == 2
 
 
+async def test_a_function_that_never_obeys_its_cancellation_ends_with_the_manager(tmp_path: Path):
+    """Closed where it stands: a loop that waited for it would never end."""
+    ended = asyncio.Event()
+
+    async def run(**kwargs):
+        try:
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(300)
+        finally:
+            ended.set()
+
+    async with manager_of(tmp_path) as (manager, _):
+        rollout = await manager.run(function(tmp_path, run, deadline_s=0.2))
+        assert not ended.is_set()
+
+    assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
+    assert ended.is_set()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_turn_in_flight_when_the_agent_is_stopped_is_recorded(tmp_path: Path):
     """The engine sampled its tokens, so they must be accounted for."""
     slow = ScriptStep(text="A slow answer.", token_delay_s=0.1)
-    async with manager_of(tmp_path, slow) as (manager, _):
+    async with manager_of(slow) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')", deadline_s=1))
 
     assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
@@ -293,7 +314,7 @@ async def test_a_turn_in_flight_when_the_agent_is_stopped_is_recorded(tmp_path: 
 async def test_an_agent_that_does_not_exist_is_not_started(tmp_path: Path, command: tuple[str, ...]):
     """The session is given back."""
     task = AgentTask(ProgramAgent("probe", command), "Hi", tmp_path / "0", "scripted")
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(task)
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.AGENT)
@@ -303,7 +324,7 @@ async def test_an_agent_that_does_not_exist_is_not_started(tmp_path: Path, comma
 async def test_a_working_directory_that_cannot_be_made_is_our_fault(tmp_path: Path):
     """The agent has nothing to do with it."""
     (tmp_path / "file").touch()
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(program(tmp_path / "file", "ask('Hi')"))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.HARNESS)
@@ -320,7 +341,7 @@ except urllib.error.HTTPError as error:
     assert error.code == 404
     {end or "pass"}
 """
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(program(tmp_path, source, session={"limits": {"turns": 1}}))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.LIMITED, Cause.LIMIT)
@@ -328,7 +349,7 @@ except urllib.error.HTTPError as error:
 
 async def test_an_agent_is_not_to_blame_for_a_failing_engine(tmp_path: Path):
     """It made its call and got no answer."""
-    async with manager_of(tmp_path, ScriptStep(fault=ScriptedFault.UNAVAILABLE)) as (manager, _):
+    async with manager_of(ScriptStep(fault=ScriptedFault.UNAVAILABLE)) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.ENGINE_FAILED, Cause.ENGINE)
@@ -336,7 +357,7 @@ async def test_an_agent_is_not_to_blame_for_a_failing_engine(tmp_path: Path):
 
 async def test_a_truncated_turn_is_a_truncated_sample(tmp_path: Path):
     """The status tells the trainer."""
-    async with manager_of(tmp_path, ScriptStep(text="cut", finish=FinishReason.LENGTH)) as (manager, _):
+    async with manager_of(ScriptStep(text="cut", finish=FinishReason.LENGTH)) as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
     assert [sample.status for sample in rollout.samples] == [SampleStatus.TRUNCATED]
@@ -353,7 +374,7 @@ async def test_a_drained_session_is_a_drained_rollout(tmp_path: Path):
             await asyncio.sleep(0.01)
         return {"code": answer.json()["error"]["code"]}
 
-    async with manager_of(tmp_path) as (manager, server), asyncio.TaskGroup() as tasks:
+    async with manager_of() as (manager, server), asyncio.TaskGroup() as tasks:
         rollout = tasks.create_task(manager.run(function(tmp_path, run)))
         await drained.wait()
         await post(server.url, "/sessions/drain")
@@ -365,7 +386,7 @@ async def test_a_drained_session_is_a_drained_rollout(tmp_path: Path):
 
 async def test_a_rollout_that_meets_a_shut_gate_waits_and_then_gives_up(tmp_path: Path):
     """It is data of the run, to be repeated by a resumed one."""
-    async with manager_of(tmp_path) as (manager, server):
+    async with manager_of() as (manager, server):
         await post(server.url, "/sessions/drain")
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
@@ -375,7 +396,7 @@ async def test_a_rollout_that_meets_a_shut_gate_waits_and_then_gives_up(tmp_path
 
 async def test_an_impossible_session_is_the_scenarios_fault(tmp_path: Path):
     """The server's words are in the detail."""
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = await manager.run(program(tmp_path, "ask('Hi')", session={"limits": {"turns": "many"}}))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.SCENARIO)
@@ -412,7 +433,7 @@ async def test_a_record_that_cannot_be_read_costs_one_rollout(tmp_path: Path, re
 async def test_the_admin_token_opens_a_guarded_server(tmp_path: Path):
     """Without it nothing is created."""
     settings = ServerSettings(admin_token="t0ken")
-    async with manager_of(tmp_path, settings=settings) as (stranger, server):
+    async with manager_of(settings=settings) as (stranger, server):
         refused = await stranger.run(program(tmp_path, "ask('Hi')"))
         async with SessionManager(server.url, admin_token="t0ken", deadlines=FAST) as manager:
             rollout = await manager.run(program(tmp_path, "ask('Hi')"))
@@ -425,7 +446,7 @@ async def test_cancelling_a_rollout_ends_its_agent_and_gives_the_session_back(tm
     """Then the cancellation goes on."""
     source = "leave(json.dumps({'pid': os.getpid()})); time.sleep(300)"
     task = program(tmp_path, source)
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = asyncio.create_task(manager.run(task))
         while not (result := read_text(task.workdir / "result.json")):
             await asyncio.sleep(0.01)
@@ -438,7 +459,7 @@ async def test_cancelling_a_rollout_ends_its_agent_and_gives_the_session_back(tm
 
 async def test_a_session_that_was_on_its_way_when_its_rollout_was_cancelled_is_given_back(tmp_path: Path):
     """The server made it, and nobody would ever delete it."""
-    async with manager_of(tmp_path) as (manager, server):
+    async with manager_of() as (manager, server):
         await post(server.url, "/sessions/pause")
         rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
         while not server.server.gatekeeper.held:
@@ -476,7 +497,7 @@ async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
         finally:
             events.append("cleaned up")
 
-    async with manager_of(tmp_path) as (manager, _):
+    async with manager_of() as (manager, _):
         rollout = asyncio.create_task(manager.run(function(tmp_path, run)))
         while not events:
             await asyncio.sleep(0.01)
@@ -506,7 +527,7 @@ asyncio.run(main(*sys.argv[1:]))
 async def test_agents_and_their_children_do_not_survive_kill_9_of_the_harness(tmp_path: Path, survivors):
     """Three rollouts at once, each with a child that ignores SIGTERM."""
     families = [Family(tmp_path / str(number)) for number in range(3)]
-    async with scripted_server(tmp_path / "model") as server:
+    async with scripted_server() as server:
         command = (sys.executable, "-c", HARNESS, server.url, str(tmp_path), *families[0].command())
         harness = await asyncio.create_subprocess_exec(*command)
         pids = [pid for family in families for pid in await family.appears()]
@@ -520,7 +541,7 @@ async def test_agents_and_their_children_do_not_survive_kill_9_of_the_harness(tm
 async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
     """Of every kind, in one manager."""
     sources = {"ask('Hi')": 60, "sys.exit(1)": 60, "print('x' * 3_000_000)": 60, "ask('Hi'); time.sleep(300)": 4}
-    async with scripted_server(tmp_path / "model") as server:
+    async with scripted_server() as server:
         before = await resources()
         async with SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager:
             tasks = [
@@ -551,3 +572,25 @@ async def post(url: str, path: str) -> None:
 def read_text(path: Path) -> str:
     """The text of a file that may not be there yet."""
     return path.read_text() if path.exists() else ""
+
+
+async def test_a_manager_keeps_to_the_deadlines_of_the_client_that_it_is_given(tmp_path: Path):
+    """Those of a run on a server of others were dropped between the two."""
+    asked: list[float] = []
+
+    class Noting(SessionServerClient):
+        async def end(self, session_id: str, *, within_s: float) -> SessionFacts:
+            asked.append(within_s)
+            return await super().end(session_id, within_s=within_s)
+
+    async def run(base_url, prompt, **kwargs):
+        await chat(base_url, prompt)
+
+    async with (
+        manager_of() as (_, server),
+        Noting(server.url, deadlines=replace(FAST, end_s=3)) as client,
+        SessionManager(server.url, client=client) as manager,
+    ):
+        await manager.run(function(tmp_path, run))
+
+    assert asked == [3]

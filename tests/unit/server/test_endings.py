@@ -110,6 +110,41 @@ async def test_one_session_can_be_drained():
     assert unknown["phase"] == "unknown"
 
 
+async def test_draining_one_session_ends_its_requests_in_the_engine():
+    """By their ids and at once: the turn of the other session is still generated. No grace runs out meanwhile."""
+    async with serving(HANG, HANG, settings=grace(2 * PATIENCE_S)) as client:
+        mine, other = await client.create(), await client.create()
+        cut, left = (asyncio.create_task(client.chat(session, HI)) for session in (mine, other))
+        await eventually(lambda: len([live for live in client.engine.live if live.sampled]) == 2)
+        await client.http.post(f"/sessions/{mine.session_id}/drain")
+        answer = await asyncio.wait_for(cut, PATIENCE_S / 2)
+        await eventually(lambda: len(client.engine.live) == 1)
+        goes_on = not left.done()
+        record = await client.record(mine)
+        left.cancel()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+    assert [turn["status"] for turn in record["turns"]] == ["aborted"]
+    assert goes_on
+
+
+async def test_draining_one_session_ends_the_grace_that_a_drain_of_all_gave_its_turn():
+    """It says at once, whoever has drained the session before; the turn of the other session has its grace."""
+    async with serving(HANG, HANG, settings=grace(2 * PATIENCE_S)) as client:
+        mine, other = await client.create(), await client.create()
+        cut, left = (asyncio.create_task(client.chat(session, HI)) for session in (mine, other))
+        await eventually(lambda: len([live for live in client.engine.live if live.sampled]) == 2)
+        await client.http.post("/sessions/drain")
+        await client.http.post(f"/sessions/{mine.session_id}/drain")
+        answer = await asyncio.wait_for(cut, PATIENCE_S / 2)
+        await eventually(lambda: len(client.engine.live) == 1)
+        goes_on = not left.done()
+        left.cancel()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "turn_aborted")
+    assert goes_on
+
+
 async def test_ending_a_session_ends_what_its_agent_left_in_flight(tmp_path):
     """The late call is answered 404, its tokens are undelivered, and the agent's sample is what it was."""
     async with serving(*says("done"), HANG, store=tmp_path / "s.db") as client:

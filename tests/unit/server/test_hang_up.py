@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,10 +11,10 @@ from tests.session_servers.scripted import scripted_server
 
 
 @pytest.mark.parametrize("rounds", range(6))
-async def test_nobody_is_left_on_the_line(tmp_path: Path, rounds: int):
+async def test_nobody_is_left_on_the_line(rounds: int):
     """Whether a connection has begun, was accepted a moment ago, or still waits to be: it is reset."""
     loop = asyncio.get_running_loop()
-    async with scripted_server(tmp_path, ScriptStep(text="Hello.")) as server:
+    async with scripted_server(ScriptStep(text="Hello.")) as server:
         parts = urlsplit(server.url)
         clients = [socket.create_connection((parts.hostname, parts.port)) for _ in range(4)]
         for _ in range(rounds):

@@ -7,7 +7,16 @@ import httpx
 import pytest
 
 from harness.dialects.request_limits import RequestLimits
-from harness.errors import HarnessError, ScenarioError
+from harness.errors import (
+    EngineConnectionLost,
+    EngineError,
+    EngineReplyInvalid,
+    HarnessError,
+    ScenarioError,
+    TokenizerMismatch,
+    UnknownWeightVersion,
+)
+from harness.server.responses import error_response
 from harness.server.settings import ServerSettings
 from tests.builders import body, user
 from tests.session_servers.served import says, serving, url_of
@@ -326,3 +335,20 @@ def test_error_bodies_are_json_even_for_odd_paths():
 
     assert json.loads(answer.content)["error"]["code"] == "route_not_found"
     assert len(answer.content) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "may_retry"),
+    [
+        (EngineError, True),
+        (EngineConnectionLost, True),
+        (EngineReplyInvalid, False),
+        (TokenizerMismatch, False),
+        (UnknownWeightVersion, False),
+    ],
+)
+def test_a_client_retries_an_engine_that_may_do_better_next_time(kind: type[EngineError], may_retry: bool) -> None:
+    """Every one is 502, which clients retry unless the header says that it is in vain."""
+    answer = error_response(kind("so it was"), to_agent=True)
+
+    assert (answer.status_code, answer.headers.get("x-should-retry")) == (502, None if may_retry else "false")

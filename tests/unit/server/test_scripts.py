@@ -1,8 +1,9 @@
 """Sessions with a script: their turns say its steps, whatever cuts them, and nothing else is ever sampled for them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,8 +242,8 @@ async def test_an_engine_that_says_its_own_words_is_found_out(kind: str) -> None
         assert (await client.chat(session, HI)).status_code == 200
 
 
-async def test_a_pool_takes_scripts_when_every_worker_follows_them() -> None:
-    """A session may move to any of them. Workers of several kinds do."""
+async def test_a_pool_takes_scripts_when_a_worker_follows_them() -> None:
+    """Sessions with a script are placed on those that do, of any kind, and others on all; with none it takes none."""
     async with AsyncExitStack() as stack:
         sglang, vllm, deaf = [
             await stack.enter_async_context(engine_of(kind, obeys=obeys))
@@ -252,12 +253,24 @@ async def test_a_pool_takes_scripts_when_every_worker_follows_them() -> None:
             session = await client.create(script=SCRIPT)
             await play(client, session, 6)
             assert outputs(await client.record(session)) == [ids(text) for text in SAYINGS]
-        async with serving_with(EnginePool([sglang, deaf]), settings=ALLOWED) as client:
+        pool = EnginePool([deaf, sglang])
+        async with serving_with(pool, settings=ALLOWED) as client:
+            for _ in range(2):
+                session = await client.create(script=SCRIPT)
+                await play(client, session, 6)
+                assert outputs(await client.record(session)) == [ids(text) for text in SAYINGS]
+            sessions = {each.name: each.sessions for each in pool.workers}
+            await client.say(await client.create(), HI)
+            everybody = {each.name: each.sessions for each in pool.workers}
+        async with serving_with(EnginePool([deaf]), settings=ALLOWED) as client:
             assert await refusal_of(client, **CREATE) == (403, "script_refused")
+
+    assert sessions == {"0": 0, "1": 2}
+    assert everybody == {"0": 1, "1": 2}
 
 
 async def test_workers_that_a_pool_finds_are_asked_too() -> None:
-    """Those that join later as well: with one that does not follow, no further session gets a script."""
+    """Those that join later as well: one that does not follow gets no session with a script, and costs none its own."""
     fakes = [make_fake("sglang", scripted(), obeys=True), make_fake("vllm", scripted())]
     async with AsyncExitStack() as stack:
         for fake in fakes:
@@ -265,15 +278,52 @@ async def test_workers_that_a_pool_finds_are_asked_too() -> None:
         listed = [FoundWorker(fakes[0].url, lambda: fake_provider(fakes[0]))]
         pool = DiscoveredPool(lambda: listed, interval_s=0.02)
         client = await stack.enter_async_context(serving_with(pool, settings=ALLOWED))
-        session = await client.create(script=SCRIPT)
-        await play(client, session, 6)
+        early = await client.create(script=SCRIPT)
         listed.append(FoundWorker(fakes[1].url, lambda: fake_provider(fakes[1])))
         await eventually(lambda: len(list(pool.workers)) == len(fakes))
-        refused = await client.http.post("/sessions", json=CREATE)
-        said = outputs(await client.record(session))
+        late = await client.create(script=SCRIPT)
+        for session in (early, late):
+            await play(client, session, 6)
+            assert outputs(await client.record(session)) == [ids(text) for text in SAYINGS]
+        sessions = {each.name: each.sessions for each in pool.workers}
 
-    assert said == [ids(text) for text in SAYINGS]
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "script_refused")
+    assert sessions == {fakes[0].url: 2, fakes[1].url: 0}
+
+
+@asynccontextmanager
+async def left_by_its_follower(queue_timeout_s: float) -> AsyncIterator[tuple[Client, Callable[[], None]]]:
+    """A server whose pool had a worker that follows scripts, and a call that brings it back."""
+    fakes = [make_fake("sglang", scripted(), obeys=True), make_fake("vllm", scripted())]
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await stack.enter_async_context(serving_fake(fake, notices_disconnects=fake is fakes[1]))
+        follower, deaf = [FoundWorker(fake.url, partial(fake_provider, fake)) for fake in fakes]
+        listed = [follower, deaf]
+        pool = DiscoveredPool(lambda: listed, interval_s=0.02, queue_timeout_s=queue_timeout_s)
+        client = await stack.enter_async_context(serving_with(pool, settings=ALLOWED))
+        await eventually(lambda: len(pool.workers) == len(fakes))
+        listed.remove(follower)
+        await eventually(lambda: len(pool.workers) == 1)
+        yield client, lambda: listed.append(follower)
+
+
+async def test_a_turn_waits_for_a_worker_that_follows_scripts_to_come_back() -> None:
+    """As it does in a pool that has nobody left: nothing is refused for good."""
+    async with left_by_its_follower(PATIENCE_S) as (client, bring_back):
+        session = await client.create(script=SCRIPT)
+        turn = asyncio.create_task(client.chat(session, HI))
+        await eventually(lambda: client.engine.waiting == 1)
+        bring_back()
+        assert (await turn).status_code == 200
+
+
+async def test_a_turn_that_no_worker_came_back_for_may_be_asked_for_again() -> None:
+    """It is 503 when its time to wait is used up, and no client is told to give up."""
+    async with left_by_its_follower(0.01) as (client, _):
+        answer = await client.chat(await client.create(script=SCRIPT), HI)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert "x-should-retry" not in answer.headers
 
 
 def test_the_command_line_allows_it_by_name_alone() -> None:
@@ -283,7 +333,7 @@ def test_the_command_line_allows_it_by_name_alone() -> None:
 
 
 async def test_an_engine_that_forgets_how_to_follow_is_not_believed() -> None:
-    """Restarted without the plugin: its answer is refused, and none of it becomes a turn."""
+    """Restarted without the plugin: its answer is refused, and none of it becomes a turn; what came is counted."""
     fake = make_fake("sglang", scripted(), obeys=True)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving_fake(fake, notices_disconnects=False))
@@ -294,7 +344,8 @@ async def test_an_engine_that_forgets_how_to_follow_is_not_believed() -> None:
         record = await client.record(session)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_reply_invalid")
-    assert (outputs(record), record["ledger"]["generated"]) == ([[]], 0)
+    ledger = record["ledger"]
+    assert (outputs(record), ledger["dropped"]) == ([[]], {"invalid_reply": ledger["generated"]})
 
 
 async def test_a_server_that_no_longer_allows_it_serves_no_turn_of_such_a_session(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class DeafEngine(ScriptedEngine):
 
 @pytest.mark.timeout(30)
 async def test_an_engine_that_never_answers_holds_no_server(tmp_path):
-    """Its turn is on disk without output, the client is told to ask again, and the server is gone."""
+    """Its turn is on disk with what had arrived, the client is told to ask again, and the server is gone."""
     engine = DeafEngine(toy_tokenizer(), Script((HANG,)))
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         async with serving_with(engine, store=tmp_path / "s.db", settings=AT_ONCE) as client:
@@ -127,4 +127,4 @@ async def test_an_engine_that_never_answers_holds_no_server(tmp_path):
     [turn] = read_file(tmp_path / "s.db")[session.session_id].turns.values()
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
-    assert (turn.status, turn.end, turn.output) == ("aborted", "server_stopped", [])
+    assert (turn.status, turn.end, len(turn.output) > 0) == ("aborted", "server_stopped", True)

@@ -1,20 +1,25 @@
 """What engines may have sampled and did not hand over stands beside the ledger's sum, wherever the ledger is shown."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 
 import pytest
 
+from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
-from harness.types import GenerationRequest, GenerationResult
+from harness.types import GenerationDelta, GenerationRequest, GenerationResult
 from tests.builders import user
 from tests.fake_engines.fake_server import serving as serving_fake
+from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import fake_provider, make_fake, scripted_engine
 from tests.session_servers.served import Client, Served, says, serving, serving_with
 from tests.session_servers.store_file import ledger_of, read_file
 
 HI = [user("hi")]
-BREAKS = ScriptStep(text="some words", fault=ScriptedFault.DISCONNECT, fault_after=3)
+BREAKS = ScriptStep(text="some words", fault=ScriptedFault.DISCONNECT)
+"""Before anything has come."""
 QUICK = ServerSettings(engine_retry_s=0.01)
 
 
@@ -42,6 +47,22 @@ async def test_a_request_whose_connection_broke_is_unknown_up_to_its_budget():
     assert "harness_unknown_tokens_total 20.0" in page
 
 
+async def test_an_engine_that_goes_away_in_the_middle_is_not_replaced_in_its_request():
+    """Another one of the pool is asked by a request of its own; what both have sampled is in the ledger, or unknown."""
+    goes = scripted_engine(ScriptStep(text="some words", fault=ScriptedFault.UNAVAILABLE, fault_after=3))
+    stays = scripted_engine(*says("some words"))
+    pool = EnginePool([goes, stays])
+    async with serving_with(pool, settings=ServerSettings(engine_retry_s=0.01)) as client:
+        session = await client.create(sampling={"max_tokens": 20})
+        message = await client.say(session, HI)
+        requests, tokens = await unknown_of(client, session)
+        generated = (await client.record(session))["ledger"]["generated"]
+    sampled = (await goes.count_sampled()).tokens + (await stays.count_sampled()).tokens
+
+    assert (message["content"], requests) == ("some words", 1)
+    assert 0 <= sampled - generated <= tokens
+
+
 @pytest.mark.parametrize("fault", [ScriptedFault.UNAVAILABLE, ScriptedFault.REJECT])
 async def test_an_engine_that_took_no_request_has_sampled_nothing(fault):
     """It said so."""
@@ -55,26 +76,66 @@ async def test_an_engine_that_took_no_request_has_sampled_nothing(fault):
 
 
 async def test_an_answer_of_weights_that_nobody_can_name_is_unknown():
-    """It was sampled, though the look at the label behind it, which this API needs, finds a silent server."""
+    """It has come, but no look at the label behind it, which this API needs, is answered: dropped, and more may be."""
     fake = make_fake("vllm-completions", scripted_engine(*says("fine")))
-    sample = fake._whole
+    sample = fake._sampled
 
-    async def sample_and_fall_silent(request: GenerationRequest) -> GenerationResult:
-        result = await sample(request)
+    async def sample_and_fall_silent(
+        request: GenerationRequest, interval: int
+    ) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         fake.is_silent = True
-        return result
+        async for piece in sample(request, interval):
+            yield piece
 
     async with (
         serving_fake(fake, notices_disconnects=True),
         serving_with(fake_provider(fake), settings=ServerSettings(engine_attempts=1)) as client,
     ):
         session = await client.create(sampling={"max_tokens": 20})
-        fake._whole = sample_and_fall_silent  # type: ignore[method-assign]
+        fake._sampled = sample_and_fall_silent  # type: ignore[method-assign]
         failed = await client.chat(session, HI)
         fake.is_silent = False
-        counted = await unknown_of(client, session)
+        counted, ledger = await unknown_of(client, session), (await client.record(session))["ledger"]
 
-    assert (failed.status_code, counted) == (502, (1, 20))
+    assert (failed.status_code, counted) == (502, (1, 15))
+    assert (ledger["generated"], ledger["dropped"]) == (5, {"unversioned": 5})
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+async def test_of_an_engine_that_says_more_than_it_was_asked_for_everything_is_dropped(kind: str):
+    """All of it has come, and none of it is believed: nothing more is unknown."""
+    fake = make_fake(kind, scripted_engine(*says("fine")))
+    async with (
+        serving_fake(fake, notices_disconnects=kind == "vllm"),
+        serving_with(fake_provider(fake), settings=ServerSettings(engine_attempts=1)) as client,
+    ):
+        session = await client.create(sampling={"max_tokens": 20})
+        fake.lie = Lie.TOO_MANY_TOKENS
+        failed = await client.chat(session, HI)
+        counted, ledger = await unknown_of(client, session), (await client.record(session))["ledger"]
+
+    assert (failed.status_code, counted) == (502, (1, 0))
+    assert ledger["generated"] > 20
+    assert ledger["dropped"] == {"invalid_reply": ledger["generated"]}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_request_that_an_engine_gave_up_while_it_ran_is_unknown(workers: int):
+    """SGLang calls itself unavailable then. Another worker is asked for the turn, by a request of its own."""
+    fakes = [make_fake("sglang", scripted_engine(*says("fine"))) for _ in range(workers)]
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await stack.enter_async_context(serving_fake(fake, notices_disconnects=False))
+        pool = EnginePool([fake_provider(fake) for fake in fakes])
+        settings = ServerSettings(engine_attempts=workers, engine_retry_s=0.01)
+        client = await stack.enter_async_context(serving_with(pool, settings=settings))
+        session = await client.create(sampling={"max_tokens": 20})
+        fakes[0].lie = Lie.ABORT_503
+        answered = await client.chat(session, HI)
+        requests, tokens = await unknown_of(client, session)
+
+    assert (requests, 0 < tokens <= 20) == (1, True)
+    assert workers == 1 or answered.status_code == 200
 
 
 async def test_a_turn_that_is_asked_for_again_brings_what_was_unknown_along(tmp_path):
@@ -123,6 +184,36 @@ async def test_an_engine_that_does_not_hand_over_in_time_is_unknown():
         await agent
 
         assert await unknown_of(client, session) == (1, 20)
+
+
+async def test_a_turn_goes_on_from_what_had_arrived_when_the_connection_broke():
+    """Two requests made it; what is unknown is the rest of the first one's budget only."""
+    step = ScriptStep(text="some words", fault=ScriptedFault.DISCONNECT, fault_after=3)
+    async with serving(step, settings=QUICK) as client:
+        session = await client.create(sampling={"max_tokens": 20})
+        message = await client.say(session, HI)
+        counted, [turn] = await unknown_of(client, session), (await client.record(session))["turns"]
+        ledger = (await client.record(session))["ledger"]
+
+    assert (message["content"], counted) == ("some words", (1, 17))
+    assert [(each["start"], each["end"]) for each in turn["segments"]] == [(0, 3), (3, 11)]
+    assert [each["finish_reason"] for each in turn["segments"]] == ["abort", "stop"]
+    assert (turn["status"], ledger["generated"], ledger["trained"], ledger["dropped"]) == ("completed", 11, 11, {})
+
+
+async def test_a_request_that_breaks_again_and_again_ends_the_turn_with_what_there_is():
+    """As often as an engine may cut a turn short; then the agent hears of it, and the same request goes on."""
+    steps = [ScriptStep(text="some words", fault=ScriptedFault.DISCONNECT, fault_after=3)]
+    settings = ServerSettings(engine_retry_s=0.01, max_unsolicited_aborts=0)
+    async with serving(*steps, settings=settings) as client:
+        session = await client.create(sampling={"max_tokens": 20})
+        failed = await client.chat(session, HI)
+        [partial] = (await client.record(session))["turns"]
+        message = await client.say(session, HI)
+        [whole] = (await client.record(session))["turns"]
+
+    assert (failed.status_code, partial["end"], len(partial["output_ids"])) == (502, "engine_failed", 3)
+    assert (message["content"], whole["output_ids"][:3], whole["end"]) == ("some words", partial["output_ids"], "model")
 
 
 async def deaf(request_id: str | None) -> int:

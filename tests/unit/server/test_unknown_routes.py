@@ -1,7 +1,5 @@
 """What is no route of a session server, as its operator sees it."""
 
-from pathlib import Path
-
 import httpx
 import pytest
 from structlog.testing import capture_logs
@@ -11,11 +9,11 @@ from harness.server.responses import MAX_PATTERNS, OTHER, UnknownRoutes
 from tests.session_servers.scripted import scripted_server
 
 
-async def test_an_agent_with_another_dialect_is_seen(tmp_path: Path):
+async def test_an_agent_with_another_dialect_is_seen():
     """Each request is counted, each route told once, whichever session asks for it."""
     with capture_logs() as logs:
         async with (
-            scripted_server(tmp_path, ScriptStep(text="Hello.")) as server,
+            scripted_server(ScriptStep(text="Hello.")) as server,
             httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
         ):
             for session in ("a", "b", "c"):

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
-from harness.machine.environment import for_programs
+from harness.machine.inherited_variables import for_programs
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 INSTRUCTION_FILE = "instruction.md"

@@ -7,7 +7,7 @@ Knows nothing of how the session fared; see `manager.py`.
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
@@ -16,7 +16,7 @@ from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before
-from harness.rollouts.agents.environment import (
+from harness.rollouts.agents.agent_environment import (
     LOG_FILE,
     RESULT_FILE,
     agent_environment,
@@ -76,8 +76,8 @@ class AgentRunner:
         process = self._processes.get(session_id)
         return process is not None and process.signal(number)
 
-    async def ask_to_end(self) -> None:
-        """Call the abort function of every running agent that has one.
+    async def ask_to_end(self, sessions: Collection[str] | None = None) -> None:
+        """Call the abort function of every running agent that has one, or of those that run on `sessions`.
 
         Raises `AgentError` when some of them failed, after all have been called.
         """
@@ -86,18 +86,25 @@ class AgentRunner:
             if isinstance(task.agent, FunctionAgent) and task.agent.abort is not None:
                 await task.agent.abort(session_id=session_id, metadata=dict(task.metadata), **task.agent.kwargs)
 
-        asking = [ask(session_id, running.task) for session_id, running in self._running.items()]
+        asking = [ask(session_id, running.task) for session_id, running in self._running_on(sessions).items()]
         answers = await asyncio.gather(*asking, return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, Exception)]
         if failures:
             raise AgentError(f"{len(failures)} of {len(answers)} agents could not be asked to end: {failures[0]!r}")
 
-    async def all_ended(self, *, timeout_s: float) -> list[str]:
-        """Wait until no agent runs; the sessions of those that do even then."""
-        waited_for = dict(self._running)
+    async def wait_for_all(self, sessions: Collection[str] | None = None, *, timeout_s: float) -> list[str]:
+        """Wait until no agent runs, or none on `sessions`; the sessions of those that do even then."""
+        waited_for = self._running_on(sessions)
         if waited_for:
             await asyncio.wait([running.ended for running in waited_for.values()], timeout=timeout_s)
         return [session_id for session_id, running in waited_for.items() if not running.ended.done()]
+
+    def _running_on(self, sessions: Collection[str] | None) -> dict[str, _Running]:
+        return {
+            session_id: running
+            for session_id, running in self._running.items()
+            if sessions is None or session_id in sessions
+        }
 
     async def _run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
         try:

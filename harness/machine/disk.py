@@ -1,0 +1,32 @@
+"""Failures of the disk have names: a full one, which a user can do something about, is told apart from a broken one."""
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.errors import StoreError, StoreFull
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@contextmanager
+def disk_failures(path: Path) -> Iterator[None]:
+    """Errors of the operating system or SQLite about `path` become a `StoreError`, or a `StoreFull`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise disk_full(path) from error
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise disk_full(path) from error
+        raise StoreError(f"{path}: {error}") from error
+
+
+def disk_full(path: Path) -> StoreFull:
+    """The error of a full disk under `path`."""
+    return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")

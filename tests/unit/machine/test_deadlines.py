@@ -1,0 +1,95 @@
+"""Waiting for what others wrote: nothing is left behind, and no cancellation is lost."""
+
+import asyncio
+
+import pytest
+
+from harness.machine.deadlines import beside
+
+PATIENCE_S = 30
+
+
+async def test_what_goes_on_beside_a_block_ends_with_it():
+    """It has ended when the block is left, its own end included."""
+    said: list[str] = []
+
+    async def work() -> None:
+        try:
+            said.append("begun")
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            said.append("ended")
+
+    async with beside(work(), name="work"):
+        await asyncio.sleep(0)
+    said.append("left")
+
+    assert said == ["begun", "ended", "left"]
+
+
+async def test_a_cancellation_that_comes_while_the_work_ends_is_not_lost():
+    """The caller is cancelled when the work has ended, and does nothing of what stands behind the block."""
+    is_ending, may_end, said = asyncio.Event(), asyncio.Event(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_ending.set()
+            await may_end.wait()
+            said.append("ended")
+
+    async def caller() -> None:
+        async with beside(work(), name="work"):
+            await asyncio.sleep(0)
+        said.append("went on")
+
+    running = asyncio.create_task(caller())
+    async with asyncio.timeout(PATIENCE_S):
+        await is_ending.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait({running})
+
+    assert (running.cancelled(), said) == (True, ["ended"])
+
+
+async def test_a_failure_beside_a_block_is_raised_behind_it():
+    """The block comes to its own end first."""
+    said: list[str] = []
+
+    async def work() -> None:
+        raise ValueError("no weights")
+
+    async def caller() -> None:
+        async with beside(work(), name="work"):
+            await asyncio.sleep(0)
+            said.append("the end")
+
+    with pytest.raises(ValueError, match="no weights"):
+        await caller()
+
+    assert said == ["the end"]
+
+
+async def test_a_cancellation_counts_for_more_than_a_failure_beside_the_block():
+    """A caller that is cancelled ends as cancelled: whoever did that waits for nothing else."""
+    has_failed = asyncio.Event()
+
+    async def work() -> None:
+        has_failed.set()
+        raise ValueError("no weights")
+
+    async def caller() -> None:
+        async with beside(work(), name="work"):
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(caller())
+    async with asyncio.timeout(PATIENCE_S):
+        await has_failed.wait()
+        running.cancel()
+        await asyncio.wait({running})
+
+    assert running.cancelled()

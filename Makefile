@@ -8,6 +8,9 @@ PY := $(BIN)/python
 MODEL := smollm2-135m-instruct
 PYTEST_ARGS ?= -n 2 --dist loadgroup --durations=40 --durations-min=5
 
+# pytest rewrites its plugins and the tests, and a test starts a hundred processes: all of them read what was compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run check test bench soak setup setup-dev model lint types layers unit pytest fmt clean help
 
 help:  ## list the recipes
@@ -16,24 +19,30 @@ help:  ## list the recipes
 run: setup model  ## a scenario, end to end, on a real model
 	$(PY) -m harness run quickstart $(ARGS)
 
-check: setup-dev lint types layers unit  ## what to run before every commit: two minutes, no model, no agents
+# The type checker has one core, and the tests the other until it is done. Where make can, each recipe prints when it ends.
+check: setup-dev  ## what to run before every commit: two minutes, no model, no agents
+	@$(MAKE) --no-print-directory --jobs $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint types layers unit
 
 test: setup-dev model lint types layers pytest  ## everything that runs without a GPU
 
-bench: setup-dev  ## figures of the session server, as ratios to a bare one
+bench: setup-dev  ## figures of the session server, as ratios to a bare one, and of packs
 	$(PY) bench/startup.py
 	$(PY) bench/session_server.py $(ARGS)
+	$(PY) bench/turn_overhead.py
 	$(PY) bench/encoding.py
 	$(PY) bench/repeat_guard.py
+	$(PY) bench/packing.py
 
-soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 1,000 aborts, 50 on each real engine
+soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_stateful.py \
 		tests/system/server/test_faults_stateful.py tests/conformance/families/test_properties.py
 	$(PY) -m tests.conformance.families.serve_many
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	$(PY) -W error soak/abort_cycles.py --cycles 1000
-	$(PY) -W error soak/abort_cycles.py --cycles 50 --sessions 8 --work-s 0.2 2 --engine sglang
-	$(PY) -W error soak/abort_cycles.py --cycles 50 --sessions 8 --work-s 0.2 2 --engine vllm
+	$(PY) -W error soak/abort_cycles.py --engine sglang --turns 6 --cycles 300 --sessions 32 --dtype bfloat16
+	$(PY) -W error soak/abort_cycles.py --engine vllm --turns 6 --cycles 300 --sessions 32 --dtype bfloat16
+	$(PY) -W error soak/engine_deaths.py --engine sglang --deaths 5
+	$(PY) -W error soak/engine_deaths.py --engine vllm --deaths 5
 
 setup: $(VENV)/.installed-run
 
@@ -53,9 +62,9 @@ layers: setup-dev
 	$(PY) -c "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
 
 # A fifth of the random examples. Four workers keep two cores busy, because a test waits for servers, processes and clocks
-# longer than it computes; more threads of torch would only wait for each other.
+# longer than it computes, and a worker has to collect all tests first; more threads of torch would only wait for each other.
 unit: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 6 -q --hypothesis-profile=check -m "not model and not agent" tests/unit
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 4 -q --hypothesis-profile=check -m "not model and not agent" tests/unit
 
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)

@@ -103,6 +103,7 @@ class SamplingWishes:
     min_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
     min_new_tokens: int | None = None
     json_schema: str | None = None

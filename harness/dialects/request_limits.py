@@ -33,6 +33,7 @@ class RequestLimits:
     arguments_bytes: int = _MIB
     """JSON arguments of one tool call in the history."""
     stop_strings: int = 16
+    """Also the most ids in `stop_token_ids`."""
     stop_characters: int = 256
     """Of one stop string."""
     metadata_bytes: int = _MIB
@@ -82,6 +83,7 @@ class RequestLimits:
     def check_sampling(self, wishes: SamplingWishes) -> None:
         """Raises `OverLimit` when an agent, or the owner of a session, asks for more than this."""
         self.require("stop_strings", len(wishes.stop), "stop")
+        self.require("stop_strings", len(wishes.stop_token_ids), "stop_token_ids")
         self.require("stop_characters", max(map(len, wishes.stop), default=0), "stop")
         self.require("schema_bytes", utf8_bytes(wishes.json_schema or ""), "response_format")
 

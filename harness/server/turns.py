@@ -242,7 +242,10 @@ class TurnService:
             return break_off_turn(admission, output, dismissal, self.clock())
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
         context_ids = admission.request.context_ids[-TAIL:].tolist()
-        sampled = SampledOutput(output.ids.tolist(), context_ids, self.prompts.forced_ids(asked), stop)
+        ids = output.ids.tolist()
+        if output.matched_stop in set(admission.params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids:
+            ids.pop()  # no content, like a stop string
+        sampled = SampledOutput(ids, context_ids, self.prompts.forced_ids(asked), stop)
         parsed = self.chat_tokenizer.parse(sampled, asked.tools if asked.tool_mode is not ToolMode.NONE else ())
         has_calls, is_stale = bool(parsed.tool_calls), generation.limit is not None
         reply = Reply(

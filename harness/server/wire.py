@@ -30,6 +30,7 @@ ANONYMOUS_TTL_S = 3600.0
 _SHOWN = 20  # digits of a declared length
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -49,6 +50,7 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: tuple[_Text, ...] = ()
+    stop_token_ids: tuple[_TokenId, ...] = ()
 
 
 class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):

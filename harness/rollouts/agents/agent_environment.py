@@ -19,6 +19,7 @@ from harness.machine.inherited_variables import for_programs
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 INSTRUCTION_FILE = "instruction.md"
+MESSAGES_FILE = "messages.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "agent.log"
 
@@ -40,7 +41,6 @@ def agent_environment(
     exempt = (parent.get("no_proxy") or parent.get("NO_PROXY"), urlsplit(session.base_url).hostname)
     no_proxy = ",".join(filter(None, exempt))
     workdir = task.workdir.absolute()
-    fits = len(task.prompt.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in task.prompt
     package_indexes = {
         name: value for name, value in parent.items() if name.startswith(_PREFIXES) and not _SECRET.search(name)
     }
@@ -57,8 +57,7 @@ def agent_environment(
         "PYTHONUTF8": "1",
         "HARNESS_MODEL": task.model,
         "HARNESS_SESSION_ID": session.session_id,
-        **({"HARNESS_INSTRUCTION": task.prompt} if fits else {}),
-        "HARNESS_INSTRUCTION_FILE": str(workdir / INSTRUCTION_FILE),
+        **_prompt_variables(task, workdir),
         "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
         "HARNESS_REQUEST_KWARGS": json.dumps(task.request_kwargs),
         "HARNESS_METADATA": json.dumps(task.metadata),
@@ -66,8 +65,25 @@ def agent_environment(
     }
 
 
-def prepare_workdir(workdir: Path, prompt: str) -> None:
-    """Make `workdir` ready for one agent: the instruction in place, no result of an earlier attempt."""
+def prepare_workdir(task: AgentTask) -> None:
+    """Make the working directory of `task` ready: the prompt in place, no result of an earlier attempt."""
+    workdir = task.workdir
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / INSTRUCTION_FILE).write_text(prompt, encoding="utf-8")
+    if task.instruction is not None:
+        (workdir / INSTRUCTION_FILE).write_text(task.instruction, encoding="utf-8")
+    if not isinstance(task.prompt, str):
+        (workdir / MESSAGES_FILE).write_text(json.dumps(task.prompt), encoding="utf-8")
     (workdir / RESULT_FILE).unlink(missing_ok=True)
+
+
+def _prompt_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
+    """Where a program finds its prompt; an instruction itself, too, where it fits into a variable."""
+    variables: dict[str, str] = {}
+    instruction = task.instruction
+    if instruction is not None:
+        variables["HARNESS_INSTRUCTION_FILE"] = str(workdir / INSTRUCTION_FILE)
+        if len(instruction.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in instruction:
+            variables["HARNESS_INSTRUCTION"] = instruction
+    if not isinstance(task.prompt, str):
+        variables["HARNESS_MESSAGES_FILE"] = str(workdir / MESSAGES_FILE)
+    return variables

@@ -1,7 +1,7 @@
 """Runs one agent to its end, program or function, and leaves nothing of it behind.
 
-Knows the working directory of a rollout (`instruction.md` in, `result.json` and `agent.log` out) and the deadline.
-Knows nothing of how the session fared; see `manager.py`.
+Knows the working directory of a rollout (`instruction.md` or `messages.json` in, `result.json` and `agent.log` out) and
+the deadline. Knows nothing of how the session fared; see `manager.py`.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class AgentRunner:
 
     async def _run(self, task: AgentTask, session: SessionHandle, signal: AbortSignal) -> AgentRun:
         try:
-            prepare_workdir(task.workdir, task.prompt)
+            prepare_workdir(task)
             log = AgentLog(task.workdir / LOG_FILE)
         except (OSError, ValueError) as error:
             return AgentRun(AgentEnd(Ending.NOT_PREPARED, detail=str(error)))

@@ -1,18 +1,19 @@
 """The input of a rollout: an agent, program or function, and its task."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ScenarioError
-from harness.types import Json
+from harness.types import Json, Message
 
 AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
 """`async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`; `base_url` ends in `/v1`.
 
-`request_kwargs` carries the model's name; `kwargs` are `session_id`, `api_key` and those of the `FunctionAgent`.
+`prompt` is that of the `AgentTask`; `request_kwargs` carries the model's name; `kwargs` are `session_id`, `api_key` and
+those of the `FunctionAgent`.
 """
 
 
@@ -53,10 +54,11 @@ class AgentTask:
     """One rollout to run."""
 
     agent: Agent
-    prompt: str
-    """The instruction, handed over by file and by environment variable."""
+    prompt: str | Sequence[Message]
+    """The instruction, or the messages that a conversation begins with. Functions get it as it is, programs an
+    instruction by file and environment variable, messages as a JSON file (`HARNESS_MESSAGES_FILE`)."""
     workdir: Path
-    """A directory of this rollout's own: `agent.log`, `instruction.md`, `result.json` of the agent."""
+    """A directory of this rollout's own: `instruction.md` or `messages.json`, `agent.log`, `result.json`."""
     model: str
     """Model name for the agent's client."""
     deadline_s: float = 600.0
@@ -68,8 +70,18 @@ class AgentTask:
     resumes: str | None = None
     """The session of a rollout that was cut short with `Keep.SESSIONS`: this one goes on from what it has recorded."""
 
+    @property
+    def instruction(self) -> str | None:
+        """The prompt as one text; None for messages that are more than a text of the user's."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        match self.prompt:
+            case [{"role": "user", "content": str(text)}]:
+                return text
+        return None
+
     def require_text(self) -> None:
-        """Raise `ScenarioError` where a part of the task that leaves this process holds a lone surrogate.
+        """Raise `ScenarioError` where a part of the task that leaves this process is no JSON or holds a lone surrogate.
 
         Such a string can be read (JSON escapes it, file names hold it) and cannot be written in UTF-8.
         """
@@ -77,5 +89,7 @@ class AgentTask:
         for name, part in parts.items():
             try:
                 json.dumps(part, ensure_ascii=False).encode()
+            except TypeError as error:
+                raise ScenarioError(f"{name}: expected JSON: {error}") from error
             except UnicodeEncodeError as error:
                 raise ScenarioError(f"{name}: expected text, got a lone surrogate: {error}; replace it") from error

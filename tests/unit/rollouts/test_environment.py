@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,17 @@ from harness.rollouts.agents.task import AgentTask, ProgramAgent
 SESSION = SessionHandle("a1b2", "http://gpu-host:8000/sessions/a1b2", "sk-session")
 
 
-def environment(parent: dict[str, str] | None = None, *, prompt: str = "Guess.", **agent_env: str) -> dict[str, str]:
-    """The environment of an agent whose harness has the environment `parent`."""
+def task_of(prompt: Any = "Guess.", workdir: Path = Path("/run/0"), **agent_env: str) -> AgentTask:
+    """A task for a program."""
     agent = ProgramAgent("probe", ("probe",), agent_env)
-    task = AgentTask(agent, prompt, Path("/run/0"), "smollm2", request_kwargs={"temperature": 1}, metadata={"n": 2})
-    return agent_environment(agent, task, SESSION, parent or {})
+    return AgentTask(agent, prompt, workdir, "smollm2", request_kwargs={"temperature": 1}, metadata={"n": 2})
+
+
+def environment(parent: dict[str, str] | None = None, *, prompt: Any = "Guess.", **agent_env: str) -> dict[str, str]:
+    """The environment of an agent whose harness has the environment `parent`."""
+    task = task_of(prompt, **agent_env)
+    assert isinstance(task.agent, ProgramAgent)
+    return agent_environment(task.agent, task, SESSION, parent or {})
 
 
 def test_a_client_finds_its_session():
@@ -102,7 +109,7 @@ def test_the_agents_own_settings_win():
 @pytest.mark.parametrize("prompt", ["x" * (MAX_INSTRUCTION_BYTES + 1), "nul \0 byte"])
 def test_an_instruction_that_no_variable_can_hold_is_in_the_file_only(prompt: str, tmp_path: Path):
     """The agent starts all the same."""
-    prepare_workdir(tmp_path, prompt)
+    prepare_workdir(task_of(prompt, tmp_path))
 
     assert "HARNESS_INSTRUCTION" not in environment(prompt=prompt)
     assert (tmp_path / "instruction.md").read_text() == prompt
@@ -111,6 +118,28 @@ def test_an_instruction_that_no_variable_can_hold_is_in_the_file_only(prompt: st
 def test_a_result_of_an_earlier_attempt_is_not_found(tmp_path: Path):
     """Each attempt starts without a result."""
     (tmp_path / "result.json").write_text("{}")
-    prepare_workdir(tmp_path, "Guess.")
+    prepare_workdir(task_of(workdir=tmp_path))
 
     assert not (tmp_path / "result.json").exists()
+
+
+def test_messages_are_handed_over_as_a_file(tmp_path: Path):
+    """A conversation is no instruction: an agent that knows only instructions finds none, and no half of it."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Guess."}]
+    env = environment(prompt=messages)
+    prepare_workdir(task_of(messages, tmp_path))
+
+    assert env["HARNESS_MESSAGES_FILE"] == "/run/0/messages.json"
+    assert not {"HARNESS_INSTRUCTION", "HARNESS_INSTRUCTION_FILE"} & env.keys()
+    assert json.loads((tmp_path / "messages.json").read_text()) == messages
+    assert not (tmp_path / "instruction.md").exists()
+
+
+def test_one_text_of_the_users_is_an_instruction(tmp_path: Path):
+    """However it was spelled; without messages there is no file of them."""
+    env = environment(prompt=[{"role": "user", "content": "Guess."}])
+    prepare_workdir(task_of([{"role": "user", "content": "Guess."}], tmp_path))
+
+    assert (env["HARNESS_INSTRUCTION"], env["HARNESS_MESSAGES_FILE"]) == ("Guess.", "/run/0/messages.json")
+    assert (tmp_path / "instruction.md").read_text() == "Guess."
+    assert "HARNESS_MESSAGES_FILE" not in environment()

@@ -117,6 +117,30 @@ async def test_a_lone_surrogate_is_an_outcome(tmp_path: Path, part: str, changes
     assert rollout.outcome.detail.startswith(f"{part}: expected text, got a lone surrogate: ")
 
 
+async def test_messages_that_are_no_json_are_an_outcome(tmp_path: Path):
+    """They could be handed to no program."""
+    async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
+        rollout = await manager.run(program(tmp_path, "ask('Hello?')", prompt=[{"role": "user", "content": b"Hi"}]))
+
+    assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.NOT_STARTED, Cause.SCENARIO)
+    assert rollout.outcome.detail.startswith("prompt: expected JSON: ")
+
+
+async def test_a_function_gets_messages_as_they_are(tmp_path: Path):
+    """A list of them is what function agents of other frameworks expect."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+    got: list[Any] = []
+
+    async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
+        got.append(prompt)
+        await chat(base_url, "Hello?")
+
+    async with manager_of(ScriptStep(text="Hello.")) as (manager, _):
+        rollout = await manager.run(function(tmp_path, run, prompt=messages))
+
+    assert (rollout.outcome.kind, got) == (OutcomeKind.FINISHED, [messages])
+
+
 async def test_a_path_that_is_none_is_an_outcome(tmp_path: Path):
     """A directory that no system call takes."""
     task = program(tmp_path / "a\0b", "ask('Hello?')")

@@ -83,6 +83,7 @@ async def test_a_request_over_a_limit_is_refused_by_the_name_of_the_limit(limit,
         ("metadata_bytes", {"metadata": {"a": "x" * 100}}),
         ("json_depth", {"metadata": nested(9)}),
         ("stop_strings", {"sampling": {"stop": ["a", "b", "c"]}}),
+        ("stop_strings", {"sampling": {"stop_token_ids": [1, 2, 3]}}),
     ],
 )
 async def test_a_session_over_a_limit_is_refused_by_the_name_of_the_limit(limit, config):

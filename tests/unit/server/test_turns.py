@@ -71,6 +71,22 @@ async def test_a_stop_string_stays_in_the_ids_and_leaves_the_content():
     assert turn["output_ids"] == ids("one\nObservation:")
 
 
+async def test_a_stop_id_of_the_owner_stays_in_the_ids_and_leaves_the_content():
+    """Like a stop string; the branch goes on behind it, with the answer closed as the template closes it."""
+    [stop_id] = toy_tokenizer().encode("!")
+    async with serving(*says("Hello! And more.", "Fine.")) as client:
+        session = await client.create(sampling={"stop_token_ids": [stop_id]})
+        first = await client.say(session, HI)
+        await client.say(session, [*HI, first, user("and?")])
+        before, after = (await client.record(session))["turns"]
+
+    assert (first["content"], before["end"], before["output_ids"][-1]) == ("Hello", "model", stop_id)
+    assert after["parent"] == 0
+    assert after["prompt_ids"][: before["prompt_length"] + before["output_length"]] == (
+        before["prompt_ids"] + before["output_ids"]
+    )
+
+
 async def test_after_a_stop_string_the_branch_goes_on_exactly():
     """The turn is closed with the template's marker, as prompt; nothing sampled is lost or changed."""
     async with serving(*says("one STOP", "two")) as client:

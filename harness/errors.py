@@ -4,7 +4,10 @@
     ├── RequestError               the client sent something that cannot be served; state unchanged
     │   ├── MalformedRequest       400, names the field
     │   ├── OverLimit              400, names the limit: `over_limit`
-    │   │   └── BodyTooLarge       413
+    │   │   ├── BodyTooLarge       413
+    │   │   ├── HeadersTooLarge    431
+    │   │   ├── TooSlow            408, it did not arrive in time
+    │   │   └── TooMany            429 + Retry-After, too much at one time
     │   ├── PromptTooLong          400, `context_length_exceeded`
     │   ├── Unauthorized           401
     │   ├── ScriptRefused          403, a script where tokens may not be forced, or cannot be
@@ -134,6 +137,30 @@ class BodyTooLarge(OverLimit):
 
     status = 413
     code = "body_too_large"
+
+
+class HeadersTooLarge(OverLimit):
+    """The header lines of a request exceed the server's limits."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class TooSlow(OverLimit):
+    """A request, or the reader of an answer, takes longer than the server waits."""
+
+    status = 408
+    code = "too_slow"
+    retryable = True
+
+
+class TooMany(OverLimit):
+    """More at one time than the operator allows: of sessions, or of calls of one session; for now."""
+
+    status = 429
+    code = "too_many"
+    retryable = True
+    retry_after_s = 1
 
 
 class PromptTooLong(RequestError):

@@ -72,6 +72,15 @@ _StopGrace = Annotated[
     ),
 ]
 
+_WriteTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="HARNESS_WRITE_TIMEOUT",
+        min=0,
+        help="Seconds after which a client that takes nothing of its answer counts as one that left.",
+    ),
+]
+
 _AdminToken = Annotated[
     str | None,
     typer.Option(
@@ -166,6 +175,7 @@ class ServerOptions:
     pause_timeout: _PauseTimeout = 600.0
     drain_grace: _DrainGrace = 20.0
     stop_grace: _StopGrace = 5.0
+    write_timeout: _WriteTimeout = 60.0
     admin_token: _AdminToken = None
     no_auth: _NoAuth = False
     open_paths: _OpenPaths = False
@@ -195,6 +205,7 @@ class ServerOptions:
             pause_timeout_s=self.pause_timeout,
             drain_grace_s=self.drain_grace,
             stop_grace_s=self.stop_grace,
+            write_timeout_s=self.write_timeout,
             matchings=tuple(self.matching or ()),
             limits=read_limits(self.limit or ()),
             allow_forced_tokens=self.allow_forced_tokens,

@@ -1,4 +1,4 @@
-"""How much one request may hold: the operator's limits, and the check of a request's normal form against them.
+"""How much a client may ask for: the operator's limits, and the check of a request's normal form against them.
 
 Whatever the dialect, work and memory grow with these counts: a template runs once per message, an encoder of JSON holds
 the interpreter for a whole schema, an engine looks for every stop string at every token. The defaults leave room for a
@@ -17,11 +17,14 @@ from harness.types import Json, Message, SamplingWishes
 
 _MIB: Final = 1 << 20
 _DIGITS: Final = 15
+_MOST: Final = 1 << 40
+_MOST_BY_NAME: Final = {"json_depth": 500, "header_seconds": 86_400, "body_seconds": 86_400}
+"""Of depth, what encoders that recurse can write."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The most that one request may hold."""
+    """The most that one request may hold, and that clients may ask for at one time."""
 
     body_bytes: int = 8 * _MIB
     """Of the body as it is sent; known before anything is parsed, which holds the interpreter for 4 ms per MB."""
@@ -44,6 +47,26 @@ class RequestLimits:
     """Levels in tools, schemas and metadata."""
     waiting_bytes: int = 256 * _MIB
     """Of all the requests that wait for a place off the event loop together; beyond that, 503 and `retry-after`."""
+    header_bytes: int = 65_536
+    """Of the first line of a request and its header lines together."""
+    header_lines: int = 128
+    header_seconds: int = 30
+    """For them to arrive, from the first byte on."""
+    body_seconds: int = 300
+    """For the body to arrive."""
+    sessions: int = 100_000
+    """Held at one time."""
+    calls: int = 256
+    """Model calls of one session at one time, those that arrive or wait at the gate among them."""
+    calls_bytes: int = 64 * _MIB
+    """Of their bodies together."""
+
+    def check_numbers(self) -> None:
+        """Raises `ScenarioError` naming a limit that cannot be meant: below 1, no whole number, or absurdly large."""
+        for name in (each.name for each in fields(self)):
+            number, most = getattr(self, name), _MOST_BY_NAME.get(name, _MOST)
+            if type(number) is not int or not 1 <= number <= most:
+                raise ScenarioError(f"limit {name}: expected a whole number from 1 to {most}, got {number!r}")
 
     def require(self, limit: str, came: int, param: str) -> None:
         """Raises `OverLimit` naming `param` when `came` is more than the limit of that name."""
@@ -105,7 +128,9 @@ def read_limits(settings: Sequence[str]) -> RequestLimits:
                 f"limit: expected NAME=NUMBER with a number above 0 and one of {', '.join(names)}; got {setting!r}"
             )
         stated[name] = int(number)
-    return RequestLimits(**stated)
+    limits = RequestLimits(**stated)
+    limits.check_numbers()
+    return limits
 
 
 def utf8_bytes(text: str) -> int:

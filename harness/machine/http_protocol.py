@@ -19,24 +19,17 @@ read their answer close in the same way, also those that throw it away. A proxy 
 reads for the client; then an answer counts as delivered once the proxy has it.
 """
 
-import asyncio
 import select
-import struct
 from collections.abc import Callable
-from socket import SO_LINGER, SOL_SOCKET
 from typing import Protocol
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
+
+from harness.machine.http_bounds import BoundedProtocol
 
 CONNECTION = "harness.connection"
 """Where the state of a request's scope has its `Connection`."""
 
-BESIDE_BODY_BYTES = 1 << 20
-"""Of a request: its first line, its header lines, what frames the chunks of its body."""
-
-_NO_FAREWELL = struct.pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
 _FAILED = select.POLLHUP | select.POLLERR
 _CLOSED = getattr(select, "POLLRDHUP", 0) | _FAILED  # the first exists on Linux only
 
@@ -81,58 +74,11 @@ class Delivery:
             self._mark(False)
 
 
-class ServerConnections(ServerState):
-    """The connections of one server. Once they have been reset, so is one that had been accepted and not begun."""
-
-    are_reset = False
-
-    def reset_all(self) -> None:
-        """Reset every connection, and every one that comes."""
-        self.are_reset = True
-        for connection in list(self.connections):
-            _reset(connection.transport)
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _NO_FAREWELL)
-    transport.abort()
-
-
-class ResetAwareProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, a `Connection` to the requests that it carries; part of a server's `ServerConnections`.
-
-    uvicorn takes any number of header lines, from anybody who reaches the port; here they end at `BESIDE_BODY_BYTES`.
-    The parser does not say how many bytes it has taken for them: all that arrive are counted, and those that it hands
-    out as body are taken off again. It hands them out inside of `super().data_received`, so what is left after that
-    call lies around the body. The count begins anew with the next request.
-    """
+class ResetAwareProtocol(BoundedProtocol):
+    """uvicorn's HTTP protocol within bounds, a `Connection` to the requests that it carries."""
 
     on_reset: Callable[[], None] | None = None
     _is_gone = False
-    _beside_body_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
-        """A connection begins, unless those of the server have been reset."""
-        super().connection_made(transport)
-        if isinstance(self.server_state, ServerConnections) and self.server_state.are_reset:
-            _reset(transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Take in `data`; the connection ends with 400 when there is too much around the body of a request."""
-        self._beside_body_bytes += len(data)
-        super().data_received(data)
-        if self._beside_body_bytes > BESIDE_BODY_BYTES and not self.transport.is_closing():
-            self.send_400_response("the header lines of this request are too long")
-
-    def on_body(self, body: bytes) -> None:
-        """A piece of the body, whose length its reader bounds (`wire.read_body`)."""
-        self._beside_body_bytes -= len(body)
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """The request is complete; another one may begin."""
-        self._beside_body_bytes = 0
-        super().on_message_complete()
 
     def on_message_begin(self) -> None:
         """The next request says that the last answer was read."""
@@ -141,10 +87,10 @@ class ResetAwareProtocol(HttpToolsProtocol):
         self.scope["state"][CONNECTION] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A reset says that the last answer was not read; a plain close says nothing."""
+        """A reset, of theirs or ours, says that the last answer was not read; a plain close says nothing."""
         self._is_gone = True
         super().connection_lost(exc)
-        if isinstance(exc, ConnectionError) and self.on_reset is not None:
+        if (self.was_let_go or isinstance(exc, ConnectionError)) and self.on_reset is not None:
             self.on_reset()
 
     def is_closed_by_client(self) -> bool:
@@ -153,7 +99,7 @@ class ResetAwareProtocol(HttpToolsProtocol):
 
     def is_reset(self) -> bool:
         """See `Connection`."""
-        return self._poll(_FAILED)
+        return self.was_let_go or self._poll(_FAILED)
 
     def _poll(self, events: int) -> bool:
         socket = self.transport.get_extra_info("socket")

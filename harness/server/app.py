@@ -54,7 +54,7 @@ class SessionServer:
         self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
         self._turns = turns
         self._metrics = turns.metrics
-        self._errors = ErrorAnswers(turns.metrics, turns.settings)
+        self.errors = ErrorAnswers(turns.metrics, turns.settings)
         self._last_sweep: SweepReport | None = None
         self._start = secrets.token_hex(8)
 
@@ -63,7 +63,7 @@ class SessionServer:
         admin = partial(for_operators, admin_token=self.settings.admin_token)
         app = Starlette(
             routes=[
-                *ModelCalls(self._turns, self.sessions, self._errors).routes(),
+                *ModelCalls(self._turns, self.sessions, self.errors).routes(),
                 Route("/sessions/drain", admin(partial(self._shut, HoldKind.DRAIN)), methods=["POST"]),
                 Route("/sessions/pause", admin(partial(self._shut, HoldKind.PAUSE)), methods=["POST"]),
                 Route("/sessions/renew", admin(self._renew), methods=["POST"]),
@@ -77,7 +77,7 @@ class SessionServer:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", admin(self._render_metrics), methods=["GET"]),
             ],
-            exception_handlers=self._errors.by_type(),
+            exception_handlers=self.errors.by_type(),
         )
         app.router.redirect_slashes = False  # agents get an answer they can parse, not a redirect
         return app

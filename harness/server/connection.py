@@ -9,13 +9,15 @@ to end by themselves, then they are dismissed, and their engines get a while to 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 from starlette.types import Receive
 
-from harness.errors import ClientLeft, HarnessError, ServerStopping
+from harness.dialects.request_limits import RequestLimits
+from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
 from harness.machine.deadlines import within
 
 HAND_OVER_S = 5.0
@@ -121,6 +123,41 @@ class ClientConnection:
             self.require_there()
 
 
+class CallPlaces:
+    """Places for the model calls of each session, which has one key: so many at one time, with so many bytes."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._calls: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    @contextmanager
+    def take(self, session_id: str) -> Iterator[Callable[[int], None]]:
+        """A place for a call of that session in the block, which counts the bytes of its body with the value.
+
+        Both raise `TooMany`. A call has its place from before its body arrives until its answer is written.
+        """
+        if self._calls[session_id] >= self._limits.calls:
+            raise _too_many("calls", self._limits.calls)
+        self._calls[session_id] += 1
+        own = 0
+
+        def count(size_bytes: int) -> None:
+            nonlocal own
+            own += size_bytes
+            self._bytes[session_id] += size_bytes
+            if self._bytes[session_id] > self._limits.calls_bytes:
+                raise _too_many("calls_bytes", self._limits.calls_bytes)
+
+        try:
+            yield count
+        finally:
+            self._bytes[session_id] -= own
+            self._calls[session_id] -= 1
+            if not self._calls[session_id]:
+                del self._calls[session_id], self._bytes[session_id]
+
+
 class Callers:
     """The clients whose requests are being worked on now."""
 
@@ -170,6 +207,14 @@ class Callers:
         """Tell everybody that the server stops; what their engines have they hand over within `hand_over_s`."""
         for client in list(self._present):
             client.dismiss(_stopping(), hand_over_s=hand_over_s)
+
+
+def _too_many(limit: str, most: int) -> TooMany:
+    return TooMany(
+        f"expected at most {most} {limit.replace('_', ' ')} of a session at one time (the server's limit `{limit}`);"
+        " ask again when another one has ended",
+        limit=limit,
+    )
 
 
 def _stopping() -> ServerStopping:

@@ -7,7 +7,7 @@ from the recorded turn by the dialect of the route that it came to.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -26,7 +26,7 @@ from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import HarnessError
 from harness.machine.http_protocol import Delivery
 from harness.server.access import credential, is_operator, require_key
-from harness.server.connection import ClientConnection
+from harness.server.connection import CallPlaces, ClientConnection
 from harness.server.registry import SessionRegistry
 from harness.server.responses import ErrorAnswers, json_response
 from harness.server.turns import ModelCall, ServedTurn, TurnService
@@ -57,6 +57,7 @@ class ModelCalls:
         self._sessions = sessions
         self._errors = errors
         self._settings = turns.settings
+        self._places = CallPlaces(turns.settings.limits)
 
     def routes(self) -> list[Route]:
         """Below the base URL of every session, and at the root for clients that know a key and no path."""
@@ -72,7 +73,15 @@ class ModelCalls:
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         session = self._session_of(request)
-        body = await read_body(request, self._settings.limits)
+        with ExitStack() as place:
+            count = place.enter_context(self._places.take(session.session_id))
+            body = await read_body(request, self._settings.limits, count)
+            return await self._answer_call(dialect, request, session, body, place)
+
+    async def _answer_call(
+        self, dialect: Dialect, request: Request, session: Session, body: bytes, place: ExitStack
+    ) -> Response:
+        """The answer to the call that `body` is; a streamed one keeps its `place`."""
         client = ClientConnection(request.receive, request.headers)
         with _count_refusals(session):
             call = await self._turns.read(session, dialect, body, client)
@@ -83,7 +92,7 @@ class ModelCalls:
                 failure=partial(self._errors.end_stream, request),
                 delivery=lambda answer: self._delivery(request, call, answer),
             )
-            return StreamedAnswer(turn, client, comment_every_s=self._settings.comment_every_s)
+            return StreamedAnswer(turn, client, place.pop_all(), comment_every_s=self._settings.comment_every_s)
         async with client.watch():
             answer = await self._serve(dialect, call)
             is_delivered = await client.is_still_there()
@@ -166,17 +175,24 @@ class StreamedAnswer(Response, Generic[_T]):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, turn: StreamedTurn[_T], client: ClientConnection, *, comment_every_s: float) -> None:
+    def __init__(
+        self, turn: StreamedTurn[_T], client: ClientConnection, place: ExitStack, *, comment_every_s: float
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(_HEADERS_OF_STREAMS)
         self._turn = turn
         self._client = client
+        self._place = place
         self._comment_every_s = comment_every_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the turn. Raises its error when that comes before anything was sent."""
         del scope, receive
+        with self._place:
+            await self._serve_and_send(send)
+
+    async def _serve_and_send(self, send: Send) -> None:
         async with self._client.watch(), _run(self._turn.serve()) as serving:
             if await self._ends_soon(serving):
                 await serving

@@ -16,7 +16,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from harness.dialects.dialect import DIALECTS, Dialect, dialect_of
-from harness.errors import GateClosed, HarnessError, MethodNotAllowed, OverLimit, RouteNotFound, ServerBusy, TurnRefused
+from harness.errors import (
+    GateClosed,
+    HarnessError,
+    MethodNotAllowed,
+    OverLimit,
+    RequestError,
+    RouteNotFound,
+    ServerBusy,
+    TooMany,
+    TurnRefused,
+)
 from harness.server.access import is_operator
 from harness.server.settings import ServerSettings
 from harness.telemetry.metrics import ServerMetrics
@@ -44,7 +54,7 @@ def error_response(error: HarnessError, *, to_agent: bool, dialect: Dialect = DI
     operators: see `HarnessError.message_to_agents`.
     """
     headers: dict[str, str] = {}
-    if isinstance(error, GateClosed | ServerBusy):
+    if isinstance(error, GateClosed | ServerBusy | TooMany):
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, TurnRefused) or not error.retryable:
         headers["x-should-retry"] = "false"
@@ -82,6 +92,12 @@ class ErrorAnswers:
         to_agent = not is_operator(request.headers, self._admin_token)
         return error_response(error, to_agent=to_agent, dialect=self._dialect_of(request))
 
+    def refuse_connection(self, error: RequestError) -> Response:
+        """The answer to what no route has seen, because it is no request, too long or too slow."""
+        self._count(error)
+        log.info("connection_refused", code=error.code, error=error.message)
+        return error_response(error, to_agent=True)
+
     def end_stream(self, request: Request, error: HarnessError) -> bytes:
         """The same as the end of a streamed answer that has begun."""
         self._note(request, error)
@@ -89,10 +105,13 @@ class ErrorAnswers:
         message = error.message_to_agents if to_agent else error.message
         return self._dialect_of(request).error_part(error, message)
 
-    def _note(self, request: Request, error: HarnessError) -> None:
+    def _count(self, error: HarnessError) -> None:
         self._metrics.error_answered(error.code)
         if isinstance(error, OverLimit):
             self._metrics.over_limit(error.limit)
+
+    def _note(self, request: Request, error: HarnessError) -> None:
+        self._count(error)
         log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
 
     def _dialect_of(self, request: Request) -> Dialect:

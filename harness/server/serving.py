@@ -16,7 +16,8 @@ from harness.engines.base import ContinuesAtEntry, ProvesScripts, TokenProvider
 from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
-from harness.machine.http_protocol import ResetAwareProtocol, ServerConnections
+from harness.machine.http_bounds import ConnectionBounds, ServerConnections
+from harness.machine.http_protocol import ResetAwareProtocol
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions
@@ -107,7 +108,9 @@ async def serve(
         engine.workers.excuse_silence(lambda: gatekeeper.gate.has_pause)
         await stack.enter_async_context(running(turns.live.follow()))
         app = await stack.enter_async_context(around(server))
-        embedded = await stack.enter_async_context(answering(_HangingUpServer(app), listener))
+        connections = ServerConnections(_bounds(settings), server.errors.refuse_connection)
+        await stack.enter_async_context(running(connections.watch_for_ever()))
+        embedded = await stack.enter_async_context(answering(_HangingUpServer(app, connections), listener))
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
@@ -150,6 +153,17 @@ async def serve_forever(
         await stop.wait()
 
 
+def _bounds(settings: ServerSettings) -> ConnectionBounds:
+    limits = settings.limits
+    return ConnectionBounds(
+        header_bytes=limits.header_bytes,
+        header_lines=limits.header_lines,
+        header_s=limits.header_seconds,
+        body_s=limits.body_seconds,
+        write_s=settings.write_timeout_s,
+    )
+
+
 def _log_family(chat_tokenizer: ChatTokenizer) -> None:
     """Say how conversations become ids: which turns go on exactly, and where the template would rewrite them."""
     family = chat_tokenizer.describe()
@@ -167,7 +181,7 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
 class _HangingUpServer(EmbeddedServer):
     """Can end as if its process had been killed."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, connections: ServerConnections) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -177,9 +191,10 @@ class _HangingUpServer(EmbeddedServer):
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
                 http=ResetAwareProtocol,
+                ws="none",  # which other protocols a program has installed, opens no door here
             )
         )
-        self.server_state = self._connections = ServerConnections()
+        self.server_state = self._connections = connections
 
     def hang_up(self) -> None:
         """Stop listening and reset every connection; what is being answered goes on, for nobody."""

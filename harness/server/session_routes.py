@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from harness.errors import MalformedRequest
+from harness.errors import MalformedRequest, TooMany
 from harness.samples.codec import sample_to_binary, sample_to_json
 from harness.samples.merge import count_empty, merge_branches
 from harness.server.access import for_operators, require_admin
@@ -84,6 +84,12 @@ class SessionRoutes:
                 await self._turns.live.look()
             with self._turns.callers.present(client):
                 await self._turns.gatekeeper.enter(Work.CREATE, client)
+            most = self._settings.limits.sessions
+            if len(self._sessions) >= most and config.resumes is None:
+                raise TooMany(
+                    f"expected at most {most} sessions at one time (the server's limit `sessions`); delete some",
+                    limit="sessions",
+                )
             # With no wait in between, a drain meets the gate or the session.
             session = await self._sessions.open(config, self._turns.live.version)
         base = self._settings.public_url or str(request.base_url)

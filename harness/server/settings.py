@@ -9,6 +9,20 @@ from harness.errors import MalformedRequest, ScenarioError
 from harness.tokens.matching import normal_form
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
+_LONGEST_S = 10 * 365 * 86_400.0
+_SHORTEST_S = 0.001
+_SECONDS = (
+    "pause_timeout_s",
+    "drain_grace_s",
+    "stop_grace_s",
+    "write_timeout_s",
+    "comment_every_s",
+    "engine_retry_s",
+    "idle_ttl_s",
+    "keep_closed_s",
+)
+_MAY_BE_ZERO = ("pause_timeout_s", "drain_grace_s", "stop_grace_s", "engine_retry_s")
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -34,6 +48,8 @@ class ServerSettings:
     """How long turns in flight may go on when the server is told to end; the rest waits on disk for the next server."""
     comment_every_s: float = 5.0
     """How long a streamed answer waits before it begins with a comment, and between two comments."""
+    write_timeout_s: float = 60.0
+    """How long an answer may wait for a client that takes nothing of it; then the client counts as one that left."""
     engine_attempts: int = 3
     """How often a request is sent to an engine that fails in a way that may pass."""
     engine_retry_s: float = 0.25
@@ -61,7 +77,16 @@ class ServerSettings:
     """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""
 
     def check(self) -> None:
-        """Raises `ScenarioError` for a server open to the network without a token, or a matching that is none."""
+        """Raises `ScenarioError`.
+
+        For a server open to the network without a token, a matching that is none, a number that cannot be meant.
+        """
+        self.limits.check_numbers()
+        for name in _SECONDS:
+            seconds = getattr(self, name)
+            least = 0.0 if name in _MAY_BE_ZERO else _SHORTEST_S
+            if seconds is not None and not least <= seconds <= _LONGEST_S:  # no comparison holds for a NaN
+                raise ScenarioError(f"{name}: expected {least:g}..{_LONGEST_S:g} seconds, got {seconds}")
         try:
             is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:  # a name of whatever

@@ -3,6 +3,7 @@
 The meaning of a model call's body is for its dialect to say.
 """
 
+import asyncio
 from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
-from harness.errors import BodyTooLarge, MalformedRequest
+from harness.errors import BodyTooLarge, MalformedRequest, TooSlow
 from harness.samples.merge import Selection
 from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
@@ -103,8 +104,10 @@ _metadata_decoder = msgspec.json.Decoder(dict[str, Any])
 _renewals = msgspec.json.Decoder(RenewRequest)
 
 
-async def read_body(request: Request, limits: RequestLimits) -> bytes:
-    """The request body. Raises `BodyTooLarge` as soon as it is known to be too long.
+async def read_body(request: Request, limits: RequestLimits, count: Callable[[int], None] | None = None) -> bytes:
+    """The request body. Raises `BodyTooLarge` as soon as it is known to be too long, `TooSlow` when it takes too long.
+
+    Its bytes are told to `count` as they arrive, which may refuse them.
 
     A body of a length that its header declares too long is not read; one that declares none is read up to the limit.
     """
@@ -112,13 +115,22 @@ async def read_body(request: Request, limits: RequestLimits) -> bytes:
     chunks: list[bytes] = []
     size_bytes = 0
     if not declared.isdecimal() or (len(declared) <= _SHOWN and int(declared) <= limits.body_bytes):
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size_bytes += len(chunk)
-            if size_bytes > limits.body_bytes:
-                break
-        else:
-            return b"".join(chunks)
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                async for chunk in request.stream():
+                    chunks.append(chunk)
+                    size_bytes += len(chunk)
+                    if size_bytes > limits.body_bytes:
+                        break
+                    if count is not None:
+                        count(len(chunk))
+                else:
+                    return b"".join(chunks)
+        except TimeoutError as error:
+            raise TooSlow(
+                f"body: expected within {limits.body_seconds} s (the server's limit `body_seconds`)",
+                limit="body_seconds",
+            ) from error
     raise BodyTooLarge(
         f"body: expected at most {limits.body_bytes} bytes (the server's limit `body_bytes`),"
         f" got {declared[:_SHOWN] or f'{size_bytes} and more'}",

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from harness.machine.http_protocol import BESIDE_BODY_BYTES
+from harness.machine.http_bounds import FRAMING_BYTES
 from tests.session_servers.served import says, serving, url_of
 
 LINES = b"a: b\r\n" * 10_000
@@ -31,14 +31,14 @@ async def test_a_head_without_end_ends_its_connection(begin, more):
         _, writer = await asyncio.open_connection(address.hostname, address.port)
         writer.write(begin)
         with suppress(ConnectionError):
-            while sent_bytes < 64 * BESIDE_BODY_BYTES:
+            while sent_bytes < 64 * FRAMING_BYTES:
                 writer.write(more)
                 await writer.drain()
                 sent_bytes += len(more)
         writer.close()
         alive = await client.http.get("/health")
 
-    assert sent_bytes < 64 * BESIDE_BODY_BYTES
+    assert sent_bytes < 64 * FRAMING_BYTES
     assert alive.status_code == 200
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,7 +275,7 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
         sent.append(message)
 
     turn = StreamedTurn(serve=serve, content=bytes, failure=pytest.fail, delivery=pytest.fail)
-    answer = StreamedAnswer(turn, ClientConnection(receive, {}), comment_every_s=0.01)
+    answer = StreamedAnswer(turn, ClientConnection(receive, {}), ExitStack(), comment_every_s=0.01)
     with pytest.raises(ZeroDivisionError):
         await answer({}, receive, send)
 

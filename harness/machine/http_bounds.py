@@ -1,0 +1,255 @@
+"""HTTP connections that take so much at most, for so long at most.
+
+Whoever reaches the port costs a connection, before anybody has asked for a credential. uvicorn and its parser take any
+number of header lines, of any length, at any pace, and hold an answer for ever that is not read. Here
+
+- header lines, and what frames the chunks of a body, are counted and bounded;
+- the head of a request has to arrive in time, and its body too: its reader waits for it no longer, and afterwards it
+  is discarded for a moment only;
+- an answer has to be read: whoever takes nothing of it in time is let go, as if it had closed the connection;
+- requests do not overlap. One that comes before the answer to the last is not read, nor is anything behind it, and the
+  connection ends with that answer; an agent that leaves is noticed in any case. (uvicorn queues such requests, stops
+  reading, and tells only the last one that its client has left.)
+
+Times are looked at every second for all connections of a server together, which costs a request nothing. The bound of
+a body is its reader's (`server.wire.read_body`).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from socket import SO_LINGER, SOL_SOCKET
+from struct import pack
+
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from harness.errors import HeadersTooLarge, MalformedRequest, RequestError, TooSlow
+
+FRAMING_BYTES = 1 << 20
+"""Of a request: its head, and what frames the chunks of its body."""
+
+_LOOK_EVERY_S = 1.0
+_LINGER_S = 2.0  # in which what is still on its way is discarded: a close at once would take the answer along
+_STEP_BYTES = 1 << 16  # that a client has to take of an answer, or all that is left, to count as one that reads
+
+_NO_FAREWELL = pack("ii", 1, 0)  # close with a reset, whatever is unsent or unread
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """The most that a connection may cost."""
+
+    header_bytes: int
+    """Of the first line of a request and its header lines together."""
+    header_lines: int
+    header_s: float
+    """For all of them to arrive, from the first byte on."""
+    body_s: float
+    """For the body behind them. Its reader gives it up then; the connection follows if nobody reads it."""
+    write_s: float
+    """Without a client taking anything of what it was sent."""
+
+
+class ServerConnections(ServerState):
+    """The connections of one server, within bounds. Once they have been reset, so is one that comes."""
+
+    are_reset = False
+
+    def __init__(self, bounds: ConnectionBounds, answer: Callable[[RequestError], Response]) -> None:
+        super().__init__()
+        self.bounds = bounds
+        self.answer = answer
+        """To what no application has seen, and counts it."""
+
+    async def watch_for_ever(self) -> None:
+        """End every connection whose time is over."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for connection in list(self.connections):
+                if isinstance(connection, BoundedProtocol):
+                    connection.look(loop.time())
+
+    def reset_all(self) -> None:
+        """Reset every connection, and every one that comes."""
+        self.are_reset = True
+        for connection in list(self.connections):
+            _reset(connection.transport)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _NO_FAREWELL)
+    transport.abort()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol within the bounds of its `ServerConnections`.
+
+    The parser does not say how many bytes it has taken: all that arrive are counted, and those that it hands out as
+    body are taken off again. It hands them out inside of `super().data_received`, so what is left after that call lies
+    around the body. The counts begin anew with the next request.
+    """
+
+    was_let_go = False
+    """Reset because its client did not read what it was sent."""
+    _server: ServerConnections
+    _error: RequestError | None = None
+    _is_deaf = False  # nothing more is read
+    _is_in_head = True
+    _arrives_since: float | None = None  # the request that arrives now; None between two
+    _ends_at: float | None = None
+    _head_bytes = _header_lines = _beside_body_bytes = 0
+    _unread_bytes = 0
+    _unread_since: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
+        """A connection begins, unless those of the server have been reset."""
+        super().connection_made(transport)
+        assert isinstance(self.server_state, ServerConnections)
+        self._server = self.server_state
+        self._arrives_since = self.loop.time()
+        if self._server.are_reset:
+            _reset(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in `data`; the connection ends when there is too much around the body of a request."""
+        self._beside_body_bytes += len(data)
+        if self._is_deaf:
+            if self._beside_body_bytes > 2 * FRAMING_BYTES:
+                _reset(self.transport)
+            return
+        if self._arrives_since is None:
+            self._arrives_since = self.loop.time()
+        super().data_received(data)
+        self._bound_rest()
+
+    def on_message_begin(self) -> None:
+        """A request begins; one that does so before the answer to the last is not read."""
+        if self._is_answering():
+            raise MalformedRequest("expected no request before the answer to the last one")
+        super().on_message_begin()
+        self._is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the first line."""
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header line. Those behind a body are dropped: the application has read its headers."""
+        self._head_bytes += len(name) + len(value) + len(": \r\n")
+        self._header_lines += 1
+        self._bound_head(self._head_bytes)
+        if self._error is not None:
+            raise self._error
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The body begins, if there is one."""
+        self._is_in_head = False
+        self._arrives_since = self.loop.time()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body, whose length its reader bounds."""
+        self._beside_body_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete; another one may begin."""
+        self._arrives_since = self._ends_at = None
+        self._head_bytes = self._header_lines = self._beside_body_bytes = 0
+        self._is_in_head = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer is complete, which may be before its request is."""
+        super().on_response_complete()
+        if self._arrives_since is not None and not self._is_deaf:
+            self._ends_at = self.loop.time() + _LINGER_S
+
+    def send_400_response(self, msg: str) -> None:
+        """Read nothing more; answer, unless a complete request still waits for its own answer, with which it ends."""
+        self._is_deaf = True
+        if self._is_answering() and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            return
+        self._ends_at = self.loop.time() + _LINGER_S
+        if self._is_answering():
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+            self.cycle.disconnected = True  # it has its answer; its reader waits for the rest of a body no longer
+            self.cycle.message_event.set()
+        answer = self._server.answer(self._error or MalformedRequest(f"expected an HTTP request: {msg}"))
+        lines = [f"HTTP/1.1 {answer.status_code} {HTTPStatus(answer.status_code).phrase}".encode()]
+        lines += [name + b": " + value for name, value in (*answer.raw_headers, (b"connection", b"close"))]
+        self.transport.write(b"\r\n".join((*lines, b"", bytes(answer.body))))
+        self.transport.write_eof()
+
+    def look(self, now: float) -> None:
+        """End the connection when its time is over."""
+        if self._has_stopped_reading(now):
+            self.was_let_go = True
+            self._server.answer(TooSlow("an answer was not read in time", limit="write_timeout"))
+            _reset(self.transport)
+        elif self._ends_at is not None and now > self._ends_at:
+            self.transport.abort()
+        elif self._arrives_since is not None and not self._is_deaf:
+            bounds = self._server.bounds
+            if not self._is_in_head:
+                if now > self._arrives_since + bounds.body_s + _LINGER_S:  # its reader would have ended it
+                    self.transport.abort()
+            elif now > self._arrives_since + bounds.header_s:
+                if self._beside_body_bytes:
+                    self._error = TooSlow(
+                        f"expected the header lines within {bounds.header_s:g} s (the server's limit `header_seconds`)",
+                        limit="header_seconds",
+                    )
+                    self.send_400_response("")
+                else:  # it has not said a word
+                    self.transport.close()
+
+    def _has_stopped_reading(self, now: float) -> bool:
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0:
+            self._unread_since = None
+        elif self._unread_since is None or self._unread_bytes - unread >= _STEP_BYTES:
+            self._unread_bytes, self._unread_since = unread, now
+        else:
+            self._unread_bytes = max(self._unread_bytes, unread)
+            return now > self._unread_since + self._server.bounds.write_s
+        return False
+
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _bound_rest(self) -> None:
+        """Bound what the parser has taken and handed to nobody."""
+        if self._is_deaf:
+            return
+        if self._is_in_head:
+            self._bound_head(self._beside_body_bytes)
+        elif self._beside_body_bytes > FRAMING_BYTES:
+            self._error = HeadersTooLarge(
+                f"expected at most {FRAMING_BYTES} bytes around the chunks of a body, got more", limit="header_bytes"
+            )
+        if self._error is not None:
+            self.send_400_response("")
+
+    def _bound_head(self, size_bytes: int) -> None:
+        bounds = self._server.bounds
+        for limit, came, most in (
+            ("header_bytes", size_bytes, bounds.header_bytes),
+            ("header_lines", self._header_lines, bounds.header_lines),
+        ):
+            if came > most:
+                self._error = HeadersTooLarge(
+                    f"expected at most {most} {limit.replace('_', ' ')} (the server's limit `{limit}`), got more",
+                    limit=limit,
+                )

@@ -155,7 +155,7 @@ class StepCollection:
         played = await self._running.end_all(Keep.SESSIONS if self._keeps else Keep.SAMPLES)
         for each in played:
             attempt, ended = self._attempts.pop(each.index), self._judge(each)
-            if ended.fate is RolloutFate.REPLACED:
+            if ended.fate is RolloutFate.REPLACED or (each.scored is not None and each.scored.has_kept_session):
                 self._places.leave(attempt, ended)
             else:
                 self._places.settle(attempt, ended)

@@ -3,8 +3,16 @@
 A plan counts groups from 0 in the order in which they begin. Those that the step before left come first, then the
 rank's slice of the step, then spare ones, whose numbers lie above the budget and are no other rank's.
 
-Every rollout that has a session is recorded once, in the step that it comes to its end in. The tokens of one that was
-cut short in the step before are in its successor's session; where nobody took that over, the old one is recorded.
+Every rollout that has a session is recorded once, in the step that it comes to its end in. One that goes on from a kept
+session has a session of its own, which begins by taking over the tokens of that one. How it ended says who holds them:
+
+    how it ended                        recorded with           the kept session
+    with a session of its own           its own session         was taken over
+    never begun, or refused one         the kept session        is given back
+    without one in any other way        no session              is given back, if it is there
+
+In the last row (cancelled, drained, no answer) nobody here knows whether the server had come to taking it over. Either
+way one session is left behind that no step stands for, and the database of the run books it as `interrupted`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +23,7 @@ from harness.collector.fates import RolloutFate
 from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
 from harness.collector.step_plan import RolloutAttempt
 from harness.collector.step_rules import StepRules
+from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 
 _USES = {
@@ -68,7 +77,7 @@ class StepPlaces:
 
     def __init__(self, step: int, rules: StepRules, inherited: Sequence[CarriedGroup] = ()) -> None:
         self.unclaimed: list[str] = []
-        """Sessions that had been kept to go on from, and that nobody takes over any more."""
+        """Sessions that had been kept to go on from, and that nobody takes over any more; some may have been before."""
         self.delivered: list[GroupIndex] = []
         """The groups that were handed over, in order."""
         self._step = step
@@ -178,10 +187,11 @@ class StepPlaces:
 
     def _record(self, attempt: RolloutAttempt, ended: EndedRollout, use: RolloutUse) -> None:
         place, scored = self._place(attempt), ended.scored
-        if place.cut_short is not None and (scored is None or scored.rollout.session_id is None):
-            scored = place.cut_short  # nobody has taken its session over: its tokens are still there
-            self.unclaimed.append(str(scored.rollout.session_id))
-        place.cut_short = None
+        kept, place.cut_short = place.cut_short, None
+        if kept is not None and (scored is None or scored.rollout.session_id is None):
+            self.unclaimed.append(str(kept.rollout.session_id))
+            was_refused = scored is not None and scored.rollout.outcome.kind is OutcomeKind.NOT_STARTED
+            scored = kept if was_refused or not place.is_begun else scored
         rollout = None if scored is None else scored.rollout
         settled = SettledRollout(
             index=ended.index,

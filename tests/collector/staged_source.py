@@ -24,6 +24,8 @@ class Part:
     """It gets no session when it wants to go on from one."""
     is_deaf: bool = False
     """It ignores that it is ended, and obeys its cancellation only."""
+    cut_as: OutcomeKind = OutcomeKind.DRAINED
+    """How it ends when it is ended: an agent may make something else of it that its turn was cut."""
 
 
 @dataclass(slots=True)
@@ -66,24 +68,28 @@ class StagedSource:
         await asyncio.wait(running.values(), timeout=0.01)
 
     async def give_back(self, session_id: str) -> None:
-        """The session is gone."""
-        del self.sessions[session_id]
+        """The session is gone, if nobody has taken it over."""
+        self.sessions.pop(session_id, None)
 
     async def _run(self, index: RolloutIndex, part: Part, resumes: str | None) -> ScoredRollout:
-        for _ in range(part.rounds[0]):
-            await asyncio.sleep(0)
+        try:
+            for _ in range(part.rounds[0]):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.lost += self.sessions.get(resumes or "", 0)
+            raise
         if part.raises:
             raise OSError("no space left on device")
         if part.is_refused and resumes:
             refused = Outcome(OutcomeKind.NOT_STARTED, None, "no session")
             return ScoredRollout(index, Rollout(None, refused, (), {}, None, seconds=0.0), None)
-        session, kind = f"session {next(self._numbers)}", part.kind
+        session, kind, is_cut = f"session {next(self._numbers)}", part.kind, False
         self.sessions[session] = self.sessions.pop(resumes, 0) if resumes else 0
         try:
             rounds = 0
             while rounds < part.rounds[1] or part.is_deaf:
                 if index in self._told and not part.is_deaf:
-                    kind = OutcomeKind.DRAINED
+                    kind, is_cut = part.cut_as, True
                     break
                 self.sessions[session] += 1
                 self.sampled += 1
@@ -96,7 +102,7 @@ class StagedSource:
             raise
         else:
             tokens = self.sessions[session]
-            is_kept = kind is OutcomeKind.DRAINED and self._told.get(index) is Keep.SESSIONS
+            is_kept = is_cut and self._told.get(index) is Keep.SESSIONS
             if not is_kept:
                 del self.sessions[session]
         record = {"ledger": Ledger(tokens, tokens).to_json()}

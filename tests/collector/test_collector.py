@@ -54,6 +54,7 @@ def parts_by(seed: int) -> Callable[[RolloutIndex], Part]:
             ),
             reward=draw.choice([0.0, 0.5, 0.75, 1.0, 1.0, 1.0, None, float("nan")]),
             is_deaf=draw.random() < 0.03,
+            cut_as=draw.choice([OutcomeKind.DRAINED, OutcomeKind.DRAINED, OutcomeKind.TIMED_OUT]),
         )
 
     return part_of
@@ -301,3 +302,17 @@ async def test_sessions_that_nobody_goes_on_from_are_given_back():
         assert not twins.sessions
     assert last.groups == (GroupIndex(0, 1),)
     assert tokens_of(first) + tokens_of(last) == twins.sampled
+
+
+async def test_a_kept_session_of_an_agent_that_counts_as_failed_is_gone_on_from():
+    """How the agent took the end of its turn says nothing about the policy, so it fills no place."""
+    slow = Part(rounds=(0, 60, 0), cut_as=OutcomeKind.TIMED_OUT)
+    rules = StepRules(
+        StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME, on_failure=OnFailure.COUNT
+    )
+    source = StagedSource(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
+    async with Collector(source, rules) as collector:
+        first = await collector.begin(0).finished()
+        assert [list(group.cut_short) for group in first.carried] == [[0]]
+        await collector.begin(1, is_last=True).finished()
+    assert not source.sessions

@@ -20,6 +20,7 @@ from harness.rollouts.seeds import derive_seed
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
+from harness.store.base import SessionStore
 from harness.store.memory import MemoryStore
 from harness.types import Json
 from tests.builders import toy_template
@@ -88,13 +89,17 @@ async def reward_of(index: RolloutIndex, rollout: Rollout) -> float:
 
 @asynccontextmanager
 async def playing(
-    directory: Path, *steps: ScriptStep, engine: TokenProvider | None = None, settings: ServerSettings | None = None
+    directory: Path,
+    *steps: ScriptStep,
+    engine: TokenProvider | None = None,
+    settings: ServerSettings | None = None,
+    store: SessionStore | None = None,
 ) -> AsyncIterator[Field]:
-    """A field, with a scripted engine unless another one is given."""
+    """A field, with a scripted engine and a store in memory unless others are given."""
     template = toy_template()
     chosen = engine or ScriptedEngine(template.tokenizer, Script(steps or SAID))
     async with (
-        serve(chosen, template, MemoryStore(), settings) as server,
+        serve(chosen, template, store or MemoryStore(), settings) as server,
         SessionManager(server.url, engines=[chosen], deadlines=DEADLINES, grace_s=0.5) as manager,
         httpx.AsyncClient(timeout=60, trust_env=False, limits=httpx.Limits(max_connections=100)) as http,
     ):

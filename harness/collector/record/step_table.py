@@ -101,7 +101,8 @@ class StepTable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._resources.close()
+        with self._lock:  # a thread may be at work whose caller was cancelled
+            self._resources.close()
 
     @property
     def position(self) -> Position:

@@ -6,7 +6,7 @@ place in training comes again.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.collector.record.step_table import StepTable
@@ -25,6 +25,7 @@ class KeptRollouts:
     table: StepTable
     database: Path
     """Of the table, and of the session server."""
+    _recalled: set[RolloutIndex] = field(default_factory=set, init=False)  # being looked for; the source has not begun
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
         """See `RolloutSource`.
@@ -32,7 +33,7 @@ class KeptRollouts:
         Raises `StoreFull` when the server could not make a turn durable, and `StoreError` when the rollout cannot be
         kept.
         """
-        if resumes is None and (kept := await asyncio.to_thread(self.table.recall, index)) is not None:
+        if resumes is None and (kept := await self._recall(index)) is not None:
             return kept
         scored = await self.source.run(index, resumes)
         if scored.rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
@@ -43,8 +44,17 @@ class KeptRollouts:
 
     async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
         """See `RolloutSource`."""
+        for index in running.keys() & self._recalled:
+            running[index].cancel()  # it has no session
         await self.source.end(running, keep)
 
     async def give_back(self, session_id: str) -> None:
         """See `RolloutSource`."""
         await self.source.give_back(session_id)
+
+    async def _recall(self, index: RolloutIndex) -> ScoredRollout | None:
+        self._recalled.add(index)
+        try:
+            return await asyncio.to_thread(self.table.recall, index)
+        finally:
+            self._recalled.remove(index)

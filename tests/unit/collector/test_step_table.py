@@ -1,6 +1,7 @@
 """Steps in a run's database: whatever dies between two writes, each rollout is in one committed step at most."""
 
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -507,6 +508,24 @@ async def test_another_trainer_is_refused(run: Run):
         table.commit(0)
     with run.table() as table:
         assert table.position.step == 1
+
+
+def test_a_table_is_closed_behind_the_call_that_is_at_work(tmp_path: Path):
+    """Whoever awaited it may be cancelled, and its thread goes on."""
+    is_asked, goes_on, path = threading.Event(), threading.Event(), tmp_path / "run.db"
+
+    def tell_time() -> float:
+        is_asked.set()
+        assert goes_on.wait(30)
+        return 1_000.0
+
+    with StepTable(path, clock=tell_time) as table:
+        planning = threading.Thread(target=table.plan, args=(0,))
+        planning.start()
+        assert is_asked.wait(30)
+        threading.Timer(0.1, goes_on.set).start()
+    planning.join()
+    assert Run(path).query("SELECT state FROM steps") == [("planned",)]
 
 
 def test_a_run_without_a_store_of_its_own_has_steps_too(tmp_path: Path):

@@ -56,6 +56,7 @@ class StagedSource:
         self.most_running = max(self.most_running, len(self.running))
         self._told.pop(index, None)
         try:
+            await self._wait_for_session(self.part_of(index).rounds[0], resumes)
             return await self._run(index, self.part_of(index), resumes)
         finally:
             self.running.remove(index)
@@ -71,13 +72,15 @@ class StagedSource:
         """The session is gone, if nobody has taken it over."""
         self.sessions.pop(session_id, None)
 
-    async def _run(self, index: RolloutIndex, part: Part, resumes: str | None) -> ScoredRollout:
+    async def _wait_for_session(self, rounds: int, resumes: str | None) -> None:
         try:
-            for _ in range(part.rounds[0]):
+            for _ in range(rounds):
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.lost += self.sessions.get(resumes or "", 0)
             raise
+
+    async def _run(self, index: RolloutIndex, part: Part, resumes: str | None) -> ScoredRollout:
         if part.raises:
             raise OSError("no space left on device")
         if part.is_refused and resumes:

@@ -307,9 +307,7 @@ async def test_sessions_that_nobody_goes_on_from_are_given_back():
 async def test_a_kept_session_of_an_agent_that_counts_as_failed_is_gone_on_from():
     """How the agent took the end of its turn says nothing about the policy, so it fills no place."""
     slow = Part(rounds=(0, 60, 0), cut_as=OutcomeKind.TIMED_OUT)
-    rules = StepRules(
-        StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME, on_failure=OnFailure.COUNT
-    )
+    rules = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME, on_failure=OnFailure.COUNT)
     source = StagedSource(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
     async with Collector(source, rules) as collector:
         first = await collector.begin(0).finished()

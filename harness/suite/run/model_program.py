@@ -14,6 +14,7 @@ import hashlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import harness
@@ -24,6 +25,7 @@ from harness.machine.process_group import reap, signal_group
 from harness.machine.progress import silent
 from harness.machine.watchdog import Watchdog
 from harness.models import resolve_model
+from harness.suite.record.rundir import RunDirectory
 from harness.suite.scenarios.folder import SCENARIO_FILE
 
 PROGRAM_S = 900.0
@@ -55,11 +57,23 @@ async def make_model(program: Path, seed: int, *, deadline_s: float = PROGRAM_S)
 
 def _recipe(program: Path, seed: int) -> dict[str, str]:
     """All that determines the bytes of the folder, as far as anybody knows."""
-    digest = hashlib.sha256()
-    for path in sorted(program.parent.iterdir()):
-        if path.is_file() and path.name != SCENARIO_FILE:
-            digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    digest, folder = hashlib.sha256(), program.parent
+    for path in _files_in(folder):
+        name = path.relative_to(folder).as_posix()
+        if name != SCENARIO_FILE:
+            digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return {"program": program.name, "digest": digest.hexdigest(), "seed": str(seed), "harness": harness.__version__}
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Every file that was put there by hand: none of a cache, of version control, or of a run that was begun there."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            yield path
+        elif not (
+            path.is_symlink() or path.name.startswith((".", "__pycache__")) or RunDirectory(path).database.exists()
+        ):
+            yield from _files_in(path)
 
 
 async def _run(program: Path, built: Path, seed: int, deadline_s: float) -> None:

@@ -30,7 +30,7 @@ def _weights(model: Path) -> str:
 
 
 async def test_it_is_made_once_for_a_seed_and_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The same seed and files give the folder that is there; another seed, and a changed file, give another one."""
+    """The same seed and files give the folder that is there; another seed, and a file changed at any depth, another."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     program = _program(tmp_path / "game")
     first = await make_model(program, 1)
@@ -40,6 +40,19 @@ async def test_it_is_made_once_for_a_seed_and_its_files(tmp_path: Path, monkeypa
     changed = await make_model(program, 1)
     assert (changed / "tokenizer.json").read_text() == "three"
     assert (first / "tokenizer.json").read_text() == "one two"
+
+    inside = program.parent / "data" / "words"
+    inside.mkdir(parents=True)
+    (inside / "more.txt").write_text("four")
+    deeper = await make_model(program, 1)
+    assert deeper != changed
+    (inside / "more.txt").write_text("five")
+    assert await make_model(program, 1) != deeper
+    (inside / "more.txt").write_text("four")
+    for name in ("__pycache__", ".git", "runs/one"):
+        (inside / name).mkdir(parents=True)
+        (inside / name / "run.db").write_bytes(b"nothing that the program reads")
+    assert await make_model(program, 1) == deeper
 
 
 @pytest.mark.parametrize(

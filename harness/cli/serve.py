@@ -56,9 +56,7 @@ def serve(
 
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
-    from harness.engines.sglang_server import NativeServer
-    from harness.router.engine_verbs import with_verbs
-    from harness.server.serving import alone, serve_forever
+    from harness.server.serving import Around, alone, serve_forever
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
 
@@ -76,6 +74,10 @@ def serve(
         said = f"serving sessions at {running.url}; Ctrl+C stops"
         server.announce(running, settings, said, as_json=as_json)
 
-    native = NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path())
-    around = alone if EngineName.parse(engine).urls else with_verbs(native, settings)
+    around: Around = alone
+    if not EngineName.parse(engine).urls:
+        from harness.engines.sglang_server import NativeServer
+        from harness.router.engine_verbs import with_verbs
+
+        around = with_verbs(NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path()), settings)
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))

@@ -33,7 +33,7 @@ def _as_it_is(text: str) -> str:
 
 _TEXT_FORMS: tuple[TextForm, ...] = (_as_it_is, str.strip, lambda text: json.dumps(text, ensure_ascii=False))
 _MOST_MARKERS = 40  # some tokenizers have a thousand reserved ones
-_TRANSITIONS = tuple(
+COMMON_TRANSITIONS = frozenset(
     Transition(system, after_tools, calls, roles, has_tools)
     for calls, roles in ((0, ("user",)), (1, ("tool",)), (2, ("tool", "tool")))
     for system, after_tools, has_tools in product((False, True), repeat=3)
@@ -95,18 +95,15 @@ def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
     return [message["content"] for message in messages]
 
 
-def build_suffixes(tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> dict[Transition, CachedSuffix]:
-    """The suffixes of common transitions that are as good as the prefix trick."""
-    suffixes: dict[Transition, CachedSuffix] = {}
-    for transition in _TRANSITIONS:
-        slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
-        tools = dummy_tools() if transition.has_tools else ()
-        text = text_of(transition, dummy_messages(transition.roles, slots), tools)
-        candidates = () if text is None else _cut(text, slots, tokenizer)
-        suffix = next((each for each in candidates if _is_right(each, transition, tokenizer, ids_of)), None)
-        if suffix is not None:
-            suffixes[transition] = suffix
-    return suffixes
+def build_suffix(
+    transition: Transition, tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds
+) -> CachedSuffix | None:
+    """The suffix of `transition`, None when there is none that is as good as the prefix trick."""
+    slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
+    tools = dummy_tools() if transition.has_tools else ()
+    text = text_of(transition, dummy_messages(transition.roles, slots), tools)
+    candidates = () if text is None else _cut(text, slots, tokenizer)
+    return next((each for each in candidates if _is_right(each, transition, tokenizer, ids_of)), None)
 
 
 def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer) -> Iterator[CachedSuffix]:

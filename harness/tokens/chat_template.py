@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.tokens.append_only import find_dependence, find_divergence
-from harness.tokens.cached_suffix import build_suffixes, fillable_texts
+from harness.tokens.cached_suffix import COMMON_TRANSITIONS, CachedSuffix, build_suffix, fillable_texts
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
 from harness.tokens.jinja_template import JinjaTemplate
@@ -43,13 +43,7 @@ class ChatTemplateTokenizer:
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
         """Where the template is not append-only; what was sampled is kept all the same."""
-        self._suffixes = build_suffixes(
-            self.tokenizer,
-            self._dummy_text,
-            lambda transition, messages, tools: self._by_trick(
-                transition, dummy_answer(transition.calls, "seek"), messages, tools, has_ended=False
-            ),
-        )
+        self._suffixes: dict[Transition, CachedSuffix | None] = {}
 
     @property
     def end_of_turn_id(self) -> int | None:
@@ -84,7 +78,7 @@ class ChatTemplateTokenizer:
             tuple(message["role"] for message in messages),
             bool(tools),
         )
-        suffix, texts = self._suffixes.get(transition), fillable_texts(messages)
+        suffix, texts = self._suffix(transition), fillable_texts(messages)
         if suffix is not None and texts is not None:
             return suffix.encode(texts, self.tokenizer, has_ended=has_ended)
         return self._by_trick(transition, previous.reply, messages, tools, has_ended)
@@ -105,7 +99,7 @@ class ChatTemplateTokenizer:
             tools = dummy_tools() if transition.has_tools else ()
             if self._depends_on_history:
                 source = DelimiterSource.FULL_RENDER
-            elif transition in self._suffixes:
+            elif self._suffix(transition) is not None:
                 source = DelimiterSource.CACHED_SUFFIX
             elif self._dummy_text(transition, messages, tools) is None:
                 source = DelimiterSource.FULL_RENDER
@@ -123,6 +117,21 @@ class ChatTemplateTokenizer:
 
     def _guard(self, messages: Sequence[Message], tools: Sequence[Json]) -> GuardedMessages:
         return GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
+
+    def _suffix(self, transition: Transition) -> CachedSuffix | None:
+        """Built when the first turn needs it: a server has started before all of them are."""
+        if transition not in COMMON_TRANSITIONS:
+            return None
+        if transition not in self._suffixes:
+            self._suffixes[transition] = build_suffix(
+                transition,
+                self.tokenizer,
+                self._dummy_text,
+                lambda transition, messages, tools: self._by_trick(
+                    transition, dummy_answer(transition.calls, "seek"), messages, tools, has_ended=False
+                ),
+            )
+        return self._suffixes[transition]
 
     def _by_trick(
         self,

@@ -5,12 +5,15 @@ give the template's own ids on a set of conversations. It runs on our tokenizer,
 `tokenizer.json` and no message can forge a marker. A bridge must begin with the ids that were sampled, or it counts as
 no bridge (I1); what it fails to parse is read by our own parsers.
 
-The package takes half a second to import and is imported only where a family needs it.
+The package is imported only where a family needs it, and without the `openai` package that it names in annotations.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from harness.errors import MalformedRequest, TokenizerError
@@ -168,31 +171,45 @@ def find_renderer(template: ChatTemplateTokenizer) -> RenderersTokenizer | None:
 @cache
 def renderer_names() -> tuple[str, ...]:
     """Names of the renderers of model families."""
-    from renderers import RendererConfig  # half a second, and the openai package along with it
-
-    names = (config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0]))
+    configs = get_args(get_args(_package().RendererConfig)[0])
+    names = (config.model_fields["name"].default for config in configs)
     return tuple(name for name in names if name not in ("auto", "default", "custom"))
 
 
 def _build(name: str, view: TokenizerView) -> "Renderer":
     """The renderer `name` on a tokenizer. Raises `TokenizerError` when there is none, or markers are missing."""
-    from renderers import create_renderer
-
     if name not in renderer_names():
         raise TokenizerError(f"no renderer {name!r}; expected auto, none or one of {', '.join(renderer_names())}")
     try:
-        return create_renderer(view, _config(name))
+        renderer: Renderer = _package().create_renderer(view, _config(name))
     except Exception as error:  # of a foreign program whose markers this vocabulary may lack
         raise TokenizerError(f"the renderer {name!r} does not fit this tokenizer: {error}") from error
+    return renderer
 
 
 @cache
 def _config(name: str) -> Any:
     """Bridges every turn: reasoning of earlier turns stays as it was sampled."""
     from pydantic import TypeAdapter
-    from renderers import RendererConfig
 
-    return TypeAdapter(RendererConfig).validate_python({"name": name, "thinking_retention": "all"})
+    return TypeAdapter(_package().RendererConfig).validate_python({"name": name, "thinking_retention": "all"})
+
+
+@cache
+def _package() -> Any:
+    """The package `renderers`, without the `openai` package: a stand-in has the one name that it needs for annotations.
+
+    Importing the real one takes as long as everything else that a server does until it answers.
+    """
+    if "openai" in sys.modules:
+        return import_module("renderers")
+    stand_in = ModuleType("openai")
+    vars(stand_in)["AsyncOpenAI"] = object
+    sys.modules["openai"] = stand_in
+    try:
+        return import_module("renderers")
+    finally:
+        del sys.modules["openai"]
 
 
 def _plain(values: Sequence[Any]) -> list[Any]:

@@ -54,13 +54,17 @@ class Tokenizer:
             raw = RawTokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+        raw.no_truncation()  # what a trainer wanted of its batches
+        raw.no_padding()
         # A turn ends at the ids of `generation_config.json` and at the `eos_token` of `tokenizer_config.json`.
         declared = read_json(directory / "generation_config.json").get("eos_token_id")
         eos_ids = {declared} if isinstance(declared, int) else set(declared or ())
         text = declared_token(read_json(directory / "tokenizer_config.json"), "eos_token")
         token_id = None if text is None else raw.token_to_id(text)
         ends = frozenset(eos_ids if token_id is None else eos_ids | {token_id})
-        return cls(raw, eos_ids=ends, digest=hashlib.sha256(path.read_bytes()).hexdigest())
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(raw, eos_ids=ends, digest=digest)
 
     def guarding(self, added_tokens: Collection[str]) -> Self:
         """This tokenizer, to which those of `added_tokens` that it has are markers as well."""
@@ -99,7 +103,8 @@ class Tokenizer:
     @cached_property
     def longest_token(self) -> int:
         """The most characters of text that one id can stand for."""
-        return max(map(len, self._raw.get_vocab(with_added_tokens=True)), default=1)
+        # One by one: the vocabulary as a dictionary would be the most memory that a server ever holds.
+        return max((len(self._raw.id_to_token(each) or "") for each in range(self.vocab_size)), default=1)
 
     @cached_property
     def markers(self) -> tuple[str, ...]:
@@ -132,8 +137,15 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> RawTokenizer:
-        """A tokenizer that reads every marker as characters; the library only lets special tokens be read so."""
-        plain = RawTokenizer.from_str(self._raw.to_str())
+        """A tokenizer that reads every marker as characters; the library only lets special tokens be read so.
+
+        It shares the vocabulary, which is tens of megabytes.
+        """
+        plain = RawTokenizer(self._raw.model)
+        plain.normalizer, plain.pre_tokenizer = self._raw.normalizer, self._raw.pre_tokenizer
+        for _, added in sorted(self._raw.get_added_tokens_decoder().items()):  # in the order that gives them their ids
+            add = plain.add_special_tokens if added.special else plain.add_tokens
+            add([added])
         plain.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in self._further_markers])
         plain.encode_special_tokens = True
         return plain

@@ -1,5 +1,7 @@
 """Where a template rewrites history a renderer takes its place: the same ids, and what was sampled is kept."""
 
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -133,3 +135,14 @@ def test_messages_that_a_renderer_refuses_name_the_field(family):
 def test_a_family_without_a_renderer_keeps_its_template(family):
     """None gives its ids."""
     assert find_renderer(family.template) is None
+
+
+def test_the_renderers_come_without_the_client_library_that_they_name():
+    """It takes longer to import than all of a server; whoever imports it afterwards gets the real one."""
+    code = (
+        "import sys\nfrom harness.tokens.renderers import renderer_names\n"
+        "print(bool(renderer_names()), 'openai' in sys.modules)\nimport openai\nprint(openai.AsyncOpenAI.__name__)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert answer.stdout.split() == ["True", "False", "AsyncOpenAI"]

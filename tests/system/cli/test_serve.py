@@ -1,5 +1,6 @@
 """`harness serve` is a session server of its own, until somebody stops it."""
 
+import asyncio
 import json
 import re
 import signal
@@ -12,8 +13,14 @@ import httpx
 import pytest
 
 from harness.store.sqlite import read_sessions
+from tests.fake_engines.fake_server import serving
+from tests.fake_engines.fake_sglang import FakeSGLang
+from tests.fake_engines.providers import scripted_engine
 from tests.harness_command import announced, start_harness, wait
 from tests.toy_model import write_toy_model
+
+HEAVY = {"torch", "transformers", "pyarrow", "ray", "openai", "renderers", "httpx", "harness.router", "harness.client"}
+"""Modules that a session server before running engines has no use for; each costs it time to start, and memory."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -37,6 +44,24 @@ def test_sessions_are_served_until_a_signal(tmp_path: Path, number: signal.Signa
     assert wait(process).code == 0
     assert answer["choices"][0]["message"]["content"] == "Understood."
     assert store.is_file()
+
+
+async def test_a_server_imports_nothing_that_it_has_no_use_for(tmp_path: Path):
+    """Before an engine server, with a store, until it answers."""
+    toy, log = write_toy_model(tmp_path / "toy"), tmp_path / "imports.txt"
+    engine = scripted_engine()
+    async with engine, serving(FakeSGLang(engine), notices_disconnects=False) as url:
+        options = ("--tokenizer", toy, "--port", "0", "--store", tmp_path / "sessions.db", "--no-auth", "--json")
+        command = ("serve", "--engine", f"sglang={url}", *options)
+        process = start_harness(*command, env={"PYTHONPROFILEIMPORTTIME": "1"}, log=log)
+        answered = await asyncio.to_thread(announced, process)
+        process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(wait, process)
+    imported = {line.rpartition("|")[2].strip() for line in log.read_text().splitlines() if "|" in line}
+
+    assert answered["url"]
+    assert "harness.server.serving" in imported
+    assert imported & HEAVY == set()
 
 
 @pytest.mark.parametrize(

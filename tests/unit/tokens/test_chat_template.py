@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
 
 from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.chat_template import ChatTemplateTokenizer
@@ -174,6 +175,28 @@ def test_a_damaged_tokenizer_is_a_clear_error(tmp_path, content):
 
     with pytest.raises(TokenizerError, match="tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_that_was_saved_with_a_length_cuts_nothing(tmp_path):
+    """A trainer's `truncation` and `padding` are about its batches."""
+    toy = write_toy_model(tmp_path)
+    raw = RawTokenizer.from_file(str(toy / "tokenizer.json"))
+    raw.enable_truncation(4)
+    raw.enable_padding(length=16)
+    raw.save(str(toy / "tokenizer.json"))
+    tokenizer = Tokenizer.load(toy)
+
+    assert tokenizer.decode(tokenizer.encode("a long text<|im_end|>")) == "a long text<|im_end|>"
+    assert tokenizer.decode(tokenizer.encode_plain("a long text")) == "a long text"
+
+
+def test_plain_text_has_the_same_ids_as_a_tokenizer_of_its_own_gives():
+    """The two ways to read a marker share one vocabulary."""
+    tokenizer = toy_tokenizer()
+    text = "<|im_start|>user\n日本語 <|im_end|>"
+
+    assert tokenizer.encode_plain(text) == [token_id for character in text for token_id in tokenizer.encode(character)]
+    assert tokenizer.encode(text)[0] == START
 
 
 def test_a_folder_without_template_or_tokenizer_is_a_clear_error(tmp_path):

@@ -23,7 +23,8 @@ _CLAIM = (
     "INSERT INTO step_rollouts VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL)"
     " ON CONFLICT (session_id) DO UPDATE SET step = ?6, generated = ?7, rollout = iif(?8, rollout, NULL)"
 )
-_ABANDONED = "SELECT session_id, begun_in, number FROM step_rollouts WHERE step IS NULL AND begun_in <= ?"
+_WAIT = "INSERT INTO step_rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, NULL) ON CONFLICT (session_id) DO NOTHING"
+_ABANDONED = "SELECT session_id, begun_in, number FROM step_rollouts WHERE step IS NULL AND ifnull(begun_in, 0) <= ?"
 _FIND = "SELECT step, generated FROM step_rollouts WHERE session_id = ?"
 _RECOUNT = "UPDATE step_rollouts SET generated = ? WHERE session_id = ?"
 _PLANNED_AT = "SELECT planned_at FROM steps WHERE step <= ? ORDER BY step DESC LIMIT 1"
@@ -41,18 +42,16 @@ def place_of(index: RolloutIndex) -> tuple[int, int, int, int]:
 
 
 def claim_rollouts(connection: sqlite3.Connection, record: StepRecord) -> None:
-    """The sessions of the rollouts that ended in the step of `record` are its own; carried ones wait.
-
-    Rollouts that had ended before, and that neither this step nor the next one wants, are no longer kept.
-    """
+    """The sessions of the rollouts that ended in the step of `record` are its own; carried ones wait for theirs."""
     for each in record.rollouts:
-        if each.session_id is not None and each.use is not RolloutUse.CARRIED:
-            place, is_trained = place_of(each.index), each.use is RolloutUse.DELIVERED
-            make_room(connection, each.index, each.session_id)
-            connection.execute(_CLAIM, (each.session_id, *place, record.step, each.generated, is_trained))
-    for session_id, begun_in, number in connection.execute(_ABANDONED, (record.step,)).fetchall():
-        if (begun_in, number) not in record.carried_groups:
-            connection.execute(_REMOVE, (session_id,))
+        if each.session_id is None:
+            continue
+        make_room(connection, each.index, each.session_id)
+        row = (each.session_id, *place_of(each.index))
+        if each.use is RolloutUse.CARRIED:
+            connection.execute(_WAIT, (*row, each.generated))
+        else:
+            connection.execute(_CLAIM, (*row, record.step, each.generated, each.use is RolloutUse.DELIVERED))
 
 
 def make_room(connection: sqlite3.Connection, index: RolloutIndex, session_id: str) -> None:
@@ -67,13 +66,15 @@ def make_room(connection: sqlite3.Connection, index: RolloutIndex, session_id: s
 def count_unclaimed(connection: sqlite3.Connection, record: StepRecord, planned_at: float) -> Ledger:
     """What the store holds beyond what steps were told, with that of `record`, which was planned then: from now on its.
 
+    Rollouts that waited for a step, and that neither this one nor the next one wants, wait no longer.
     Raises `LedgerImbalance` when it holds less of a session.
     """
     step = record.step
     carried = {each.session_id for each in record.rollouts if each.use is RolloutUse.CARRIED}
     since = connection.execute(_PLANNED_AT, (step - _RECOUNTED_STEPS,)).fetchone()
+    has_old_ones = _abandon_rollouts(connection, record)  # they may have waited for any number of steps
     found = []
-    for stored in list(count_sessions(connection, since[0] if since else 0.0)):
+    for stored in list(count_sessions(connection, 0.0 if has_old_ones or since is None else since[0])):
         if stored.closed_at is None or stored.is_taken_over:  # what is not closed may have a turn on its way here
             continue
         row = connection.execute(_FIND, (stored.session_id,)).fetchone()
@@ -118,6 +119,14 @@ def forget_rollouts(connection: sqlite3.Connection, session_ids: Iterable[str]) 
     connection.executemany(_REMOVE_TOKENS, [(each,) for each in ids])
     connection.executemany(_REMOVE, [(each,) for each in gone])
     return len(gone)
+
+
+def _abandon_rollouts(connection: sqlite3.Connection, record: StepRecord) -> bool:
+    """Whether there were any."""
+    waiting = connection.execute(_ABANDONED, (record.step,)).fetchall()
+    abandoned = [(session_id,) for session_id, *group in waiting if tuple(group) not in record.carried_groups]
+    connection.executemany(_REMOVE, abandoned)
+    return bool(abandoned)
 
 
 def _book_late(stored: StoredSession, step: int, told: int) -> Ledger:

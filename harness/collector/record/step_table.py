@@ -45,9 +45,7 @@ _SESSIONS_AT_ONCE = 16  # sessions that are forgotten together: a turn that wait
 _PAGES_AT_ONCE = 256  # pages that the file shrinks by at once, for the same reason
 
 _UNDO = """
-UPDATE step_rollouts SET step = NULL
-WHERE rollout IS NOT NULL AND step IN (SELECT step FROM steps WHERE state != 'committed');
-DELETE FROM step_rollouts WHERE step IN (SELECT step FROM steps WHERE state != 'committed');
+UPDATE step_rollouts SET step = NULL WHERE step IN (SELECT step FROM steps WHERE state != 'committed');
 DELETE FROM steps WHERE state != 'committed'"""
 _PLAN = "INSERT INTO steps (step, state, planned_at) VALUES (?, 'planned', ?)"
 _STEP = "SELECT state, planned_at, record FROM steps WHERE step = ?"

@@ -15,6 +15,7 @@ from harness.collector.rollout_source import RolloutSource
 from harness.control.abort_report import Keep
 from harness.errors import StoreFull
 from harness.machine.disk import disk_full
+from harness.suite.training.workdirs import Workdirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class KeptRollouts:
     table: StepTable
     database: Path
     """Of the table, and of the session server."""
-    _recalled: set[RolloutIndex] = field(default_factory=set, init=False)  # being looked for; the source has not begun
+    workdirs: Workdirs
+    _sought: set[RolloutIndex] = field(default_factory=set, init=False)  # the source has not begun with them
 
     async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
         """See `RolloutSource`.
@@ -33,7 +35,7 @@ class KeptRollouts:
         Raises `StoreFull` when the server could not make a turn durable, and `StoreError` when the rollout cannot be
         kept.
         """
-        if resumes is None and (kept := await self._recall(index)) is not None:
+        if resumes is None and (kept := await self._find(index)) is not None:
             return kept
         scored = await self.source.run(index, resumes)
         if scored.rollout.session["refusals"].get(StoreFull.code):  # every further rollout would be refused, too
@@ -44,7 +46,7 @@ class KeptRollouts:
 
     async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
         """See `RolloutSource`."""
-        for index in running.keys() & self._recalled:
+        for index in running.keys() & self._sought:
             running[index].cancel()  # it has no session
         await self.source.end(running, keep)
 
@@ -52,9 +54,17 @@ class KeptRollouts:
         """See `RolloutSource`."""
         await self.source.give_back(session_id)
 
-    async def _recall(self, index: RolloutIndex) -> ScoredRollout | None:
-        self._recalled.add(index)
+    async def _find(self, index: RolloutIndex) -> ScoredRollout | None:
+        """The rollout that was kept at `index`; else its working directory is empty."""
+
+        def find() -> ScoredRollout | None:
+            kept = self.table.recall(index)
+            if kept is None:
+                self.workdirs.clear(index)
+            return kept
+
+        self._sought.add(index)
         try:
-            return await asyncio.to_thread(self.table.recall, index)
+            return await asyncio.to_thread(find)
         finally:
-            self._recalled.remove(index)
+            self._sought.remove(index)

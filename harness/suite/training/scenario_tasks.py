@@ -5,9 +5,7 @@ in turn. Beside the prompt's own metadata, agent and check get `group_seed`, one
 scenario whose tasks are drawn, and not listed, draws from it.
 """
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.collector.rollout_index import GroupIndex, RolloutIndex
 from harness.errors import ScenarioError
@@ -17,6 +15,7 @@ from harness.samples.rollout import Rollout
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
+from harness.suite.training.workdirs import Workdirs
 from harness.types import Json
 
 GROUP_SEED = "group_seed"
@@ -35,24 +34,23 @@ class ScenarioTasks:
     """Of the run."""
     groups: int
     """Of a step, over all ranks."""
-    workdirs: Path
-    """Where the agents' working directories are, a folder for each step."""
+    workdirs: Workdirs
 
     def task_of(self, index: RolloutIndex) -> AgentTask:
         """The rollout at `index`."""
         scenario, prompt = self.folder.scenario, self._prompt_of(index.group)
-        group, spec = index.group, scenario.agent
+        spec = scenario.agent
         limits = scenario.limits.model_dump(exclude_none=True)
         sampling = {**scenario.sampling.model_dump(exclude_none=True), "seed": index.seed(self.seed)}
         return AgentTask(
             agent=self.agent,
             prompt=self.folder.text_of(prompt),
-            workdir=self.workdirs / str(group.step) / f"{group.number}-{index.member}-{index.attempt}",
+            workdir=self.workdirs.of(index),
             model=self.model,
             deadline_s=spec.deadline_s,
             session={"limits": limits, "sampling": sampling, "after_incomplete": scenario.after_incomplete},
             request_kwargs=spec.request_kwargs,
-            metadata={**prompt.metadata, GROUP_SEED: self._group_seed(group)},
+            metadata={**prompt.metadata, GROUP_SEED: self._group_seed(index.group)},
         )
 
     async def reward(self, index: RolloutIndex, rollout: Rollout) -> float | None:
@@ -63,10 +61,6 @@ class ScenarioTasks:
         if score.error is not None:
             raise ScenarioError(score.error)
         return score.reward
-
-    def forget(self, step: int) -> None:
-        """Remove the working directories of the rollouts that `step` began."""
-        shutil.rmtree(self.workdirs / str(step), ignore_errors=True)
 
     def _prompt_of(self, group: GroupIndex) -> Prompt:
         prompts = self.folder.scenario.prompts

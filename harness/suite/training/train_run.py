@@ -133,7 +133,8 @@ class TrainRun:
                 figures = await journal.commit(trained, learner)
                 figures |= await publication.publish(learner)
                 await asyncio.to_thread(table.forget)
-                await asyncio.to_thread(tasks.forget, step - train.keep_steps)
+                carried = {group.index for group in trained.packed.collected.carried}
+                await asyncio.to_thread(tasks.workdirs.forget, learner.step - train.keep_steps, carried)
                 self.say(describe_step(figures, self.steps))
                 if gauges is not None:
                     gauges.set(figures)

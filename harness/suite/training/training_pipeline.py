@@ -25,6 +25,7 @@ from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.journal import TrainingJournal
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.scenario_tasks import ScenarioTasks
+from harness.suite.training.workdirs import Workdirs
 
 
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
@@ -67,12 +68,19 @@ async def open_pipeline(
         await stack.enter_async_context(standing)
         manager = await stack.enter_async_context(services.open_manager())
         rules = rules_of(scenario, train)
+        workdirs = Workdirs(journal.directory.sessions)
         tasks = ScenarioTasks(
-            folder, agent, standing, services.model, scenario.seed, rules.budget.groups, journal.directory.sessions
+            folder,
+            agent,
+            standing,
+            services.model,
+            scenario.seed,
+            rules.budget.groups,
+            workdirs,
         )
         source = SessionSource(manager, tasks.task_of, tasks.reward, training_seed=scenario.seed)
         pipeline = StepPipeline(
-            KeptRollouts(source, table, journal.directory.database),
+            KeptRollouts(source, table, journal.directory.database, workdirs),
             rules,
             learner,
             SegmentMaker(

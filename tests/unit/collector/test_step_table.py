@@ -334,6 +334,58 @@ async def test_a_carried_rollout_that_is_counted_is_booked_once(run: Run):
         assert table.close_books() == ledgers[2]
 
 
+@pytest.mark.parametrize("has_reward", [True, False])
+async def test_a_rollout_that_was_carried_for_long_is_booked_when_its_process_has_died(run: Run, has_reward: bool):
+    """By the first step of the next process, which knows nothing of its group; also one without a reward."""
+    ended = index_of(0, 9, 0)
+    carried = [CarriedGroup(ended.group, ended={0: scored_rollout(ended)})]
+    with run.table() as table:
+        for number in range(4):
+            table.plan(number)
+            if not number:
+                await run.end(scored_rollout(ended))
+                if has_reward:
+                    table.keep(scored_rollout(ended))
+            step = pack_step(number, MAKER, {ended: RolloutUse.CARRIED} if not number else {}, carried=carried)
+            table.collect(record_of(step))
+            table.commit(number)
+    with run.table() as table:
+        for number, interrupted in ((4, run.generated), (5, None)):
+            table.plan(number)
+            ledger = table.collect(record_of(pack_step(number, MAKER, {}))).ledger
+            assert ledger.dropped.get("interrupted") == interrupted
+            table.commit(number)
+        assert table.close_books().generated == run.generated
+        for number in (6, 7):
+            table.plan(number)
+            table.collect(record_of(pack_step(number, MAKER, {})))
+            table.commit(number)
+            table.forget()
+    assert not count_generated(run.path)
+
+
+async def test_what_a_step_had_booked_is_booked_again_when_it_was_not_committed(run: Run):
+    """However long ago the session ended, and however often the process dies before it commits."""
+    ended = index_of(0, 9, 0)
+    carried = [CarriedGroup(ended.group, ended={0: scored_rollout(ended)})]
+    with run.table() as table:
+        for number in range(5):
+            table.plan(number)
+            if not number:
+                await run.end(scored_rollout(ended))
+            use, left = (RolloutUse.COUNTED, []) if number == 4 else (RolloutUse.CARRIED, carried)
+            table.collect(record_of(pack_step(number, MAKER, {ended: use}, carried=left)))
+            if number < 4:
+                table.commit(number)
+    for _ in range(3):
+        with run.table() as table:
+            table.plan(4)
+            ledger = table.collect(record_of(pack_step(4, MAKER, {}))).ledger
+            assert ledger.dropped.get("interrupted") == run.generated
+    with run.table() as table:
+        assert table.close_books().generated == run.generated
+
+
 async def test_a_session_that_nobody_stands_for_is_interrupted(run: Run):
     """That of a rollout that was cancelled, and that of a process that died; once, and by the step planned after it."""
     with run.table() as table:

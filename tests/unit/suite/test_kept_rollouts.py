@@ -1,8 +1,9 @@
-"""A rollout that is told to end while the database is asked for it does not begin."""
+"""A rollout that a run may have played before it was killed: it begins when it has to, and then anew."""
 
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from harness.collector.record.step_table import StepTable
 from harness.collector.rollout_index import RolloutIndex, ScoredRollout
 from harness.control.abort_report import Keep
 from harness.suite.training.kept_rollouts import KeptRollouts
+from harness.suite.training.workdirs import Workdirs
 from tests.collector.staged_source import StagedSource
-from tests.unit.collector.packed_steps import index_of
+from tests.unit.collector.packed_steps import index_of, scored_rollout
 
 PATIENCE_S = 30
 INDEX = index_of(0, 0)
@@ -42,7 +44,7 @@ def _table(tmp_path: Path) -> Iterator[SlowTable]:
 async def test_a_rollout_that_is_told_to_end_before_it_began_does_not_begin(table: SlowTable, tmp_path: Path):
     """It has no session, so it is cancelled, as the source would have done with it."""
     source = StagedSource()
-    kept = KeptRollouts(source, table, tmp_path / "run.db")
+    kept = KeptRollouts(source, table, tmp_path / "run.db", Workdirs(tmp_path / "sessions"))
     running = asyncio.create_task(kept.run(INDEX))
     assert await asyncio.to_thread(table.is_asked.wait, PATIENCE_S)
     ending = asyncio.create_task(kept.end({INDEX: running}, Keep.SAMPLES))
@@ -52,3 +54,24 @@ async def test_a_rollout_that_is_told_to_end_before_it_began_does_not_begin(tabl
     await ending
     assert running.cancelled()
     assert not source.began
+
+
+@pytest.mark.parametrize("resumes", [None, "the session of step 0"])
+async def test_a_rollout_begins_anew_in_an_empty_directory(tmp_path: Path, resumes: str | None):
+    """What a killed process had written there would be another prompt; one that goes on finds what it had written."""
+    workdirs, found = Workdirs(tmp_path / "sessions"), []
+    half_done = workdirs.of(INDEX) / "half_done.txt"
+    half_done.parent.mkdir(parents=True)
+    half_done.touch()
+
+    class Looking(StagedSource):
+        async def run(self, index: RolloutIndex, resumes: str | None = None) -> ScoredRollout:
+            found.append(half_done.exists())
+            scored = scored_rollout(index)
+            return replace(scored, rollout=replace(scored.rollout, session={**scored.rollout.session, "refusals": {}}))
+
+    with StepTable(tmp_path / "run.db") as table:
+        table.plan(0)
+        kept = KeptRollouts(Looking(), table, tmp_path / "run.db", workdirs)
+        await kept.run(INDEX, resumes)
+    assert found == [resumes is not None]

@@ -141,7 +141,7 @@ def _open_scripted(given: Opening) -> TokenProvider:
 def _import_on_call(module: str, name: str) -> Callable[..., Any]:
     """`name` of `module`, imported when it is called.
 
-    aiohttp, behind every provider of a server, takes a third of a second to import, which `--help` need not pay.
+    Providers bring numpy, an HTTP client, or torch along: `--help` need not pay for importing them.
     """
 
     def call(*arguments: Any, **settings: Any) -> Any:

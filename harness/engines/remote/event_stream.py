@@ -17,31 +17,28 @@ class EventBuffer:
     """Collects the bytes of one stream; `is_done` once the end marker has come."""
 
     def __init__(self) -> None:
-        self._pending = bytearray()
-        self._searched = 0
+        self._line: list[bytes] = []
+        """The beginning of a line, in pieces."""
+        self._line_bytes = 0
         self.is_done = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that `data` completes, in order, up to the end marker. Raises `LineTooLong`."""
-        self._pending += data
+        begun = data.rfind(b"\n") + 1
+        lines: list[bytes] = []
+        if begun:
+            lines = b"".join((*self._line, data[:begun])).split(b"\n")
+            self._line, self._line_bytes = [], 0
+        self._line.append(data[begun:])
+        self._line_bytes += len(data) - begun
+        if self._line_bytes > _LONGEST_LINE_BYTES:
+            raise LineTooLong(f"a line of more than {_LONGEST_LINE_BYTES} bytes")
         payloads = []
-        while not self.is_done and (line := self._next_line()) is not None:
-            if not line.startswith(b"data:"):  # comments, event names, separators
-                continue
-            payload = line[5:].strip()
-            self.is_done = payload == _DONE
-            if payload and not self.is_done:
+        for line in lines:
+            payload = line[5:].strip() if line.startswith(b"data:") else b""  # else a comment, a name, a separator
+            self.is_done |= payload == _DONE
+            if self.is_done:
+                break
+            if payload:
                 payloads.append(payload)
         return payloads
-
-    def _next_line(self) -> bytes | None:
-        end = self._pending.find(b"\n", self._searched)
-        if end < 0:
-            self._searched = len(self._pending)
-            if self._searched > _LONGEST_LINE_BYTES:
-                raise LineTooLong(f"a line of more than {_LONGEST_LINE_BYTES} bytes")
-            return None
-        line = bytes(self._pending[:end])
-        del self._pending[: end + 1]
-        self._searched = 0
-        return line

@@ -7,34 +7,33 @@
     not UTF-8, not JSON, wrong shape    EngineReplyInvalid
 
 Every call has a deadline and no POST is repeated: whether a generation may be asked for again is not decided
-here. Proxies of the environment are never used. aiohttp, because httpx serves a tenth of the requests per second.
+here; a GET that meets a connection which had been closed is sent again. Redirects are not followed, and proxies of
+the environment are never used.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
-import aiohttp
 import msgspec
 
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.remote.event_stream import EventBuffer, LineTooLong
+from harness.engines.remote.http_connection import CannotConnect, Connection, Connections, StaleConnection
 from harness.engines.remote.http_errors import error_for_status, excerpt, server_message
-from harness.errors import EngineConnectionLost, EngineReplyInvalid, EngineUnavailable
+from harness.errors import EngineConnectionLost, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import Json
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-_CONNECT_S = 10.0
-_KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
-_READ_BUFFER_BYTES = 1 << 20
 _LARGE_BYTES = 200_000  # read in some milliseconds
 
 
@@ -52,7 +51,8 @@ class HttpCall:
     method: str
     path: str
     deadline_s: float
-    body: Json | None = None
+    body: Json | Sequence[bytes] | None = None
+    """An object, or the parts of its JSON."""
     headers: Mapping[str, str] = field(default_factory=dict)
     request_id: str = ""
     """Of the generation it belongs to, for messages."""
@@ -72,34 +72,30 @@ class EngineClient:
         key = address.api_key(os.environ, api_key)
         self.url = address.url
         self.name = f"{engine} at {self.url}"
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        parts = urlsplit(self.url)
+        self._prefix = parts.path
+        self._headers = {"host": parts.netloc} | ({"authorization": f"Bearer {key}"} if key else {})
         self.since = uuid4().hex
         """Stands for the time of this client."""
         self.generations_sent = 0
         """Requests that reached the server, as far as is known here, and had it sample."""
-        self._http: aiohttp.ClientSession | None = None
+        self._connections: Connections | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
     def open(self) -> None:
         """Make the connection pool; needs the running loop. The number of connections is not bounded here."""
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            headers=self._headers,
-            read_bufsize=_READ_BUFFER_BYTES,
-            trust_env=False,
-        )
+        self._connections = Connections(self.url)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine-replies")
 
     async def close(self) -> None:
         """Close every connection; idempotent."""
-        http, self._http = self._http, None  # first, so that nobody asks over connections that are being closed
+        connections, self._connections = self._connections, None  # first: nobody asks over those being closed
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.shutdown(wait=False)
-        if http is not None:
-            await http.close()
+        if connections is not None:
+            await connections.close()
 
     async def get(self, path: str, kind: type[_T], *, deadline_s: float) -> _T:
         """The decoded answer to a GET."""
@@ -132,24 +128,56 @@ class EngineClient:
 
     async def ask(self, call: HttpCall) -> HttpAnswer:
         """The answer, whatever its status."""
-        async with self._transport(call), self._request(call) as response:
-            return HttpAnswer(response.status, await response.read())
+        connections = self._require_open()
+        async with self._transport(call):
+            while True:
+                connection = await self._send(connections, call)
+                try:
+                    content = await connection.read_all()
+                    return HttpAnswer(connection.status, content)
+                except StaleConnection:
+                    if call.method != "GET":
+                        raise
+                finally:
+                    connections.end(connection)
 
-    async def events(self, call: HttpCall) -> AsyncGenerator[bytes]:
-        """The payload of each event of a stream; leaving early closes the connection.
+    async def events(
+        self, call: HttpCall, unread: list[bytes], *, wakes_rarely: bool = False
+    ) -> AsyncGenerator[list[bytes]]:
+        """The payloads of the events of a stream, as they come; leaving early closes the connection.
 
         The deadline bounds the whole stream, the time its reader takes included.
+
+        Args:
+            call: The request.
+            unread: Gets the payloads that have come and were not yielded, however this ends.
+            wakes_rarely: Once the answer has begun, wait for its end or for a megabyte of it.
         """
+        connections, buffer = self._require_open(), EventBuffer()
         deadline = asyncio.get_running_loop().time() + call.deadline_s
-        buffer = EventBuffer()
-        async with self._request(call) as response:
-            if not response.ok:
-                async with self._transport(call):
-                    content = await response.read()
-                self._require_success(call, HttpAnswer(response.status, content))
+        async with self._transport(call, deadline):
+            connection = await self._send(connections, call)
+        try:
+            read = connection.read_some
             while not buffer.is_done:
-                for payload in await self._next_payloads(call, response, buffer, deadline):
-                    yield payload
+                async with self._transport(call, deadline):
+                    data = await read()
+                    if not 200 <= connection.status < 300:
+                        data += await connection.read_all()
+                self._require_success(call, HttpAnswer(connection.status, data))
+                if not data:
+                    raise EngineConnectionLost(f"{self.name}: the stream of {_what(call)} ended without [DONE]")
+                try:
+                    payloads = buffer.feed(data)
+                except LineTooLong as error:
+                    raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
+                if payloads:
+                    yield payloads
+                    read = connection.read_much if wakes_rarely else read
+        finally:
+            with suppress(LineTooLong):
+                unread += buffer.feed(connection.take())
+            connections.end(connection)
 
     def decode(self, call: HttpCall, content: bytes, kind: type[_T]) -> _T:
         """`content` as a `kind`; raises `EngineReplyInvalid` when it is something else."""
@@ -165,35 +193,30 @@ class EngineClient:
                 f" ({error}); check the version of the server"
             ) from error
 
-    async def _next_payloads(
-        self, call: HttpCall, response: aiohttp.ClientResponse, buffer: EventBuffer, deadline: float
-    ) -> list[bytes]:
-        async with self._transport(call, deadline):
-            data = await response.content.readany()
-        if not data:
-            raise EngineConnectionLost(f"{self.name}: the stream of {_what(call)} ended without [DONE]")
-        try:
-            return buffer.feed(data)
-        except LineTooLong as error:
-            raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
-
-    @asynccontextmanager
-    async def _request(self, call: HttpCall) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._http is None:
+    def _require_open(self) -> Connections:
+        if self._connections is None:
             raise EngineUnavailable(f"{self.name} is not connected; use the provider inside `async with`")
-        data = None if call.body is None else msgspec.json.encode(call.body)
-        headers = {"content-type": "application/json", **call.headers}
-        if not call.request_id and call.method != "GET":
-            # uvicorn hangs up after an unhandled error; the next call that changes something must not ride on that
-            # connection. A GET that meets a closed one is sent again by aiohttp.
+        return self._connections
+
+    async def _send(self, connections: Connections, call: HttpCall) -> Connection:
+        """The connection over which the call has left."""
+        headers = {**self._headers, **call.headers}
+        # What changes something has a connection of its own: a kept one may have been closed, by uvicorn even after an
+        # unhandled error, and nobody could tell whether the call was read. A GET that meets a closed one is sent again.
+        is_alone = not call.request_id and call.method != "GET"
+        if is_alone:
             headers["connection"] = "close"
-        async with self._transport(call):
-            self.generations_sent += bool(call.request_id)
-            response = await self._http.request(call.method, self.url + call.path, data=data, headers=headers)
-        try:
-            yield response
-        finally:
-            response.release()  # closes the connection when the answer has not been read to its end
+        body: Sequence[bytes] = ()
+        if call.body is not None:
+            body = [msgspec.json.encode(call.body)] if isinstance(call.body, dict) else call.body
+            headers["content-type"] = "application/json"
+            headers["content-length"] = str(sum(map(len, body)))
+        lines = [f"{call.method} {self._prefix}{call.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
+        if not all(map(str.isprintable, lines)):
+            raise EngineRejected(f"{self.name}: {_what(call)} has a header that is not one line of text")
+        connection = await connections.begin(["\r\n".join((*lines, "", "")).encode(), *body], on_new=is_alone)
+        self.generations_sent += bool(call.request_id)
+        return connection
 
     @asynccontextmanager
     async def _transport(self, call: HttpCall, deadline: float | None = None) -> AsyncIterator[None]:
@@ -202,14 +225,13 @@ class EngineClient:
         try:
             async with asyncio.timeout_at(at):
                 yield
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
-            self.generations_sent -= bool(call.request_id)
+        except CannotConnect as error:
             raise EngineUnavailable(f"{self.name} cannot be reached ({error}); is the server running?") from error
         except TimeoutError as error:
             # A generation that got no answer may have been sampled; every other call just was not served.
             kind = EngineConnectionLost if call.request_id else EngineUnavailable
             raise kind(f"{self.name} did not answer {_what(call)} within {call.deadline_s:.0f} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             reason = f"{type(error).__name__} {error}".rstrip()
             raise EngineConnectionLost(f"{self.name}: the connection broke during {_what(call)}: {reason}") from error
 

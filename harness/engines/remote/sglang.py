@@ -264,12 +264,13 @@ class SGLangTokenProvider(RemoteProvider):
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         call = self._call_of(asked, self._interval(asked.request))
         streamed, moment = StreamedReply(asked, self._served.label), self._served.asking()
-        async with aclosing(self._client.events(call)) as events:
-            async for payload in events:
-                decode = partial(self._client.decode, call, payload, SGLangReply)
-                delta = streamed.feed(await self._client.apart(len(payload), decode))
-                if delta is not None:
-                    yield delta
+        async with aclosing(self._client.events(call, [])) as events:
+            async for payloads in events:
+                for payload in payloads:
+                    decode = partial(self._client.decode, call, payload, SGLangReply)
+                    delta = streamed.feed(await self._client.apart(len(payload), decode))
+                    if delta is not None:
+                        yield delta
         if not streamed.is_finished:
             raise EngineConnectionLost(
                 f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"

@@ -1,0 +1,294 @@
+"""HTTP/1.1 to one engine server: kept connections, each with one exchange at a time.
+
+What engines need of HTTP and nothing else: a request that is whole when it leaves; an answer of known length, in
+chunks, or until the connection closes. No redirects, cookies, compressed answers or proxies. A general client costs a
+third of a millisecond more for each request (`docs/performance.md`).
+
+Bytes of an answer gather here until somebody wants them: who wants the whole is woken once, however many pieces the
+server sends. Beyond a bound the server has to wait until they are taken.
+
+What goes wrong is an `OSError`: `CannotConnect` before anything has left, `ConnectionResetError` afterwards
+(`StaleConnection` where a kept connection had been closed meanwhile), `AnswerInvalid` for what is not HTTP. But for
+that of a new connection, deadlines belong to the caller. Who leaves before the end of an answer closes its connection.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+_CONNECT_S = 10.0
+_CLOSE_S = 2.0
+_KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
+_MOST_HEAD_BYTES = 256 << 10
+_MOST_UNREAD_BYTES = 1 << 20
+_MOST_BODY_BYTES = 4 << 30
+_FINAL = 200  # answers of a lower status announce another one
+
+
+class CannotConnect(OSError):
+    """The server was not reached: it has seen nothing of the request."""
+
+
+class StaleConnection(ConnectionResetError):
+    """A kept connection was closed before a byte of an answer came."""
+
+
+class AnswerInvalid(OSError):
+    """The answer is not HTTP, or beyond every bound."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection, and the exchange that goes on over it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.idle_since = 0.0
+        """Loop time at the end of its last exchange."""
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchanges = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.status = 0
+        """Of the answer, once some of it has been read."""
+        self.is_whole = False
+        """The answer has come to its end."""
+        self._stays_open = False
+        self._says_its_end = False
+        self._head_bytes = 0
+        self._pieces: list[bytes] = []
+        self._unread_bytes = 0
+        self._is_held_up = False
+        self._failure: OSError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits_for_end = False
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Send a request, whose answer is read next."""
+        assert self._transport is not None
+        self._begin()
+        self._exchanges += 1
+        if self.closed.done():
+            self._fail(None)
+        else:
+            self._transport.writelines(parts)
+
+    @property
+    def is_reusable(self) -> bool:
+        """Another request may follow."""
+        return self.is_whole and self._stays_open and not self.closed.done() and self._failure is None
+
+    async def read_some(self) -> bytes:
+        """What has come of the body since the last time; nothing at its end."""
+        return await self._read(waits_for_end=False)
+
+    async def read_much(self) -> bytes:
+        """The rest of the body, or the next megabyte of a longer one; nothing at its end."""
+        return await self._read(waits_for_end=True)
+
+    async def read_all(self) -> bytes:
+        """The body."""
+        content = await self.read_much()
+        if self.is_whole and not self._pieces:
+            return content
+        pieces, size = [content], len(content)
+        while piece := await self.read_much():
+            pieces.append(piece)
+            size += len(piece)
+            if size > _MOST_BODY_BYTES:
+                raise AnswerInvalid(f"a body of more than {_MOST_BODY_BYTES} bytes")
+        return b"".join(pieces)
+
+    def take(self) -> bytes:
+        """What has come of the body and was not read yet."""
+        content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._unread_bytes = 0
+        if self._is_held_up and self._transport is not None and not self._transport.is_closing():
+            self._is_held_up = False
+            self._transport.resume_reading()
+        return content
+
+    async def _read(self, *, waits_for_end: bool) -> bytes:
+        self._waits_for_end = waits_for_end
+        while not self._is_readable():
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        if self._failure is not None and (waits_for_end or not self._pieces):
+            raise self._failure
+        return self.take()
+
+    def _is_readable(self) -> bool:
+        if self.is_whole or self._is_held_up or self._failure is not None:
+            return True
+        return bool(self._pieces) and not self._waits_for_end
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done() and self._is_readable():
+            self._waiter.set_result(None)
+
+    def _fail(self, cause: Exception | None) -> None:
+        """End the exchange for what happened to the connection."""
+        if self.is_whole or self._failure is not None:
+            return
+        if self.status and not self._says_its_end and cause is None:
+            self.is_whole = True
+        elif self._exchanges > 1 and not self.status and not self._head_bytes:
+            self._failure = StaleConnection("the server had closed the connection")
+        else:
+            self._failure = ConnectionResetError(str(cause or "the server closed the connection"))
+        self._wake()
+
+    def abort(self) -> None:
+        """Close the connection at once; idempotent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast("asyncio.Transport", transport)  # that of uvloop is of no such class
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        assert self._transport is not None
+        try:
+            self._parser.feed_data(data)
+            if not self.status:
+                self._head_bytes += len(data)
+                if self._head_bytes > _MOST_HEAD_BYTES:
+                    raise AnswerInvalid(f"headers of more than {_MOST_HEAD_BYTES} bytes")
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, AnswerInvalid) as error:
+            self._failure = self._failure or AnswerInvalid(f"{type(error).__name__} {error}")
+            self._transport.abort()
+        if self._unread_bytes > _MOST_UNREAD_BYTES and not self.is_whole:
+            self._is_held_up = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._fail(exc)
+        self.closed.set_result(None)
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        """Refuse what nobody asked for."""
+        if self.is_whole:
+            raise AnswerInvalid("a second answer to one request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note what ends the body."""
+        del value
+        self._says_its_end |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        """Note the status."""
+        status = self._parser.get_status_code()
+        self.status = status if status >= _FINAL else 0
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece until it is read."""
+        self._pieces.append(body)
+        self._unread_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end."""
+        if self.status:
+            self.is_whole, self._stays_open = True, self._parser.should_keep_alive()
+
+
+class Connections:
+    """The connections to one server, as many as there are requests at a time.
+
+    Args:
+        url: `http://` or `https://host:port`; a path behind it is not looked at.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self._tls = ssl.create_default_context() if self._url.scheme == "https" else None
+        self._open: set[Connection] = set()
+        self._idle: list[Connection] = []
+        """The one that was used last comes last, and is used next."""
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def begin(self, parts: Sequence[bytes], *, on_new: bool = False) -> Connection:
+        """The connection over which a request has left; its answer is read there, and `end` is due then.
+
+        Args:
+            parts: The request.
+            on_new: It leaves over a connection of its own, which nobody can have closed before.
+
+        Raises `CannotConnect`.
+        """
+        connection = None if on_new else self._choose_kept()
+        if connection is None:
+            connection = await self._connect()
+        connection.send(parts)
+        return connection
+
+    def end(self, connection: Connection) -> None:
+        """The exchange is over, wherever its answer stands."""
+        if connection.is_reusable and connection in self._open:
+            self._keep(connection)
+        else:
+            self._drop(connection)
+
+    async def close(self) -> None:
+        """Close every connection, those of exchanges under way too; idempotent."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        closing = list(self._open)
+        for connection in closing:
+            self._drop(connection)
+        if closing:
+            await asyncio.wait([connection.closed for connection in closing], timeout=_CLOSE_S)
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = self._url.hostname or "", self._url.port or (80 if self._tls is None else 443)
+            async with asyncio.timeout(_CONNECT_S):
+                _, connection = await loop.create_connection(Connection, host, port, ssl=self._tls)
+        except TimeoutError as error:
+            raise CannotConnect(f"no connection within {_CONNECT_S:g} s") from error
+        except (OSError, ValueError) as error:  # of a name or a port that is none, too
+            raise CannotConnect(str(error)) from error
+        self._open.add(connection)
+        return connection
+
+    def _choose_kept(self) -> Connection | None:
+        oldest = asyncio.get_running_loop().time() - _KEEP_ALIVE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_reusable and connection.idle_since > oldest:
+                return connection
+            self._drop(connection)
+        return None
+
+    def _keep(self, connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(_KEEP_ALIVE_S, self._drop_idle)
+
+    def _drop(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        connection.abort()
+
+    def _drop_idle(self) -> None:
+        """Close what nobody has used for a while, now and as long as anything is kept."""
+        loop = asyncio.get_running_loop()
+        while self._idle and self._idle[0].idle_since <= loop.time() - _KEEP_ALIVE_S:
+            self._drop(self._idle.pop(0))
+        self._sweep = loop.call_later(_KEEP_ALIVE_S, self._drop_idle) if self._idle else None

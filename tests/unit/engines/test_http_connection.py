@@ -1,0 +1,160 @@
+"""One engine server's HTTP as it comes over the wire, broken in every way that a server can break it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from harness.engines.remote.http_client import EngineClient, HttpCall
+from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable
+
+GET = HttpCall("GET", "/x", 30.0)
+GENERATION = HttpCall("POST", "/x", 30.0, [b'{"a":', b"1}"], request_id="r")
+BODY = b'{"x": 1}'
+BY_LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n" + BODY
+IN_CHUNKS = (
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\n"
+    + BODY[:3]
+    + b"\r\n5\r\n"
+    + BODY[3:]
+    + b"\r\n0\r\n\r\n"
+)
+UNTIL_CLOSE = b"HTTP/1.0 200 OK\r\n\r\n" + BODY
+ANNOUNCED = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + BY_LENGTH
+
+
+class RawServer:
+    """Answers each request of every connection with the next of `answers`, and hangs up where that is None."""
+
+    def __init__(self, answers: Sequence[bytes | None], cut_into: int) -> None:
+        self._answers = iter(answers)
+        self._cut_into = cut_into
+        self.requests: list[bytes] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection; it ends behind an answer that does not say where it ends, or is broken."""
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                size = next((int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:")), 0)
+                self.requests.append(head + await reader.readexactly(size))
+                answer = next(self._answers, None)
+                if answer is None:
+                    return
+                for at in range(0, len(answer), self._cut_into):
+                    writer.write(answer[at : at + self._cut_into])
+                    await writer.drain()
+                if answer not in (BY_LENGTH, IN_CHUNKS, ANNOUNCED):
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def asking(*answers: bytes | None, cut_into: int = 1 << 20) -> AsyncIterator[tuple[EngineClient, RawServer]]:
+    """A client of a server that answers so."""
+    raw = RawServer(answers, cut_into)
+    server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    client = EngineClient(f"http://{host}:{port}/base", "sglang", api_key="secret")
+    client.open()
+    try:
+        yield client, raw
+    finally:
+        await client.close()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("cut_into", [1, 1 << 20])
+@pytest.mark.parametrize("answer", [BY_LENGTH, IN_CHUNKS, UNTIL_CLOSE, ANNOUNCED])
+async def test_an_answer_is_read_to_its_end(answer: bytes, cut_into: int):
+    """However the server says where that is, and however the network cuts it."""
+    async with asking(answer, cut_into=cut_into) as (client, _):
+        assert await client.ask(GET) == (200, BODY)
+
+
+async def test_a_request_is_sent_whole_with_its_key_and_length():
+    """The parts of a body follow each other, and the path of the server's address comes first."""
+    async with asking(BY_LENGTH) as (client, raw):
+        await client.ask(GENERATION)
+
+    head, body = raw.requests[0].split(b"\r\n\r\n")
+    assert head.startswith(b"POST /base/x HTTP/1.1\r\nhost: 127.0.0.1:")
+    assert {b"authorization: Bearer secret", b"content-length: 7"} <= set(head.split(b"\r\n"))
+    assert body == b'{"a":1}'
+
+
+async def test_a_connection_is_kept_for_the_next_question():
+    """Whatever is asked, but for what changes something."""
+    async with asking(BY_LENGTH, IN_CHUNKS, BY_LENGTH) as (client, raw):
+        for call in (GET, GENERATION, GET):
+            await client.ask(call)
+        assert raw.connections == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        BY_LENGTH[:20],
+        BY_LENGTH[:-1],
+        IN_CHUNKS[:-9],
+        b"<html>not HTTP</html>",
+        BY_LENGTH.replace(b"length: 8", b"length: x"),
+        b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * (1 << 20) + b"\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    ],
+    ids=["nothing", "half a head", "a byte too few", "half a chunk", "no HTTP", "no length", "endless head", "upgrade"],
+)
+async def test_a_broken_answer_is_a_lost_connection(answer: bytes | None):
+    """The generation may have been sampled; the next request finds a connection that works."""
+    async with asking(answer, BY_LENGTH) as (client, _):
+        with pytest.raises(EngineConnectionLost, match="the connection broke during POST /x of request r"):
+            await client.ask(GENERATION)
+        assert await client.ask(GENERATION) == (200, BODY)
+        assert client.generations_sent == 2
+
+
+async def test_a_question_over_a_connection_that_was_closed_is_asked_again():
+    """A generation is not: nobody can tell whether it was read."""
+    async with asking(BY_LENGTH, None, BY_LENGTH, None) as (client, raw):
+        await client.ask(GET)
+        assert await client.ask(GET) == (200, BODY)
+        assert raw.connections == 2
+        with pytest.raises(EngineConnectionLost):
+            await client.ask(GENERATION)
+        assert len(raw.requests) == 4
+
+
+async def test_an_answer_longer_than_what_is_kept_unread_comes_whole():
+    """The server waits meanwhile, and goes on."""
+    body = bytes(range(256)) * (5 << 12)
+    async with asking(b"HTTP/1.1 200 OK\r\n\r\n" + body, cut_into=1 << 16) as (client, _):
+        assert (await client.ask(GET)).content == body
+
+
+async def test_a_header_is_one_line():
+    """Nobody smuggles a second request behind the name of a session."""
+    async with asking(BY_LENGTH) as (client, raw):
+        with pytest.raises(EngineRejected, match="a header that is not one line"):
+            await client.ask(HttpCall("POST", "/x", 30.0, {}, {"x-session-id": "a\r\nx: y"}, request_id="r"))
+        assert raw.requests == []
+
+
+@pytest.mark.parametrize("url", ["https://{}", "http://127.0.0.1:99999", "http://no such host.invalid:1"])
+async def test_a_server_that_cannot_be_reached_is_unavailable(url: str):
+    """One that speaks no TLS, a port that is none, a name that nobody has."""
+    async with asking() as (client, raw):
+        other = EngineClient(url.format(client.url.removeprefix("http://")), "sglang")
+        other.open()
+        try:
+            with pytest.raises(EngineUnavailable, match="cannot be reached"):
+                await other.ask(GENERATION)
+        finally:
+            await other.close()
+        assert (raw.requests, other.generations_sent) == ([], 0)

@@ -18,14 +18,18 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Self
 
-import torch
-import torch.distributed as dist
-from safetensors import SafetensorError
-from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
-
 from harness.errors import LearnerError
+
+try:
+    import torch
+    import torch.distributed as dist
+    from safetensors import SafetensorError
+    from torch import Tensor
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+except ModuleNotFoundError as error:
+    raise LearnerError(f"{error}: the learner needs `pip install 'session-harness[learner]'`") from error
+
 from harness.learner.folders import write_folder
 from harness.learner.gradients import BUCKET_BYTES, Gradients
 from harness.learner.learner import LossSums, StepReport

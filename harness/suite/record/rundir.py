@@ -32,6 +32,8 @@ from harness.types import Json, Sample
 
 RUNS = Path("runs")
 
+_UNFINISHED = ".unfinished"
+
 _STAMP = r"-\d{8}-\d{6}(-\d+)?"
 """The end of a name by `new_run_path`, behind that of the suite; the suite `abort` is not `abort-often`."""
 
@@ -44,13 +46,28 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Self:
-        """A directory for a run that begins now. Raises `RunError` when there is something in it already."""
+        """A directory for a run that begins now. Raises `RunError` when there is something in it already.
+
+        Only the configuration makes it a run: what one that was killed before had left is none.
+        """
         directory = cls(path)
+        taken = RunError(f"{path} exists and is not empty; choose another --out, or continue it with --resume")
         with disk_failures(path):
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise RunError(f"{path} exists and is not empty; choose another --out, or continue it with --resume")
-            directory.sessions.mkdir(parents=True)
-            directory.write_text(directory.config, config.to_toml())
+            if path.exists() and not directory._is_unused():
+                raise taken
+            directory.sessions.mkdir(parents=True, exist_ok=True)
+            if directory.config.exists() and not directory.config.stat().st_size:
+                directory.config.unlink()
+            try:
+                with directory.config.open("x", encoding="utf-8") as file:  # of two that begin at once, one has it
+                    file.write(config.to_toml())
+                    file.flush()
+                    os.fsync(file.fileno())
+            except FileExistsError:
+                raise taken from None
+            except OSError:
+                directory.config.unlink()
+                raise
         return directory
 
     @property
@@ -133,6 +150,8 @@ class RunDirectory:
         with disk_failures(self.config), self.config.open("rb") as file:
             if not try_lock(file):
                 raise RunError(f"another run is at work in {self.path}; wait for it or stop it")
+            for path in self.path.glob(f".*{_UNFINISHED}"):  # a killed run was writing them
+                path.unlink()
             yield
 
     def write_text(self, path: Path, text: str) -> None:
@@ -156,6 +175,13 @@ class RunDirectory:
         except ImportError:  # pyarrow is an extra
             return False
         return True
+
+    def _is_unused(self) -> bool:
+        """There is nothing but what `create` makes before the configuration is whole."""
+        if not self.path.is_dir():
+            return False
+        rest = [path for path in self.path.iterdir() if path != self.config or path.stat().st_size]
+        return not rest or (rest == [self.sessions] and not any(self.sessions.iterdir()))
 
 
 def new_run_path(suite: str) -> Path:
@@ -181,8 +207,11 @@ def _name_of(suite: str) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` when the block ends well and vanishes when it does not."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    """A path to write to, which takes the place of `path` when the block ends well and vanishes when it does not.
+
+    One writer at a time: the run that occupies the directory.
+    """
+    scratch = path.with_name(f".{path.name}{_UNFINISHED}")
     try:
         yield scratch
         with scratch.open("rb") as file:

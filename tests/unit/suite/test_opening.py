@@ -28,3 +28,38 @@ def test_a_suite_without_a_run_of_its_own_has_none_to_resume(tmp_path: Path, mon
 
     with pytest.raises(RunError, match=r"no unfinished run of '.*abort' in runs/"):
         resume_run(str(write_scenario(tmp_path / "abort")), Overrides(), None)
+
+
+@pytest.mark.parametrize("left", [[], ["sessions/"], ["sessions/", "config.toml"]], ids=len)
+def test_a_directory_whose_making_was_killed_is_made_again(tmp_path: Path, left: list[str]):
+    """There is no run in it yet, at whatever moment that was."""
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in left:
+        (out / name).mkdir() if name.endswith("/") else (out / name).touch()
+    suite = str(write_scenario(tmp_path / "suite"))
+
+    begin_run(suite, Overrides(), out)
+
+    assert resume_run(suite, Overrides(), out).directory.path == out
+
+
+@pytest.mark.parametrize("there", ["notes.txt", "sessions/0", "config.toml"])
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path, there: str):
+    """A run, or what somebody else has put there."""
+    path = tmp_path / "run" / there
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(RunError, match="exists and is not empty"):
+        begin_run(str(write_scenario(tmp_path / "suite")), Overrides(), tmp_path / "run")
+    assert path.read_text() == "mine"
+
+
+def test_what_a_killed_run_was_writing_goes_with_the_next_one(tmp_path: Path):
+    """Half a file has a name of its own until it is whole."""
+    directory = begin_run(str(write_scenario(tmp_path / "suite")), Overrides(), tmp_path / "run").directory
+    names = {path.name for path in directory.path.iterdir()}
+    (directory.path / ".lock.json.unfinished").write_text("{")
+    with directory.occupy():
+        directory.write_json(directory.lock, {})
+    assert {path.name for path in directory.path.iterdir()} == {*names, "lock.json"}

@@ -417,6 +417,7 @@ class StoreError(HarnessError):
 
     status = 503
     code = "store_failed"
+    retryable = True
     told = "the turn could not be made durable; ask again later"
 
 

@@ -114,6 +114,7 @@ async def test_a_server_whose_store_has_ended_says_so(tmp_path: Path) -> None:
     assert (before.status_code, before.json()["store"]) == (200, {"ready": True, "detail": "", "quarantined": 0})
     refusals = [*chats, creation]
     assert [(each.status_code, each.json()["error"]["code"]) for each in refusals] == [(503, "store_failed")] * 4
+    assert [each.headers.get("x-should-retry") for each in refusals] == [None] * 4  # as the words say: ask again
     assert (health.status_code, health.json()["status"]) == (503, "store_failed")
     assert "restart" in health.json()["store"]["detail"]
 

@@ -1,0 +1,136 @@
+"""What sessions hold in memory, live and idle: bytes of the server's process by token, turn and text.
+
+    python bench/session_memory.py [--json] [--tokenizer DIR]
+
+The tool loop of `turn_overhead.py` against a session server with a SQLite store in a process of its own, before a
+stand-in for an engine: some sessions of 100 turns and 30 000 tokens, then, in a fresh server, many of 5 turns and
+2 000 tokens. Printed is what the server's resident memory grew by per session, beside the bars: 40 bytes per token,
+3 KiB per turn and the text once for a live session; 1 GiB for 10 000 idle ones, reckoned from fewer. The tokenizer is
+Qwen3's, fetched with npm.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import uvloop
+
+THIS = Path(__file__).resolve()
+sys.path.insert(0, str(THIS.parent.parent))
+
+from bench.tool_loop.stand_in import StandIn, StandInProtocol  # noqa: E402
+from bench.tool_loop.words import outputs, tool_texts  # noqa: E402
+from bench.turn_overhead import converse, server_process  # noqa: E402
+from harness.models.npm_tokenizer import QWEN3, fetch_tokenizer  # noqa: E402
+from harness.tokens.tokenizer import Tokenizer  # noqa: E402
+
+MIB = 1 << 20
+AT_ONCE = 16
+_PER_TOKEN, _PER_TURN = 40, 3 << 10
+_IDLE_SESSIONS, _IDLE_MIB = 10_000, 1 << 10
+
+
+class Shape(NamedTuple):
+    """Sessions, all alike."""
+
+    sessions: int
+    turns: int
+    tokens_per_turn: int
+
+
+LIVE, IDLE = Shape(32, 100, 300), Shape(1_000, 5, 400)
+
+
+async def run_engine(tokenizer: Tokenizer, tokens: int) -> None:
+    """Body of the engine's process, whose outputs have so many tokens; prints its URL, runs until its input closes."""
+    engine = StandIn(outputs(tokenizer, tokens), tool_texts(tokenizer, tokens))
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: StandInProtocol(engine), "127.0.0.1", 0, backlog=2048)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+async def measure(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
+    """Bytes per session that a fresh server holds more once it has played `shape`, and what there is of each."""
+    half = shape.tokens_per_turn // 2
+    texts = tool_texts(Tokenizer.load(tokenizer_folder), half - 20)  # less what the template puts around them
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, THIS, "--engine", str(half), "--tokenizer", tokenizer_folder)
+    engine = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            url = (await engine.stdout.readline()).decode().strip()
+            options = ("--tokenizer", str(tokenizer_folder), "--directory", folder, "--engine", url)
+            async with (
+                server_process("sqlite", *options) as (server_url, server),
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as client,
+            ):
+                one = await converse(client, server_url, shape.turns, texts, lambda *_: None)
+                async with client.get(f"{one}?ids=none") as answer:
+                    record = await answer.json()
+                before = server.memory_info().rss
+                waiting = iter(range(shape.sessions))
+
+                async def work() -> None:
+                    for _ in waiting:
+                        await converse(client, server_url, shape.turns, texts, lambda *_: None)
+
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(AT_ONCE):
+                        workers.create_task(work())
+                grown = server.memory_info().rss - before
+    finally:
+        engine.stdin.close()
+        await engine.wait()
+    last = record["turns"][-1]
+    tokens, text = last["prompt_length"] + last["output_length"], _text_bytes(record)
+    bar = _PER_TOKEN * tokens + _PER_TURN * shape.turns + text
+    return {**shape._asdict(), "tokens": tokens, "text": text, "bytes": grown / shape.sessions, "bar": bar}
+
+
+def _text_bytes(record: dict[str, Any]) -> int:
+    messages = [each for turn in record["turns"] for each in (*turn["messages_delta"], turn["reply"])]
+    return sum(len(json.dumps(each, ensure_ascii=False).encode()) for each in messages)
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Both shapes, and which bars hold."""
+    live, idle = [await measure(shape, asked.tokenizer) for shape in (LIVE, IDLE)]
+    if asked.json:
+        print(json.dumps({"live": live, "idle": idle}))
+        return
+    for name, found in (("live", live), ("idle", idle)):
+        print(
+            f"{name}: {found['sessions']} sessions of {found['turns']} turns, {found['tokens']} tokens and"
+            f" {found['text'] / 1024:.0f} KiB of text: {found['bytes'] / 1024:.0f} KiB each"
+        )
+    holds = "holds" if live["bytes"] <= live["bar"] else "MISSED"
+    print(f"a live session (wanted: <= {live['bar'] / 1024:.0f} KiB): {holds}")
+    all_idle = idle["bytes"] * _IDLE_SESSIONS / MIB
+    holds = "holds" if all_idle <= _IDLE_MIB else "MISSED"
+    print(f"{_IDLE_SESSIONS} idle sessions: {all_idle:.0f} MiB (wanted: <= {_IDLE_MIB}): {holds}")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    asked.tokenizer = asked.tokenizer or fetch_tokenizer(QWEN3)
+    return asked
+
+
+if __name__ == "__main__":
+    options = parse()
+    uvloop.run(
+        main(options) if options.engine is None else run_engine(Tokenizer.load(options.tokenizer), options.engine)
+    )

@@ -31,6 +31,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_ROWS = 4096
 
 
 class Heads(NamedTuple):
@@ -46,12 +47,13 @@ def write_weights(reader: Any, heads: Heads, path: Path, progress: FetchProgress
 
     def weights() -> Iterator[npt.NDArray[np.float32]]:
         for tensor in reader.tensors:
-            values = dequantize(tensor.data, tensor.tensor_type)
             if ".attn_q." in tensor.name:
-                values = _split_rotary_halves(values, heads.query)
+                yield _split_rotary_halves(dequantize(tensor.data, tensor.tensor_type), heads.query)
             elif ".attn_k." in tensor.name:
-                values = _split_rotary_halves(values, heads.key_value)
-            yield values
+                yield _split_rotary_halves(dequantize(tensor.data, tensor.tensor_type), heads.key_value)
+            else:
+                for row in range(0, len(tensor.data), _ROWS):  # an embedding takes five times its size on the way
+                    yield dequantize(tensor.data[row : row + _ROWS], tensor.tensor_type)
 
     shapes = [
         TensorShape(_huggingface_name(tensor.name), tuple(int(length) for length in reversed(tensor.shape)))

@@ -1,4 +1,4 @@
-"""Weights as a bfloat16 safetensors file, with numpy alone and one tensor in memory at a time.
+"""Weights as a bfloat16 safetensors file, with numpy alone and no more in memory than it is given at a time.
 
 The format is a JSON header and the bytes; the library's writer wants all tensors at once, and torch takes seconds to
 import.
@@ -29,7 +29,7 @@ class TensorShape(NamedTuple):
 def write_bfloat16(
     path: Path, shapes: Sequence[TensorShape], tensors: Iterable[npt.NDArray[np.float32]], progress: FetchProgress
 ) -> None:
-    """Write `tensors`, which come in the order of `shapes`, rounded to bfloat16."""
+    """Write `tensors`, which come in the order of `shapes`, whole or row after row, rounded to bfloat16."""
     layout: dict[str, Any] = {}
     total = done = 0
     for name, shape in shapes:

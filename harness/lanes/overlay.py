@@ -6,7 +6,8 @@ shared, a lane always runs the code of the harness that started it, and no other
 
 The local engine's server is a program of the harness: it sees what this process sees.
 
-`force_tokens` is declared here and not in the distribution: a server that anybody else uses must not have it.
+`force_tokens` and `vllm_cpu` are declared here and not in the distribution: a server that anybody else uses must not
+have the one, and one that has its cores for itself does not want the other.
 """
 
 import os
@@ -24,8 +25,9 @@ DISTRIBUTION = "session-harness"
 EntryPoints = Mapping[str, Mapping[str, str]]
 """By group, by name: `module:attribute`."""
 
-_TEST_SUPPORT: EntryPoints = {
+_OF_LANES: EntryPoints = {
     "sglang.srt.plugins": {"harness_force_tokens": "server_patch.force_tokens.sglang_plugin:register"},
+    "vllm.general_plugins": {"harness_waiting": "server_patch.vllm_cpu.waiting:register"},
     "vllm.logits_processors": {"harness_force_tokens": "server_patch.force_tokens.vllm_processor:ForceTokens"},
 }
 
@@ -38,8 +40,8 @@ def write_overlay(engine: LaneEngine, folder: Path) -> list[Path]:
     distribution.mkdir()
     (distribution / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n")
     declared, sections = _read_entry_points(), []
-    for group in sorted({*declared, *_TEST_SUPPORT}):
-        points = {**declared.get(group, {}), **_TEST_SUPPORT.get(group, {})}
+    for group in sorted({*declared, *_OF_LANES}):
+        points = {**declared.get(group, {}), **_OF_LANES.get(group, {})}
         sections.append(f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in sorted(points.items())))
     (distribution / "entry_points.txt").write_text("\n".join(sections))
     stand_ins = [server_patch() / "sglang_cpu" / "path"] if engine is LaneEngine.SGLANG else []

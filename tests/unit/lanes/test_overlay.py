@@ -15,7 +15,11 @@ from harness.lanes.overlay import write_overlay
 from tests.checkout import ROOT
 
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-FORCE_TOKENS = "harness_force_tokens"
+OF_LANES = {
+    ("sglang.srt.plugins", "harness_force_tokens"),
+    ("vllm.general_plugins", "harness_waiting"),
+    ("vllm.logits_processors", "harness_force_tokens"),
+}
 
 SEEN = """
 import json
@@ -35,21 +39,18 @@ def seen(import_path: list[Path]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("engine", INSTALLED)
-def test_a_server_finds_what_is_declared_and_the_test_support(engine: LaneEngine, tmp_path: Path) -> None:
-    """The guard's plugins as the distribution declares them, `ForceTokens` besides."""
+def test_a_server_finds_what_is_declared_and_what_is_for_lanes(engine: LaneEngine, tmp_path: Path) -> None:
+    """The guard's plugins as the distribution declares them, `ForceTokens` and quiet waiting besides."""
     points = seen(write_overlay(engine, tmp_path / "overlay"))
 
     declared = {(group, name, value) for group, names in DECLARED.items() for name, value in names.items()}
-    assert {point for point in points if point[1] != FORCE_TOKENS} == declared
-    assert {point[0] for point in points if point[1] == FORCE_TOKENS} == {
-        "sglang.srt.plugins",
-        "vllm.logits_processors",
-    }
+    assert {point for point in points if point[:2] not in OF_LANES} == declared
+    assert {point[:2] for point in points} >= OF_LANES
 
 
-def test_an_installed_distribution_does_not_force_tokens() -> None:
-    """A server that others use must not have it."""
-    assert not any(FORCE_TOKENS in names for names in DECLARED.values())
+def test_an_installed_distribution_has_nothing_that_is_for_lanes() -> None:
+    """A server that others use must not force tokens, and waits as its makers meant it to."""
+    assert not any(name in DECLARED.get(group, {}) for group, name in OF_LANES)
 
 
 def test_the_stand_ins_are_on_the_path_of_sglang_only(tmp_path: Path) -> None:

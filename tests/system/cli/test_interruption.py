@@ -17,6 +17,7 @@ import pytest
 
 from harness.suite.record.rollout_table import read_rollouts
 from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
+from tests.session_servers.store_file import read_file
 
 pytestmark = pytest.mark.agent
 
@@ -125,10 +126,11 @@ def test_two_interrupts_kill_agents_that_do_not_listen(tmp_path: Path):
     wait_for(run / "sessions" / "0" / "agent.log", "deaf")
     agents = _agents_of(process)
     process.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert process.poll() is None
+    while "open" in {session.phase for session in read_file(run / "run.db").values()}:
+        assert process.poll() is None
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    ended = wait(process, timeout_s=20)
+    ended = wait(process)
 
     assert ended.code == 2, ended.stderr
     assert "resume with:" in ended.stderr

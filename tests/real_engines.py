@@ -47,9 +47,14 @@ _TEST_S = 1200  # the first test of an engine installs and starts it
 _RELABEL_S = 600  # on a machine that does ten other things
 
 
-def on_real(engine: LaneEngine) -> list[pytest.MarkDecorator]:
-    """Marks of what needs the server of `engine`; `-m sglang` and `-m vllm` select by them."""
-    return [getattr(pytest.mark, engine.value), pytest.mark.xdist_group(_GROUP), pytest.mark.timeout(_TEST_S)]
+def in_environment_of(*engines: LaneEngine) -> list[pytest.MarkDecorator]:
+    """Marks of what needs `engines` installed, and no server; `-m sglang` and `-m vllm` select by them."""
+    return [*(getattr(pytest.mark, engine.value) for engine in engines), pytest.mark.timeout(_TEST_S)]
+
+
+def on_real(*engines: LaneEngine) -> list[pytest.MarkDecorator]:
+    """Marks of what needs servers of `engines`: they run on one worker."""
+    return [*in_environment_of(*engines), pytest.mark.xdist_group(_GROUP)]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,7 +18,7 @@ from harness.lanes.environment import Requirements, provide_python
 from harness.lanes.overlay import write_overlay
 from server_patch.repeat_terminate.config import CONFIG_JSON
 from tests.looping_prompt import SERVED_CONFIG
-from tests.real_engines import on_real
+from tests.real_engines import in_environment_of
 
 ON_PATH = Path(server_patch.repeat_terminate.__path__[0]) / "on_path"
 EXCLUDED = {"SGLANG_PLUGINS": "another", "VLLM_PLUGINS": "another"}
@@ -46,7 +46,7 @@ TARGET_NAME = {LaneEngine.SGLANG: "Req.update_finish_state", LaneEngine.VLLM: "c
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(name="engine", params=[pytest.param(each, marks=on_real(each)) for each in INSTALLED])
+@pytest.fixture(name="engine", params=[pytest.param(each, marks=in_environment_of(each)) for each in INSTALLED])
 def _engine(request: pytest.FixtureRequest) -> LaneEngine:
     return request.param
 

@@ -5,7 +5,8 @@
 
 `--batch` answers of `--tokens` tokens at once, asked for as a whole and in pieces, in turns; which goes first changes
 with every pair. Printed are the median times, the median of the pairs' ratios with their quartiles, and the CPU time of
-this process for each answer. A fake engine is in this process too, and computes nothing.
+this process for each answer; of a real engine the CPU time of its processes too, which says more than the clock where
+others use the machine. A fake engine is in this process, and computes nothing.
 `--scored` input tokens are scored besides, which SGLang repeats with every piece.
 """
 
@@ -21,6 +22,7 @@ from time import perf_counter, process_time
 from typing import NamedTuple
 from uuid import uuid4
 
+import psutil
 import structlog
 
 from harness.engines.base import TokenProvider
@@ -28,6 +30,7 @@ from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.engines.scripted import ScriptStep
 from harness.lanes import INSTALLED, Dtype, LaneEngine, LaneSpec, open_lane
+from harness.machine.process_name import members
 from harness.models import resolve_model
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationDelta, GenerationRequest, SamplingParams, as_ids
@@ -56,6 +59,10 @@ class Cost:
     whole_cpu_ms: float
     """Of this process, for each answer."""
     pieces_cpu_ms: float
+    whole_server_s: float
+    """CPU time of the engine's processes, for each batch; 0 of a fake."""
+    pieces_server_s: float
+    server_ratio: float
     ratio: float
     ratio_low: float
     ratio_high: float
@@ -69,6 +76,21 @@ class Spent(NamedTuple):
     seconds: float
     cpu_s: float
     """Of this process."""
+    server_s: float
+    """CPU time of the engine's processes."""
+
+
+class Engine(NamedTuple):
+    """An engine under measurement."""
+
+    provider: TokenProvider
+    group: int | None = None
+    """The process group of its server; None when it is in this process."""
+
+    def cpu_s(self) -> float:
+        """CPU time that its processes have had; none of them ends meanwhile."""
+        times = [psutil.Process(pid).cpu_times() for pid in (() if self.group is None else members(self.group))]
+        return sum(each.user + each.system for each in times)
 
 
 async def main() -> None:
@@ -89,24 +111,24 @@ async def main() -> None:
 
 
 @asynccontextmanager
-async def opened(engine: str, model: str, batch: int) -> AsyncIterator[TokenProvider]:
+async def opened(engine: str, model: str, batch: int) -> AsyncIterator[Engine]:
     """A provider over a server of its own."""
     if engine in FAKES:
         fake = make_fake(
             engine.removeprefix("fake-"), scripted_engine(ScriptStep(text="a stream " * 1000, token_delay_s=1e-6))
         )
         async with serving(fake, notices_disconnects=False), fake_provider(fake) as provider:
-            yield provider
+            yield Engine(provider)
         return
     kind, model_dir = LaneEngine(engine), resolve_model(model)
     room = tuple(argument.format(batch=batch) for argument in ROOM[kind])
     spec = LaneSpec(kind, model_dir, dtype=Dtype.FLOAT32, arguments=room, env={"VLLM_CPU_KVCACHE_SPACE": "1"})
     vocab_size = Tokenizer.load(model_dir).vocab_size
     async with open_lane(spec, say=print) as lane, PROVIDERS[kind](lane.url, vocab_size=vocab_size) as provider:
-        yield provider
+        yield Engine(provider, lane.group)
 
 
-async def measure(engine: TokenProvider, options: argparse.Namespace) -> Cost:
+async def measure(engine: Engine, options: argparse.Namespace) -> Cost:
     """Pairs of batches, after one that only warms up."""
     await spend(engine, options.batch, WARM_UP_TOKENS, options.scored, pieces=[])
     whole: list[Spent] = []
@@ -127,6 +149,11 @@ async def measure(engine: TokenProvider, options: argparse.Namespace) -> Cost:
         median(each.seconds for each in divided),
         1e3 * median(each.cpu_s for each in whole) / options.batch,
         1e3 * median(each.cpu_s for each in divided) / options.batch,
+        median(each.server_s for each in whole),
+        median(each.server_s for each in divided),
+        median(
+            each.server_s / base.server_s if base.server_s else 0 for each, base in zip(divided, whole, strict=True)
+        ),
         median(ratios),
         low,
         high,
@@ -134,7 +161,7 @@ async def measure(engine: TokenProvider, options: argparse.Namespace) -> Cost:
     )
 
 
-async def spend(engine: TokenProvider, batch: int, tokens: int, scored: int, pieces: list[int] | None) -> Spent:
+async def spend(engine: Engine, batch: int, tokens: int, scored: int, pieces: list[int] | None) -> Spent:
     """Until `batch` answers are there; asked for in pieces when somebody counts the `pieces`."""
 
     def count(piece: GenerationDelta) -> None:
@@ -142,10 +169,10 @@ async def spend(engine: TokenProvider, batch: int, tokens: int, scored: int, pie
         pieces.append(int(piece.output_ids.size))
 
     params = SamplingParams(tokens, temperature=1.0, ignore_eos=True)
-    begun, begun_cpu = perf_counter(), process_time()
+    begun, begun_cpu, begun_server = perf_counter(), process_time(), engine.cpu_s()
     for result in await asyncio.gather(
         *(
-            engine.generate(
+            engine.provider.generate(
                 GenerationRequest(
                     as_ids(PROMPT + [number % 200 for number in range(scored)]),
                     params,
@@ -158,12 +185,14 @@ async def spend(engine: TokenProvider, batch: int, tokens: int, scored: int, pie
         )
     ):
         assert result.output_ids.size == tokens
-    return Spent(perf_counter() - begun, process_time() - begun_cpu)
+    return Spent(perf_counter() - begun, process_time() - begun_cpu, engine.cpu_s() - begun_server)
 
 
 def as_row(cost: Cost) -> str:
     """A row of docs/engines.md, under its title."""
-    title = "| engine | answers | pieces of each | whole | in pieces | ratio (quartiles) | CPU time here |"
+    title = (
+        "| engine | answers | pieces of each | whole | in pieces | ratio (quartiles) | CPU time here | of the engine |"
+    )
     cells = (
         cost.engine,
         f"{cost.batch} of {cost.tokens} tokens",
@@ -172,6 +201,7 @@ def as_row(cost: Cost) -> str:
         f"{cost.pieces_s:.2f} s",
         f"{cost.ratio:.3f} ({cost.ratio_low:.3f} to {cost.ratio_high:.3f})",
         f"{cost.whole_cpu_ms:.1f} ms, {cost.pieces_cpu_ms:.1f} ms",
+        f"{cost.whole_server_s:.1f} s, {cost.pieces_server_s:.1f} s ({cost.server_ratio:.3f})",
     )
     return "\n".join([title, "| " + " | ".join(["---"] * len(cells)) + " |", f"| {' | '.join(cells)} |"])
 

@@ -16,6 +16,7 @@ a body is its reader's (`server.wire.read_body`).
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -30,6 +31,9 @@ from harness.errors import HeadersTooLarge, MalformedRequest, RequestError, TooS
 
 FRAMING_BYTES = 1 << 20
 """Of a request: its head, and what frames the chunks of its body."""
+
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.ERROR)  # uvicorn warns of each request that is none, which its answer counts
 
 _LOOK_EVERY_S = 1.0
 _LINGER_S = 2.0  # in which what is still on its way is discarded: a close at once would take the answer along
@@ -108,6 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as declared upstream
         """A connection begins, unless those of the server have been reset."""
         super().connection_made(transport)
+        self.logger = _log
         assert isinstance(self.server_state, ServerConnections)
         self._server = self.server_state
         self._arrives_since = self.loop.time()

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from harness import errors as errors
     from harness.client.connections import SessionServerAddress as SessionServerAddress
     from harness.client.session_server import Deadlines as Deadlines
-    from harness.collector.collected import CollectedGroup as CollectedGroup
     from harness.collector.collector import Collector as Collector
     from harness.collector.fates import OnFailure as OnFailure
     from harness.collector.groups import drop_zero_variance as drop_zero_variance
@@ -32,10 +31,11 @@ if TYPE_CHECKING:
     from harness.collector.session_source import SessionSource as SessionSource
     from harness.collector.step_budget import StepBudget as StepBudget
     from harness.collector.step_flow import Normalizer as Normalizer
+    from harness.collector.step_outcome import CollectedGroup as CollectedGroup
     from harness.collector.step_plan import Order as Order
+    from harness.collector.step_result import TrainedStep as TrainedStep
     from harness.collector.step_rules import Partial as Partial
     from harness.collector.step_rules import StepRules as StepRules
-    from harness.collector.trained import TrainedStep as TrainedStep
     from harness.control.abort import abort_rollout as abort_rollout
     from harness.control.abort_report import AbortBudget as AbortBudget
     from harness.control.abort_report import AbortReport as AbortReport
@@ -176,12 +176,12 @@ _HOMES: Mapping[str, str] = {
     "SessionSource": "harness.collector.session_source",
     "RolloutIndex": "harness.collector.rollout_index",
     "SegmentMaker": "harness.collector.segment_maker",
-    "TrainedStep": "harness.collector.trained",
+    "TrainedStep": "harness.collector.step_result",
     "Collector": "harness.collector.collector",
     "RolloutSource": "harness.collector.rollout_source",
     "GroupIndex": "harness.collector.rollout_index",
     "ScoredRollout": "harness.collector.rollout_index",
-    "CollectedGroup": "harness.collector.collected",
+    "CollectedGroup": "harness.collector.step_outcome",
     "Order": "harness.collector.step_plan",
     "OnFailure": "harness.collector.fates",
     "Partial": "harness.collector.step_rules",

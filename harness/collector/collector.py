@@ -19,10 +19,10 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from harness.collector.collected import CarriedGroup
 from harness.collector.rollout_source import RolloutSource
 from harness.collector.running_rollouts import RolloutCheck
 from harness.collector.step_collection import StepCollection
+from harness.collector.step_outcome import CarriedGroup
 from harness.collector.step_rules import Partial, StepRules
 from harness.errors import StepError
 from harness.samples.rollout import Rollout

@@ -29,8 +29,8 @@ from harness.collector.rollout_source import RolloutSource
 from harness.collector.segment_maker import SegmentMaker
 from harness.collector.step_collection import StepCollection
 from harness.collector.step_flow import Normalizer, StepFlow
+from harness.collector.step_result import PackedStep, StepJournal, StepTimes, TrainedStep
 from harness.collector.step_rules import Partial, StepRules
-from harness.collector.trained import PackedStep, StepJournal, StepTimes, TrainedStep
 from harness.errors import StepError
 from harness.learner.learner import Learner
 from harness.machine.deadlines import to_the_end

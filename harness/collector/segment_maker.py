@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.collector.rollout_index import ScoredRollout
+from harness.collector.sample_account import SegmentedSample, StepDropReason
 from harness.collector.sampling_scale import forget_constrained
-from harness.collector.segmented import SegmentedSample
 from harness.errors import SegmentError, StepError
 from harness.samples.encoders import EncodedSample, SegmentEncoder, WholeSampleEncoder, require_sampled_prefix
 from harness.samples.proximal import staleness
@@ -22,11 +22,6 @@ from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment, TooLong, fit_segment
 from harness.samples.versions import NOT_SAMPLED
 from harness.types import Sample
-
-STALE = "stale"
-TOO_LONG = "too_long"
-CUT_BY_ENCODER = "cut_by_encoder"
-"""Sampled tokens at the end of a sample that its encoder left out of the segment."""
 
 
 class MadeSegment(NamedTuple):
@@ -78,7 +73,7 @@ class SegmentMaker:
         rollout, sample = scored.rollout, scored.rollout.samples[number]
         trained_versions = sample.behavior_versions[sample.loss_mask == 1]
         is_stale = trained_versions.size and version - int(trained_versions.min()) > self.max_staleness
-        encoded = EncodedSample(None, STALE) if is_stale else self._encode(rollout, sample)
+        encoded = EncodedSample(None, StepDropReason.STALE) if is_stale else self._encode(rollout, sample)
         segment = self._fit(encoded.segment)
 
         is_own = np.ones(sample.tokens.size, dtype=bool)
@@ -89,8 +84,8 @@ class SegmentMaker:
         own_sampled = is_own[prompt:] & (sample.behavior_versions != NOT_SAMPLED)
         encoded_tokens, tokens = _count(encoded.segment, is_own), _count(segment, is_own)
         lost = {
-            encoded.reason or CUT_BY_ENCODER: int(own_sampled.sum()) - encoded_tokens.sampled,
-            TOO_LONG: encoded_tokens.sampled - tokens.sampled,
+            encoded.reason or StepDropReason.CUT_BY_ENCODER: int(own_sampled.sum()) - encoded_tokens.sampled,
+            StepDropReason.TOO_LONG: encoded_tokens.sampled - tokens.sampled,
         }
         facts = SegmentedSample(
             rollout=scored.index,
@@ -100,7 +95,7 @@ class SegmentMaker:
             trained=tokens.trained,
             masked=tokens.masked,
             appended=tokens.appended,
-            reason="" if segment is not None else encoded.reason or TOO_LONG,
+            reason="" if segment is not None else encoded.reason or StepDropReason.TOO_LONG,
             dropped={reason: tokens for reason, tokens in lost.items() if tokens},
             staleness=staleness(sample.behavior_versions, sample.proximal_versions, version),
             dropped_turns=sample.metadata.get("dropped_trailing_turns", 0),

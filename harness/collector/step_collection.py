@@ -12,11 +12,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from harness.collector.collected import CarriedGroup, CollectedGroup, CollectedStep
 from harness.collector.fates import RolloutFate, fate_of
 from harness.collector.rollout_index import RolloutIndex
 from harness.collector.rollout_source import RolloutSource
 from harness.collector.running_rollouts import PlayedRollout, RolloutCheck, RunningRollouts
+from harness.collector.step_outcome import CarriedGroup, CollectedGroup, CollectedStep
 from harness.collector.step_places import EndedRollout, StepPlaces
 from harness.collector.step_plan import RolloutAttempt, StepPlan
 from harness.collector.step_rules import StepRules

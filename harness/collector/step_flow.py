@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from harness.collector.rollout_index import RolloutIndex
+from harness.collector.sample_account import SegmentedSample
 from harness.collector.segment_maker import MadeSegment
-from harness.collector.segmented import SegmentedSample
-from harness.collector.trained import PackFacts
+from harness.collector.step_result import PackFacts
 from harness.samples.pack_stream import PackStream
 from harness.samples.packs import Pack
 

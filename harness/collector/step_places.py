@@ -18,9 +18,9 @@ way one session is left behind that no step stands for, and the database of the 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.collector.collected import CarriedGroup, CollectedGroup, RolloutUse, SettledRollout
 from harness.collector.fates import RolloutFate
 from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.collector.step_outcome import CarriedGroup, CollectedGroup, RolloutUse, SettledRollout
 from harness.collector.step_plan import RolloutAttempt
 from harness.collector.step_rules import StepRules
 from harness.samples.rollout import OutcomeKind

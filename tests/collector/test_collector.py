@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.collector import running_rollouts
-from harness.collector.collected import CollectedStep, RolloutUse
 from harness.collector.collector import Collector
 from harness.collector.fates import OnFailure
 from harness.collector.groups import drop_zero_variance
 from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
 from harness.collector.step_budget import StepBudget
+from harness.collector.step_outcome import CollectedStep, RolloutUse
 from harness.collector.step_plan import Order
 from harness.collector.step_rules import Partial, StepRules
 from harness.errors import SegmentError, StepError

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.collector.collected import RolloutUse
 from harness.collector.pipeline import StepPipeline
 from harness.collector.record.step_ledger import book_step
 from harness.collector.rollout_index import RolloutIndex
 from harness.collector.segment_maker import SegmentMaker
 from harness.collector.step_budget import StepBudget
 from harness.collector.step_flow import Normalizer
+from harness.collector.step_outcome import RolloutUse
+from harness.collector.step_result import PackedStep
 from harness.collector.step_rules import Partial, StepRules
-from harness.collector.trained import PackedStep
 from harness.errors import LearnerError, StepError
 from harness.learner.learner import LossSums, StepReport
 from harness.learner.scripted import ScriptedLearner

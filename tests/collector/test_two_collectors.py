@@ -4,10 +4,10 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from harness.collector.collected import RolloutUse
 from harness.collector.collector import Collector
 from harness.collector.rollout_index import RolloutIndex
 from harness.collector.step_budget import StepBudget
+from harness.collector.step_outcome import RolloutUse
 from harness.collector.step_rules import Partial, StepRules
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.manager import SessionManager

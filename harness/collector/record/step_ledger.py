@@ -14,36 +14,15 @@ Tokens that an encoder appended were sampled by nobody: they are on neither side
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 
 import msgspec
 
-from harness.collector.collected import RolloutUse
 from harness.collector.rollout_index import RolloutIndex
-from harness.collector.segmented import SegmentedSample
-from harness.collector.trained import PackedStep
+from harness.collector.sample_account import SegmentedSample, StepDropReason
+from harness.collector.step_outcome import RolloutUse
+from harness.collector.step_result import PackedStep
 from harness.errors import LedgerImbalance
 from harness.sessions.ledger import Ledger, total
-
-
-class StepDropReason(StrEnum):
-    """Why a step does not train tokens that its sessions delivered; encoders add words of their own."""
-
-    FILTERED = "filtered"
-    """Of a whole group that a filter dropped."""
-    OVER_SAMPLED = "over_sampled"
-    """Of a group that was begun beyond those that the step wanted, and ended with it."""
-    STALE = "stale"
-    """Sampled by a policy that is further behind the learner's than `max_staleness` allows."""
-    TOO_LONG = "too_long"
-    """Of a segment that no pack can hold: the whole of it, or what was cut off."""
-    FAILED_ROLLOUT = "failed_rollout"
-    """Of a rollout that another attempt replaced, or that counts and trains nothing."""
-    CUT_BY_ENCODER = "cut_by_encoder"
-    """Sampled tokens at the end of a sample that its encoder left out of the segment."""
-    INTERRUPTED = "interrupted"
-    """Of a session that no step stands for: its rollout ended with the process that ran it, or was cancelled."""
-
 
 _REASONS: Mapping[RolloutUse, StepDropReason] = {
     RolloutUse.COUNTED: StepDropReason.FAILED_ROLLOUT,

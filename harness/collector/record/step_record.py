@@ -13,10 +13,10 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from harness.collector.collected import RolloutUse, SettledRollout
 from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.trained import PackedStep
+from harness.collector.step_outcome import RolloutUse, SettledRollout
+from harness.collector.step_result import PackedStep
 from harness.errors import StepError
 from harness.samples.packs import Pack
 from harness.samples.rollout import OutcomeKind

@@ -11,10 +11,11 @@ Functions on a connection; the caller has begun a transaction and commits it. Al
 import sqlite3
 from collections.abc import Iterable
 
-from harness.collector.collected import RolloutUse
-from harness.collector.record.step_ledger import StepDropReason, book_dropped
+from harness.collector.record.step_ledger import book_dropped
 from harness.collector.record.step_record import StepRecord
 from harness.collector.rollout_index import RolloutIndex
+from harness.collector.sample_account import StepDropReason
+from harness.collector.step_outcome import RolloutUse
 from harness.errors import LedgerImbalance
 from harness.sessions.ledger import DropReason, Ledger, total
 from harness.store.stored_sessions import StoredSession, count_sessions, find_taken_over, forget_sessions

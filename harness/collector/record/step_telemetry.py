@@ -7,10 +7,10 @@ adds the words that it counts, and the reasons for which it drops, at the end.
 from itertools import chain
 from statistics import fmean
 
-from harness.collector.collected import RolloutUse
-from harness.collector.record.step_ledger import StepDropReason
 from harness.collector.record.step_record import StepRecord
-from harness.collector.trained import TrainedStep
+from harness.collector.sample_account import StepDropReason
+from harness.collector.step_outcome import RolloutUse
+from harness.collector.step_result import TrainedStep
 from harness.samples.packing import fewest_packs
 from harness.samples.proximal import join_staleness
 from harness.sessions.ledger import DropReason

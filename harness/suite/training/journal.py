@@ -19,7 +19,7 @@ from harness.collector.record.step_ledger import book_step
 from harness.collector.record.step_record import StepRecord
 from harness.collector.record.step_table import StepTable
 from harness.collector.record.step_telemetry import step_telemetry
-from harness.collector.trained import PackedStep, TrainedStep
+from harness.collector.step_result import PackedStep, TrainedStep
 from harness.learner.learner import Learner
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.seeds import derive_seed

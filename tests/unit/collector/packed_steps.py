@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from harness.collector.collected import CarriedGroup, CollectedStep, RolloutUse, SettledRollout
 from harness.collector.rollout_index import GroupIndex, RolloutIndex, ScoredRollout
+from harness.collector.sample_account import SegmentedSample
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.segmented import SegmentedSample
-from harness.collector.trained import PackedStep, PackFacts
+from harness.collector.step_outcome import CarriedGroup, CollectedStep, RolloutUse, SettledRollout
+from harness.collector.step_result import PackedStep, PackFacts
 from harness.samples.pack_stream import PackStream
 from harness.samples.packs import Pack
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout

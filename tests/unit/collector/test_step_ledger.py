@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.collected import RolloutUse
 from harness.collector.record.step_ledger import StepDropReason, account_step, book_dropped, book_rollout, book_step
 from harness.collector.rollout_index import RolloutIndex
+from harness.collector.sample_account import SegmentedSample
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.segmented import SegmentedSample
+from harness.collector.step_outcome import RolloutUse
 from harness.errors import LedgerImbalance
 from harness.samples.segments import TooLong
 from harness.sessions.ledger import Ledger, Unknown

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.collector.collected import CarriedGroup
 from harness.collector.fates import RolloutFate
 from harness.collector.rollout_index import ScoredRollout
 from harness.collector.step_budget import StepBudget
+from harness.collector.step_outcome import CarriedGroup
 from harness.collector.step_places import EndedRollout, StepPlaces
 from harness.collector.step_plan import RolloutAttempt
 from harness.collector.step_rules import StepRules

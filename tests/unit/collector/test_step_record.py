@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collector.collected import RolloutUse
 from harness.collector.record.kept_rollout import from_bytes, to_bytes
 from harness.collector.record.step_ledger import book_step
 from harness.collector.record.step_record import StepRecord, pack_again
 from harness.collector.segment_maker import SegmentMaker
+from harness.collector.step_outcome import RolloutUse
 from harness.errors import StepError
 from harness.samples.segments import COLUMNS, TooLong
 from tests.unit.collector.packed_steps import Step, index_of, pack_step, usual_uses

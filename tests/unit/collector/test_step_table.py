@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.collector.collected import CarriedGroup, RolloutUse
 from harness.collector.record.step_ledger import book_step
 from harness.collector.record.step_record import StepRecord, pack_again
 from harness.collector.record.step_table import StepTable
 from harness.collector.record.step_tables import read_step
 from harness.collector.rollout_index import RolloutIndex, ScoredRollout
 from harness.collector.segment_maker import SegmentMaker
+from harness.collector.step_outcome import CarriedGroup, RolloutUse
 from harness.errors import LedgerImbalance, StepError, StoreError, StoreFull
 from harness.sessions.ledger import Ledger
 from harness.sessions.lifecycle import CloseReason

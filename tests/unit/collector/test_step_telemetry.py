@@ -5,12 +5,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from harness.collector.collected import RolloutUse
 from harness.collector.record.step_ledger import book_step
 from harness.collector.record.step_record import StepRecord
 from harness.collector.record.step_telemetry import step_telemetry
 from harness.collector.segment_maker import SegmentMaker
-from harness.collector.trained import StepTimes, TrainedStep
+from harness.collector.step_outcome import RolloutUse
+from harness.collector.step_result import StepTimes, TrainedStep
 from harness.learner.learner import LossSums, StepReport
 from harness.samples.segments import TooLong
 from harness.sessions.ledger import Ledger

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.collector.collected import CollectedStep
 from harness.collector.rollout_index import RolloutIndex
-from harness.collector.segmented import SegmentedSample
+from harness.collector.sample_account import SegmentedSample
+from harness.collector.step_outcome import CollectedStep
 from harness.learner.learner import StepReport
 
 

@@ -1,10 +1,30 @@
-"""Where the tokens of a sample went when its rollout was handed over. A value without I/O."""
+"""Where the tokens of a sample went when its rollout was handed over, and the words for it. Values without I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from harness.collector.rollout_index import RolloutIndex
 from harness.samples.proximal import Staleness
+
+
+class StepDropReason(StrEnum):
+    """Why a step does not train tokens that its sessions delivered; encoders add words of their own."""
+
+    FILTERED = "filtered"
+    """Of a whole group that a filter dropped."""
+    OVER_SAMPLED = "over_sampled"
+    """Of a group that was begun beyond those that the step wanted, and ended with it."""
+    STALE = "stale"
+    """Sampled by a policy that is further behind the learner's than `max_staleness` allows."""
+    TOO_LONG = "too_long"
+    """Of a segment that no pack can hold: the whole of it, or what was cut off."""
+    FAILED_ROLLOUT = "failed_rollout"
+    """Of a rollout that another attempt replaced, or that counts and trains nothing."""
+    CUT_BY_ENCODER = "cut_by_encoder"
+    """Sampled tokens at the end of a sample that its encoder left out of the segment."""
+    INTERRUPTED = "interrupted"
+    """Of a session that no step stands for: its rollout ended with the process that ran it, or was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +45,9 @@ class SegmentedSample:
     appended: int = 0
     """Tokens to train that nobody sampled."""
     reason: str = ""
-    """Why it has no segment: `stale`, `too_long`, or an encoder's word; empty when it has one."""
+    """Why it has no segment: a `StepDropReason`, or an encoder's word; empty when it has one."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Sampled tokens that the segment does not have, by reason: those above, and `cut_by_encoder`."""
+    """Sampled tokens that the segment does not have, by reason."""
     staleness: Staleness | None = None
     """Of its sampled tokens, counted from the live policy; None when it has none."""
     dropped_turns: int = 0

@@ -47,6 +47,7 @@
     ├── CannotListen               an address that a server cannot answer at
     ├── LaneError                  an engine cannot be installed, started or found on this machine
     ├── AgentError                 an agent cannot be prepared or started
+    ├── AdapterError               a setting of a framework that cannot be kept, or an interface that differs
     ├── ScenarioError              a scenario file or its check is wrong
     ├── RunError                   a run directory cannot be created or resumed
     ├── SegmentError               a segment that cannot be trained, or does not fit into a pack
@@ -465,6 +466,13 @@ class AgentError(HarnessError):
 
     cause = Cause.AGENT
     code = "agent_error"
+
+
+class AdapterError(HarnessError):
+    """A setting of a framework that an adapter cannot keep, or a framework of another interface than expected."""
+
+    cause = Cause.SCENARIO
+    code = "adapter_error"
 
 
 class ScenarioError(HarnessError):

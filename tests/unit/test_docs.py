@@ -23,6 +23,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "agents/READM
 
 # Never leave the server: they end a command or a rollout.
 NOT_SERVED = {
+    "adapter_error",
     "agent_error",
     "cannot_listen",
     "illegal_transition",

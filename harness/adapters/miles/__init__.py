@@ -1,0 +1,13 @@
+"""miles (interface of radixark/miles 31f1ca96) over a session server: what its options name.
+
+    --custom-generate-function-path harness.adapters.miles.Generate
+    --custom-convert-samples-to-train-data-path harness.adapters.miles.convert
+
+`abort` is for modules of agents, which miles asks for one; `close` is for programs that go on after miles. See
+docs/embedding.md.
+"""
+
+from harness.adapters.miles.convert import convert
+from harness.adapters.miles.generate import Generate, abort, close
+
+__all__ = ["Generate", "abort", "close", "convert"]

@@ -1,0 +1,42 @@
+"""Columns for the trainer: miles' own, and what the proximal policy said of each token.
+
+miles makes its columns itself; `proximal_columns` come beside them, one list per sample, as long as its response.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.errors import AdapterError
+from harness.types import Json
+
+COLUMNS = ("behavior_versions", "proximal_versions", "proximal_log_probs")
+
+
+def convert(args: Any, samples: Sequence[Any]) -> Json:
+    """For `--custom-convert-samples-to-train-data-path`: miles' training data with `COLUMNS` beside its own.
+
+    Raises `AdapterError` for options that miles decides beside this function, and for samples of somebody else.
+    """
+    from miles.ray.rollout.train_data_conversion import convert_samples_to_train_data
+    from miles.utils.misc import load_function
+
+    if getattr(args, "use_dynamic_global_batch_size", False):
+        raise AdapterError("--use-dynamic-global-batch-size cannot be kept: a convert function is not told that size")
+    rewards = load_function(args.custom_reward_post_process_path)
+    data: Json = convert_samples_to_train_data(args, list(samples), {}, None, rewards)
+    return data | proximal_columns(samples)
+
+
+def proximal_columns(samples: Sequence[Any]) -> Json:
+    """`COLUMNS` of `samples`. Raises `AdapterError` for one that `Generate` has not made, or whose length changed."""
+    columns: Json = {name: [] for name in COLUMNS}
+    for sample in samples:
+        for name in COLUMNS:
+            column = (sample.train_metadata or {}).get(name)
+            if column is None or len(column) != sample.response_length:
+                raise AdapterError(
+                    f"sample {sample.index}: expected {name} of {sample.response_length} tokens in train_metadata, got"
+                    f" {'none' if column is None else len(column)}; is it a sample of harness.adapters.miles.Generate?"
+                )
+            columns[name].append(column)
+    return columns

@@ -1,0 +1,106 @@
+"""What miles calls for every sample: a rollout on a session server, and samples of miles out of it.
+
+A rollout that fails is an ABORTED sample; only a setting that cannot be kept raises (`AdapterError`), for every sample,
+since every one of them would be wrong.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from harness.adapters.miles.agents import make_task
+from harness.adapters.miles.rollouts import MilesRollouts
+from harness.adapters.miles.samples import aborted_sample, require_fields, samples_of
+from harness.adapters.miles.settings import MilesSettings, add_arguments
+from harness.errors import AdapterError
+from harness.samples.merge import Selection
+from harness.samples.rollout import Rollout
+
+MILES_ROLLOUT_FAILED = "miles_rollout_failed"
+
+_log = structlog.get_logger(__name__)
+
+_of_state: WeakKeyDictionary[Any, MilesRollouts] = WeakKeyDictionary()
+"""By miles' `GenerateState`: its rollouts. miles makes a `Generate` per state, or per sample where a data set names its
+own, and asks a module for `abort` by nothing but its arguments."""
+
+
+class Generate:
+    """For `--custom-generate-function-path`; miles makes one and awaits it for every sample."""
+
+    add_arguments = staticmethod(add_arguments)
+
+    async def __call__(self, request: Any) -> Any:
+        """A `GenerateFnOutput` for this `GenerateFnInput`: a sample, or a list with a selection of several.
+
+        Raises `AdapterError` for a setting that cannot be kept.
+        """
+        from miles.rollout.base_types import GenerateFnOutput
+
+        require_fields(request.sample)
+        rollouts = _rollouts_of(request.state)
+        try:
+            samples = await _generate(rollouts, request)
+        except AdapterError:
+            raise
+        except Exception as error:  # noqa: BLE001  # one rollout costs itself, whatever it met
+            _log.warning(MILES_ROLLOUT_FAILED, index=request.sample.index, error=repr(error), exc_info=True)
+            samples = [aborted_sample(request.sample, f"{type(error).__name__}: {error}")]
+        is_single = rollouts.settings.selection is Selection.LAST
+        return GenerateFnOutput(samples=samples[0] if is_single else samples)
+
+
+async def abort(args: Any) -> None:
+    """End every rollout of the run with these `args`: for a module of agents, which miles asks for its `abort`.
+
+    Returns when they have ended. `Generate` sees an abort of miles by itself, 50 ms later.
+    """
+    await asyncio.gather(*(rollouts.end() for rollouts in _rollouts_with(args)))
+
+
+async def close(args: Any) -> None:
+    """End every rollout of the run with these `args`, and everything that was opened for them. Idempotent."""
+    for rollouts in _rollouts_with(args):
+        await rollouts.close()
+
+
+async def _generate(rollouts: MilesRollouts, request: Any) -> list[Any]:
+    agent = await rollouts.open()
+    async with _workdir(rollouts.settings, request.sample) as workdir:
+        task = make_task(rollouts.settings, agent, request.sample, request.sampling_params, workdir)
+        rollout: Rollout | None = await rollouts.run(task, request.state)
+    if rollout is None:
+        return [aborted_sample(request.sample, "aborted by miles")]
+    decode = request.state.tokenizer.decode
+    return await asyncio.to_thread(samples_of, request.sample, rollout, decode)
+
+
+@asynccontextmanager
+async def _workdir(settings: MilesSettings, sample: Any) -> AsyncIterator[Path]:
+    """A directory for one rollout, which stays where the settings name a place for it."""
+    name = f"{sample.group_index}-{sample.index}-{uuid4().hex[:8]}"
+    if settings.workdir is not None:
+        yield settings.workdir / name
+        return
+    with TemporaryDirectory(prefix="harness-miles-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory) / name
+
+
+def _rollouts_of(state: Any) -> MilesRollouts:
+    """Those of `state`; made anew in another loop, since nothing of theirs works there. Raises `AdapterError`."""
+    found = _of_state.get(state)
+    if found is None or found.loop is not asyncio.get_running_loop():
+        found = _of_state[state] = MilesRollouts(state.args)
+    return found
+
+
+def _rollouts_with(args: Any) -> list[MilesRollouts]:
+    loop = asyncio.get_running_loop()
+    return [rollouts for rollouts in _of_state.values() if rollouts.args is args and rollouts.loop is loop]

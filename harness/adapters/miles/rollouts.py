@@ -1,0 +1,146 @@
+"""The rollouts of one `GenerateState` of miles: a manager in miles' own loop, and the end of everything on an abort.
+
+miles ends a step by setting `state.aborted`, ends every request in the engines, and waits for what is pending. A turn
+that it cuts looks to a session server like one of a weight update, and would go on. So the state is watched while
+rollouts run: when it says aborted, each of their sessions is drained for good, its requests end in the engines, its
+agent is stopped (`SessionManager.abort` with these sessions). No gate moves: evaluations and other runs on the same
+session server go on, and there is nothing to open afterwards. A rollout that waits for its session is cancelled.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from harness import __version__
+from harness.adapters.miles.agents import MilesAgent
+from harness.adapters.miles.settings import read_settings
+from harness.client.connections import SessionServerAddress
+from harness.client.session_server import SessionServerClient
+from harness.errors import AdapterError
+from harness.machine.deadlines import read_end, to_the_end, within
+from harness.rollouts.agents.programs import bundled_agent, prepare_agent
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.manager import SessionManager
+from harness.samples.rollout import Rollout
+
+LOOK_S = 0.05
+"""Between two looks at `state.aborted`."""
+_ANSWER_S = 10.0
+
+
+class MilesRollouts:
+    """Needs the running loop, and works in it alone. Raises `AdapterError` for arguments that cannot be kept."""
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.settings = read_settings(args)
+        self.loop = asyncio.get_running_loop()
+        self._opening: asyncio.Task[ProgramAgent | MilesAgent] | None = None
+        self._client: SessionServerClient | None = None
+        self._manager: SessionManager | None = None
+        self._running: dict[asyncio.Task[Rollout], AgentTask] = {}
+        self._watch: asyncio.Task[None] | None = None
+        """Ends when an abort is over; there is one while rollouts run."""
+        self._wants_end = asyncio.Event()
+
+    async def open(self) -> ProgramAgent | MilesAgent:
+        """The agent, with the manager ready to run it; opened once, tried again after a failure.
+
+        Raises `SessionServerError` when the session server does not answer, `AgentError` or whatever importing raises.
+        """
+        if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
+            self._opening = asyncio.create_task(self._open(), name="miles adapter: open")
+            self._opening.add_done_callback(read_end)  # whoever waits for it may be cancelled
+        return await asyncio.shield(self._opening)
+
+    async def run(self, task: AgentTask, state: Any) -> Rollout | None:
+        """The rollout of `task`; None when an abort came before it had a session, or it could not be ended."""
+        assert self._manager is not None
+        if state.aborted or self._wants_end.is_set():
+            return None
+        running = asyncio.create_task(self._manager.run(task), name=f"miles rollout {task.workdir.name}")
+        self._running[running] = task
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._end_when_aborted(state), name="miles adapter: watch")
+        try:
+            await asyncio.wait({running, self._watch}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            running.cancel()
+            await to_the_end(asyncio.wait({running}))
+            raise
+        finally:
+            running.add_done_callback(read_end)
+            running.cancel()  # where it has ended, as nearly always, this does nothing
+            del self._running[running]
+            await self._let_watch_end()
+        return running.result() if running.done() and not running.cancelled() else None
+
+    async def end(self) -> None:
+        """End every rollout; what comes meanwhile is not begun. Returns when they have ended."""
+        if self._watch is not None and not self._watch.done():
+            self._wants_end.set()
+            await asyncio.wait({self._watch})
+
+    async def close(self) -> None:
+        """End every rollout, and what was opened for them. Idempotent."""
+        await self.end()
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        manager, client, self._manager, self._client, self._opening = self._manager, self._client, None, None, None
+        if manager is not None:
+            await manager.__aexit__(None, None, None)
+        if client is not None:
+            await client.close()
+
+    async def _open(self) -> ProgramAgent | MilesAgent:
+        settings = self.settings
+        if self._client is None:
+            self._client = SessionServerClient(SessionServerAddress(settings.session_server, settings.admin_token))
+        server = await self._client.describe(deadline_s=_ANSWER_S)
+        if server.harness != __version__:
+            raise AdapterError(f"{settings.session_server} is of version {server.harness}, expected {__version__}")
+        agent = await self._find_agent()
+        self._manager = SessionManager(settings.session_server, client=self._client)
+        await self._manager.__aenter__()
+        return agent
+
+    async def _find_agent(self) -> ProgramAgent | MilesAgent:
+        if self.settings.agent is not None:
+            script = Path(self.settings.agent)
+            return await prepare_agent(script if script.suffix == ".py" else bundled_agent(self.settings.agent))
+        from miles.utils.misc import load_function
+
+        agent: MilesAgent = load_function(self.settings.agent_function_path)
+        return agent
+
+    async def _end_when_aborted(self, state: Any) -> None:
+        while not state.aborted and not await within(LOOK_S, self._wants_end.wait()):
+            pass
+        self._wants_end.set()
+        try:
+            await self._end_all()
+        finally:
+            self._wants_end.clear()
+
+    async def _end_all(self) -> None:
+        """End what runs now, in bounded time; the manager logs what goes wrong."""
+        assert self._manager is not None
+        sessions = {id(task): session_id for session_id, task in self._manager.live.items()}
+        for running, task in self._running.items():
+            if id(task) not in sessions:
+                running.cancel()  # it waits for its session
+        ended = [sessions[id(task)] for task in self._running.values() if id(task) in sessions]
+        await self._manager.abort(list(self._running), sessions=ended)
+
+    async def _let_watch_end(self) -> None:
+        """The last rollout that ends takes the watch with it; an abort is seen to its end first."""
+        watch = self._watch
+        if self._running or watch is None:
+            return
+        if not self._wants_end.is_set():
+            watch.cancel()
+        await to_the_end(asyncio.wait({watch}))
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None

@@ -1,0 +1,115 @@
+"""From a rollout to samples of miles. Pure: their type is that of the sample that came in.
+
+No column is ever None, in a sample that failed neither: miles decides by the first sample of a batch which columns
+there are.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+from harness.adapters.miles.settings import COMMIT
+from harness.errors import AdapterError
+from harness.samples.rollout import OutcomeKind, Rollout
+from harness.types import Json, Sample, as_ids
+
+ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
+"""Outcomes whose samples keep their own status; those of all others are ABORTED."""
+
+FIELDS = frozenset(
+    {
+        *("group_index", "index", "rollout_id", "prompt", "tokens", "response", "response_length", "reward"),
+        *("loss_mask", "weight_versions", "rollout_log_probs", "status", "metadata", "train_metadata"),
+        *("non_generation_time", "prefix_cache_info"),
+    }
+)
+"""Of miles' `Sample`: those that are read or written here."""
+
+STAMPS = "harness"
+"""Key in a sample's metadata of what the session says of it: turns, end, outcome, staleness."""
+
+Decode = Callable[[list[int]], str]
+"""Text of token ids, as miles' tokenizer writes it."""
+
+
+def require_fields(sample: Any) -> None:
+    """Raises `AdapterError` naming the fields that `sample` should have and has not."""
+    missing = sorted(name for name in FIELDS if not hasattr(sample, name))
+    if missing:
+        raise AdapterError(f"miles' Sample has no {', '.join(missing)}; expected the interface of miles {COMMIT}")
+
+
+def aborted_sample(origin: Any, reason: str) -> Any:
+    """A sample without tokens in the place of `origin`."""
+    sample = _write_columns(deepcopy(origin), None, lambda _ids: "")
+    sample.status = type(origin.status).ABORTED
+    sample.metadata = {**origin.metadata, STAMPS: {"outcome_detail": reason}}
+    return sample
+
+
+def samples_of(origin: Any, rollout: Rollout, decode: Decode) -> list[Any]:
+    """The samples of `rollout`, which was made for `origin`; one at least."""
+    if not rollout.samples:
+        sample = aborted_sample(origin, rollout.outcome.detail)
+        sample.metadata[STAMPS] = _stamps(rollout)
+        return [sample]
+    samples = [_sample_of(origin, ours, rollout, decode) for ours in rollout.samples]
+    if len(samples) > 1:
+        for sample in samples:  # counted as one rollout
+            sample.rollout_id = origin.index if origin.rollout_id is None else origin.rollout_id
+    return samples
+
+
+def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode) -> Any:
+    sample, result = _write_columns(deepcopy(origin), ours, decode), rollout.agent_result or {}
+    status = ours.status.value if rollout.outcome.kind in ENDED_WELL else "aborted"
+    sample.status = type(origin.status)(status)
+    sample.metadata = {**origin.metadata, **result, STAMPS: {**ours.metadata, **_stamps(rollout)}}
+    reward = _number(result.get("reward"))
+    if reward is not None:
+        sample.reward = reward
+    turns = [turn for turn in rollout.session["turns"] if turn["turn"] in set(ours.metadata["turns"])]
+    sample.prefix_cache_info = type(origin.prefix_cache_info)(
+        cached_tokens=sum(turn["notes"].get("cached_tokens", 0) for turn in turns),
+        total_prompt_tokens=sum(turn["prompt_length"] for turn in turns),
+    )
+    sample.non_generation_time = _time_elsewhere(result, rollout)
+    return sample
+
+
+def _stamps(rollout: Rollout) -> Json:
+    outcome = rollout.outcome
+    return {"outcome": str(outcome.kind), "outcome_detail": outcome.detail, "ledger": rollout.session["ledger"]}
+
+
+def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
+    """`sample`, with every column as in `ours`; all of them empty where there is none."""
+    tokens: Sequence[int] = [] if ours is None else ours.tokens.tolist()
+    length = 0 if ours is None else ours.response_length
+    sample.tokens = list(tokens)
+    sample.response_length = length
+    sample.response = decode(list(tokens[len(tokens) - length :])) if length else ""
+    sample.loss_mask = [] if ours is None else ours.loss_mask.tolist()
+    sample.rollout_log_probs = [] if ours is None else ours.rollout_log_probs.tolist()
+    sample.weight_versions = [] if ours is None else list(ours.weight_versions)
+    versions = as_ids([]) if ours is None else ours.behavior_versions
+    sample.train_metadata = {
+        **(sample.train_metadata or {}),
+        "behavior_versions": versions.tolist(),
+        "proximal_versions": [] if ours is None else ours.proximal_versions.tolist(),
+        "proximal_log_probs": [] if ours is None else ours.proximal_logprobs.tolist(),
+    }
+    return sample
+
+
+def _time_elsewhere(result: Json, rollout: Rollout) -> float:
+    """Seconds that passed outside of generations: by the agent's own account, or by the clocks of the session."""
+    metrics = result.get("agent_metrics")
+    stated = _number(metrics.get("total_tool_time")) if isinstance(metrics, dict) else None
+    if stated is not None:
+        return stated
+    return max(0.0, rollout.seconds - float(sum(turn["seconds"] for turn in rollout.session["turns"])))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

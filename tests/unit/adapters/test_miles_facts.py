@@ -1,0 +1,131 @@
+"""The interface of radixark/miles 31f1ca96 as a table, against the stand-in and, where there is one, a checkout.
+
+Read without importing: `HARNESS_MILES_SRC` names a checkout of miles, whose dependencies need not be there.
+"""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.adapters.miles.samples import FIELDS
+from harness.adapters.miles.sampling import ABOUT_TEXT, NAMES
+from harness.adapters.miles.settings import COMMIT, REFUSALS
+from tests.unit.adapters.conftest import STAND_INS
+
+CHECKOUT = os.environ.get("HARNESS_MILES_SRC")
+SOURCES = [STAND_INS, *([Path(CHECKOUT)] if CHECKOUT else [])]
+
+CLASSES: dict[tuple[str, str], dict[str, str | None]] = {
+    ("miles/utils/types.py", "Sample"): {
+        "group_index": "None",
+        "index": "None",
+        "rollout_id": "None",
+        "prompt": "''",
+        "tokens": "field(default_factory=list)",
+        "response": "''",
+        "response_length": "0",
+        "label": "None",
+        "reward": "None",
+        "loss_mask": "None",
+        "weight_versions": "field(default_factory=list)",
+        "rollout_log_probs": "None",
+        "remove_sample": "False",
+        "status": "Status.PENDING",
+        "metadata": "field(default_factory=dict)",
+        "train_metadata": "None",
+        "routing_key": "None",
+        "non_generation_time": "0.0",
+        "prefix_cache_info": "field(default_factory=PrefixCacheInfo)",
+    },
+    ("miles/utils/types.py", "PrefixCacheInfo"): {"cached_tokens": "0", "total_prompt_tokens": "0"},
+    ("miles/rollout/base_types.py", "GenerateFnInput"): {
+        "state": None,
+        "sample": None,
+        "sampling_params": None,
+        "evaluation": None,
+    },
+    ("miles/rollout/base_types.py", "GenerateFnOutput"): {"samples": None},
+}
+"""Fields of classes, with their defaults."""
+
+FUNCTIONS: dict[tuple[str, str], list[str]] = {
+    ("miles/utils/misc.py", "call_agent_abort_hook"): ["args"],
+    ("miles/rollout/inference_rollout/inference_rollout_train.py", "abort"): ["state", "pendings", "rollout_id"],
+    ("miles/ray/rollout/train_data_conversion.py", "convert_samples_to_train_data"): [
+        "args",
+        "samples",
+        "metadata",
+        "custom_convert_samples_to_train_data_func",
+        "custom_reward_post_process_func",
+    ],
+}
+"""Parameters of functions, in their order."""
+
+STATUSES = {"pending", "completed", "truncated", "aborted", "failed"}
+
+
+def read(source: Path, path: str) -> ast.Module:
+    return ast.parse((source / path).read_text(encoding="utf-8"))
+
+
+def find(tree: ast.Module, name: str):
+    return next(node for node in ast.walk(tree) if getattr(node, "name", None) == name)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize(("path", "name"), CLASSES)
+def test_fields_and_their_defaults(source: Path, path: str, name: str) -> None:
+    """Those of the table are there, with these defaults."""
+    found = {
+        each.target.id: None if each.value is None else ast.unparse(each.value)
+        for each in find(read(source, path), name).body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    expected = CLASSES[path, name]
+    assert {field: found.get(field, "no such field") for field in expected} == expected
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize(("path", "name"), FUNCTIONS)
+def test_parameters(source: Path, path: str, name: str) -> None:
+    """Names and order."""
+    assert [each.arg for each in find(read(source, path), name).args.args] == FUNCTIONS[path, name]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_statuses(source: Path) -> None:
+    """A session's statuses are some of miles', by the same values."""
+    status = find(read(source, "miles/utils/types.py"), "Status")
+    assert {ast.literal_eval(each.value) for each in status.body if isinstance(each, ast.Assign)} == STATUSES
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_every_sampling_parameter_of_miles_is_known(source: Path) -> None:
+    """Kept, or about text."""
+    made = find(
+        read(source, "miles/rollout/inference_rollout/inference_rollout_common.py"), "compute_sampling_params"
+    ).body[-1]
+    assert {each.arg for each in made.value.keywords} <= NAMES.keys() | ABOUT_TEXT
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_an_abort_sets_the_state_before_it_ends_the_engines(source: Path) -> None:
+    """And asks the agents afterwards: the order that the adapter's watch is for."""
+    body = ast.unparse(find(read(source, "miles/rollout/inference_rollout/inference_rollout_train.py"), "abort"))
+    engines = "abort_request" if "abort_request" in body else "abort_engines"
+    assert body.index("state.aborted = True") < body.index(engines) < body.index("call_agent_abort_hook(")
+
+
+@pytest.mark.skipif(CHECKOUT is None, reason="HARNESS_MILES_SRC names no checkout of miles")
+def test_the_options_that_are_refused_are_miles_own() -> None:
+    """Each is in its parser; a name that miles has changed would never be refused."""
+    options = (Path(str(CHECKOUT)) / "miles/utils/arguments.py").read_text(encoding="utf-8")
+    assert [each.option for each in REFUSALS if f'"{each.option}"' not in options] == []
+
+
+def test_the_table_covers_what_the_adapter_touches() -> None:
+    """A field that is read or written has a line above."""
+    assert CLASSES["miles/utils/types.py", "Sample"].keys() >= FIELDS
+    assert len(COMMIT) == 8

@@ -1,0 +1,273 @@
+"""One sample of miles: what the agent is called with, what comes back, and what is refused."""
+
+import asyncio
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from harness.adapters.miles import Generate, abort, convert
+from harness.adapters.miles.rollouts import MilesRollouts
+from harness.adapters.miles.sampling import session_sampling
+from harness.adapters.miles.settings import REFUSALS, read_settings
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.errors import AdapterError
+from tests.session_servers.served import eventually
+from tests.unit.adapters import miles_agents
+from tests.unit.adapters.miles_agents import Play
+from tests.unit.adapters.miles_runs import AGENTS, MilesRun, miles_args, miles_run
+
+SHORT = (ScriptStep(text="One moment."), ScriptStep(text="Done."))
+PROMPT = [{"role": "user", "content": "Do it."}]
+
+pytestmark = pytest.mark.usefixtures("miles")
+
+
+@pytest.fixture(name="play")
+def _play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Agents that wait for nothing."""
+    play = Play()
+    for update in play.updates.values():
+        update.set()
+    monkeypatch.setattr(miles_agents, "play", play)
+    return play
+
+
+def state_of(run: MilesRun) -> Any:
+    from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
+
+    return GenerateState(run.args)
+
+
+async def generate(state: Any, **sample: Any) -> Any:
+    """What miles gets for one sample."""
+    from miles.rollout.base_types import GenerateFnInput
+    from miles.utils.types import Sample
+
+    given = {"prompt": PROMPT, "index": 7, "group_index": 1, "metadata": {"index": 7, "group": 1}} | sample
+    request = GenerateFnInput(state, Sample(**given), dict(state.sampling_params), False)
+    return (await state.generate_function(request)).samples
+
+
+async def test_an_agent_is_called_by_miles_contract(play: Play) -> None:
+    """The session's address without `/v1`, the prompt as it is, sampling parameters, the sample's metadata."""
+    options = ("--max-seq-len", "900")
+    async with miles_run(*SHORT, options=options, rollout_stop_token_ids=[5]) as run:
+        await generate(state_of(run))
+
+    [given] = play.given
+    assert given["prompt"] == PROMPT
+    assert given["base_url"].startswith(f"{run.server.url}/sessions/")
+    assert not given["base_url"].endswith("/v1")
+    assert given["request_kwargs"] == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_tokens": 1000,
+        "stop_token_ids": [5],
+    }
+    assert given["metadata"].items() >= {"index": 7, "group": 1, "max_seq_len": 900}.items()
+    assert given["metadata"]["session_server_id"] == run.server.url.removeprefix("http://")
+
+
+async def test_a_sample_has_every_column_and_everything_it_had(play: Play) -> None:
+    """Tokens, text, reward, versions, cache and time; label and metadata as they came."""
+    async with miles_run(*SHORT) as run:
+        state = state_of(run)
+        sample = await generate(state, label="42", routing_key="r", train_metadata={"loss": "x"})
+
+    sample.validate()
+    stamps = sample.metadata["harness"]
+    assert (sample.label, sample.routing_key, sample.metadata["group"], sample.rollout_id) == ("42", "r", 1, None)
+    assert (sample.status.value, sample.reward, sample.non_generation_time) == ("completed", 1.0, 0.5)
+    assert sample.response == state.tokenizer.decode(sample.tokens[-sample.response_length :])
+    assert sample.response.startswith("One moment.")
+    assert (stamps["turns"], stamps["outcome"], sample.weight_versions) == ([0, 1], "finished", ["0"])
+    assert sample.prefix_cache_info.total_prompt_tokens > len(sample.tokens) - sample.response_length
+    assert sample.train_metadata.keys() == {"loss", "behavior_versions", "proximal_versions", "proximal_log_probs"}
+    assert all(type(each) is int for each in (*sample.tokens, *sample.loss_mask))
+    assert all(math.isfinite(each) for each in sample.rollout_log_probs)
+
+
+async def test_branches_become_a_list_that_counts_as_one_rollout(play: Play) -> None:
+    """With a selection of several; each turn is a sample, and all share the id of their rollout."""
+    async with miles_run(*SHORT, options=("--harness-selection", "turns")) as run:
+        samples = await generate(state_of(run))
+
+    assert [sample.metadata["harness"]["turns"] for sample in samples] == [[0], [1]]
+    assert {sample.rollout_id for sample in samples} == {7}
+    for sample in samples:
+        sample.validate()
+
+
+@pytest.mark.parametrize(
+    ("agent", "outcome"),
+    [("crash", "crashed"), ("no_such_agent", None)],
+)
+async def test_what_fails_is_an_aborted_sample(play: Play, agent: str, outcome: str | None) -> None:
+    """An agent with a mistake, an agent that is not there: the run goes on, and no column is None."""
+    async with miles_run(*SHORT, custom_agent_function_path=f"{AGENTS}.{agent}") as run:
+        sample = await generate(state_of(run))
+
+    sample.validate()
+    assert (sample.status.value, sample.reward) == ("aborted", None)
+    assert sample.metadata["harness"].get("outcome") == outcome
+    assert sample.metadata["harness"]["outcome_detail"]
+    assert [sample.loss_mask, sample.rollout_log_probs, sample.tokens, sample.train_metadata["proximal_log_probs"]] == (
+        [[]] * 4
+    )
+
+
+async def test_a_session_server_that_is_not_there_costs_samples_and_no_run(play: Play) -> None:
+    """It may be starting; each sample asks again."""
+    async with miles_run(*SHORT) as run:
+        run.args.harness_session_server = "http://127.0.0.1:9"
+        state = state_of(run)
+        first = await generate(state)
+        assert (first.status.value, "127.0.0.1:9" in first.metadata["harness"]["outcome_detail"]) == ("aborted", True)
+
+
+async def test_a_module_may_ask_for_the_end_itself(play: Play) -> None:
+    """`abort(args)` returns when every rollout has ended; another run's go on, and new ones begin afterwards."""
+    hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
+    async with miles_run(hangs, *SHORT) as run:
+        state = state_of(run)
+        going = asyncio.create_task(generate(state))
+        await eventually(lambda: any(live.sampled for live in run.engine.live))
+        await abort(miles_args("--harness-session-server", run.server.url))
+        assert not going.done()
+        await abort(run.args)
+        sample = await going
+        assert (sample.status.value, len(run.server.server.sessions)) == ("aborted", 0)
+        sample.validate()
+        assert sample.response_length == 3
+
+
+async def test_after_an_abort_nothing_begins(play: Play) -> None:
+    """Until miles has reset its state."""
+    async with miles_run(*SHORT) as run:
+        state = state_of(run)
+        state.aborted = True
+        assert (await generate(state)).status.value == "aborted"
+        assert play.given == []
+        state.reset()
+        assert (await generate(state)).status.value == "completed"
+
+
+async def test_a_cancelled_sample_leaves_nothing_behind(play: Play) -> None:
+    """Miles cancels the siblings of a sample that raised."""
+    hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
+    async with miles_run(hangs) as run:
+        going = asyncio.create_task(generate(state_of(run)))
+        await eventually(lambda: any(live.sampled for live in run.engine.live))
+        going.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+        assert len(run.server.server.sessions) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--use-rollout-routing-replay", {"use_rollout_routing_replay": True}),
+        ("--use-rollout-indexer-replay", {"use_rollout_indexer_replay": True}),
+        ("--lora-rank", {"lora_rank": 16}),
+        ("--lora-adapter-path", {"lora_adapter_path": "/lora"}),
+        ("--multi-lora-n-adapters", {"multi_lora_n_adapters": 2}),
+        ("--multimodal-keys", {"multimodal_keys": {"image": "image"}}),
+        ("--partial-rollout", {"partial_rollout": True}),
+        ("--apply-chat-template", {"apply_chat_template": True}),
+        ("--eval-num-gpus", {"eval_num_gpus": 8}),
+        ("--rollout-top-k", {"rollout_top_k": 20, "use_tis": True}),
+        ("--rollout-top-p", {"rollout_top_p": 0.9, "use_rollout_logprobs": True}),
+        ("--group-rm", {"group_rm": True, "harness_selection": "leaves"}),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, changes: dict[str, Any]) -> None:
+    """Raised, not turned into samples: every one of them would be wrong."""
+    async with miles_run(*SHORT, **changes) as run:
+        with pytest.raises(AdapterError, match=f"^{option} cannot be kept: "):
+            await generate(state_of(run))
+
+
+def test_every_refusal_is_tested() -> None:
+    """By the parameters above."""
+    marks = test_what_cannot_be_kept_is_refused_by_name.pytestmark
+    [tested] = [{each[0] for each in mark.args[1]} for mark in marks if mark.name == "parametrize"]
+    assert tested == {refusal.option for refusal in REFUSALS}
+
+
+@pytest.mark.parametrize("changes", [{"rollout_top_k": 20}, {"use_tis": True}, {"group_rm": True}])
+def test_what_can_be_kept_is_not_refused(changes: dict[str, Any]) -> None:
+    """A filter where no ratio is taken; ratios without a filter; groups of single samples."""
+    args = miles_args("--harness-session-server", "http://s", "--harness-agent", "plain_chat", **changes)
+    assert read_settings(args).agent == "plain_chat"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--harness-agent", "plain_chat"), "--harness-session-server: expected"),
+        (("--harness-session-server", "http://s"), "expected one of --custom-agent-function-path and --harness-agent"),
+    ],
+)
+def test_options_that_are_missing_are_named(options: tuple[str, ...], message: str) -> None:
+    """Before anything is asked."""
+    with pytest.raises(AdapterError, match=message):
+        read_settings(miles_args(*options))
+
+
+def test_sampling_parameters_are_those_of_a_session() -> None:
+    """SGLang's names and conventions become ours; how it writes text is nothing to a session."""
+    given = {
+        "max_new_tokens": 10,
+        "min_new_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": -1,
+        "stop": "END",
+        "stop_token_ids": [3],
+        "sampling_seed": 42,
+        "no_stop_trim": True,
+        "min_p": None,
+    }
+    assert session_sampling(given) == {
+        "max_tokens": 10,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 0,
+        "stop": ["END"],
+        "stop_token_ids": [3],
+        "seed": 42,
+    }
+    with pytest.raises(AdapterError, match="'frequency_penalty' cannot be kept"):
+        session_sampling({"frequency_penalty": 1.0})
+
+
+def test_a_sample_of_another_interface_is_refused() -> None:
+    """What is missing is named, and what was expected."""
+
+    class Request:
+        sample = object()
+
+    with pytest.raises(AdapterError, match=r"no group_index, .*expected the interface of miles 31f1ca96"):
+        asyncio.run(Generate()(Request()))
+
+
+def test_samples_of_somebody_else_are_no_columns() -> None:
+    """And a batch size that miles decides beside the function is refused."""
+    from miles.utils.types import Sample
+
+    args = miles_args(custom_reward_post_process_path=None)
+    with pytest.raises(AdapterError, match="sample 3: expected behavior_versions of 0 tokens"):
+        convert(args, [Sample(index=3)])
+    with pytest.raises(AdapterError, match=r"^--use-dynamic-global-batch-size cannot be kept"):
+        convert(miles_args(use_dynamic_global_batch_size=True), [])
+
+
+def test_importing_the_adapter_imports_no_framework() -> None:
+    """Miles brings torch and ray; whoever reads the options does not."""
+    assert MilesRollouts.__module__ in sys.modules
+    assert "miles" not in sys.modules

@@ -11,7 +11,6 @@ How a server is spoken to is not in here; see `sglang` and `vllm`.
 
 import os
 from abc import abstractmethod
-from contextlib import aclosing
 from types import TracebackType
 from typing import ClassVar, Self
 from uuid import uuid4
@@ -27,7 +26,6 @@ from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import choose_guard, require_guard
 from harness.errors import (
-    EngineConnectionLost,
     EngineRejected,
     EngineReplyInvalid,
     EngineUnavailable,
@@ -174,16 +172,6 @@ class RemoteProvider(TokenProvider, ChangingServer):
     def _comes_in_pieces(request: GenerationRequest) -> bool:
         """Somebody wants to know what arrives; alternatives, which are many and not kept of a part, come as a whole."""
         return request.on_delta is not None and not request.params.top_logprobs
-
-    async def _generate_in_pieces(self, request: GenerationRequest) -> GenerationResult:
-        """The result of the request's stream, whose deltas go to whoever wants them."""
-        assert request.on_delta is not None
-        async with aclosing(self.stream(request)) as pieces:  # type: ignore[type-var]  # an async generator
-            async for piece in pieces:
-                if isinstance(piece, GenerationResult):
-                    return piece
-                request.on_delta(piece)
-        raise EngineConnectionLost(f"{self._client.name}: the stream of request {request.request_id} has no end")
 
     def _learn_from(self, result: GenerationResult, moment: int) -> GenerationResult:
         """`result`, whose last version the server serves, as far as was known at `moment`."""

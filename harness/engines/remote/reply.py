@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import json
 
 from harness.engines.base import Capabilities, check_request
 from harness.errors import EngineReplyInvalid
@@ -92,6 +93,11 @@ class Asked:
         script_ids = self.request.script_ids
         return continued | probe | ({} if script_ids is None else {FORCE_IDS: script_ids.tolist()})
 
+    def write_body(self, fields: Json, ids_name: str) -> list[bytes]:
+        """The JSON of `fields` with the input ids behind them: in parts, because these are long and written already."""
+        head = json.encode(fields)
+        return [head[:-1] + b',"%s":' % ids_name.encode(), self.request.input_json(), b"}"]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
@@ -123,7 +129,9 @@ def fit_budget(capabilities: Capabilities, asked: Asked) -> Asked:
     """`asked` as the engine can serve it: its budget ends where the context does. Raises `EngineRejected`."""
     request = asked.request
     check_request(capabilities, request)
-    budget = min(request.params.max_new_tokens, capabilities.context_length - request.input_ids.size)
+    budget = capabilities.context_length - request.input_ids.size
+    if request.params.max_new_tokens <= budget:
+        return asked
     return replace(asked, request=replace(request, params=replace(request.params, max_new_tokens=budget)))
 
 

@@ -20,7 +20,7 @@ provider measures that and refuses a server without it, unless the caller states
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ import msgspec
 from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
 from harness.engines.remote.checkpoint import require_fitting
 from harness.engines.remote.http_client import HttpCall
+from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import count_sglang
 from harness.engines.remote.provider import RemoteProvider
 from harness.engines.remote.reply import Asked, abort_unsent, fit_budget, verify_reply, verify_scores
@@ -46,10 +47,12 @@ from harness.engines.remote.sglang_wire import (
     read_guard,
     read_prompt_scores,
     read_reply,
+    read_stream,
     score_body,
+    unfinished,
 )
 from harness.engines.repeat_guard import GUARD_PROBE
-from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.errors import EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     STREAM_INTERVAL,
     GenerationDelta,
@@ -112,16 +115,19 @@ class SGLangTokenProvider(RemoteProvider):
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
-        # Another engine behind this protocol streams every token, which is dearer than what could be lost.
-        if self._comes_in_pieces(request) and self._server.engine == "sglang":
-            return await self._generate_in_pieces(request)
         asked = self._prepare(request)
         async with self._flight.track(request.request_id) as live:
             if not await self._flight.admit(live):
                 return abort_unsent(asked)
             moment = self._served.asking()
-            reply = await self._client.call(self._call_of(asked), SGLangReply)
-        return self._learn_from(verify_reply(asked, read_reply(asked, reply)), moment)
+            # Another engine behind this protocol streams every token, which is dearer than what could be lost.
+            if self._comes_in_pieces(request) and self._server.engine == "sglang":
+                result = await self._gather(asked, live)
+            else:
+                result = verify_reply(
+                    asked, read_reply(asked, await self._client.call(self._call_of(asked), SGLangReply))
+                )
+        return self._learn_from(result, moment)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`."""
@@ -261,20 +267,51 @@ class SGLangTokenProvider(RemoteProvider):
         body = generate_body(asked, interval=interval)
         return HttpCall("POST", "/generate", self._generation_timeout_s, body, request_id=asked.request.request_id)
 
+    async def _gather(self, asked: Asked, live: LiveRequest) -> GenerationResult:
+        """The result of a request whose answer comes in pieces, which are read together when the last one is there.
+
+        Of a request that breaks, the pieces that have come are told before the error goes on.
+        """
+        tell = asked.request.on_delta
+        assert tell is not None
+        call, label = self._call_of(asked, self._interval(asked.request)), self._served.label
+        decode = partial(self._client.decode, call, kind=SGLangReply)
+        payloads: list[bytes] = []
+        unread: list[bytes] = []
+        try:
+            async with aclosing(self._client.events(call, unread, wakes_rarely=True)) as events:
+                async for some in events:
+                    live.heard.set()
+                    payloads += some
+            live.is_answered = True
+            result = await self._client.apart(
+                sum(map(len, payloads)), lambda: verify_reply(asked, read_stream(asked, payloads, decode))
+            )
+        except BaseException:  # a cancellation too: nobody waits for the result any more
+            streamed = StreamedReply(asked, label)
+            with suppress(EngineError):  # what is wrong is said by the error that goes on; so far it is right
+                for payload in (*payloads, *unread):
+                    streamed.add(decode(payload))
+                    delta = streamed.delta()
+                    if delta is not None:
+                        tell(delta)
+            raise
+        tell(GenerationDelta(result.output_ids, result.logprobs, result.version_spans))
+        return result
+
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        call = self._call_of(asked, self._interval(asked.request))
+        call = self._call_of(asked, 1)
         streamed, moment = StreamedReply(asked, self._served.label), self._served.asking()
         async with aclosing(self._client.events(call, [])) as events:
             async for payloads in events:
                 for payload in payloads:
                     decode = partial(self._client.decode, call, payload, SGLangReply)
-                    delta = streamed.feed(await self._client.apart(len(payload), decode))
+                    streamed.add(await self._client.apart(len(payload), decode))
+                    delta = streamed.delta()
                     if delta is not None:
                         yield delta
         if not streamed.is_finished:
-            raise EngineConnectionLost(
-                f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished"
-            )
+            raise unfinished(asked)
         yield self._learn_from(verify_reply(asked, streamed.whole()), moment)
 
     def _interval(self, request: GenerationRequest) -> int:
@@ -284,8 +321,6 @@ class SGLangTokenProvider(RemoteProvider):
         tokens of the budget, that is at most half of `_MOST_CHUNKS` for the output and 2 for the input, however long,
         beside the input in the first chunk and the last.
         """
-        if request.on_delta is None or self._server.engine != "sglang":
-            return 1
         start = request.prompt_logprobs_from
         repeated = 0 if start is None else (request.input_ids.size - start) * _MOST_CHUNKS // 2
         if not self._server.incremental_streaming_output:

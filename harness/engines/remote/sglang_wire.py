@@ -6,15 +6,15 @@ stream repeats the whole output in every chunk unless the server runs `--increme
 the queue repeats the last id even then. `StreamedReply` needs no option for that: the claimed count tells what is new.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
 from harness.engines.remote.http_errors import error_for_status, error_in_event
 from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse, verify_tokens
+from harness.errors import EngineConnectionLost
 from harness.samples.versions import is_unsettled
 from harness.types import FinishReason, GenerationDelta, Json, SamplingParams, TokenIds, VersionSpan
 
@@ -58,6 +58,11 @@ class SGLangReply(msgspec.Struct):
     meta_info: MetaInfo | None = None
     output_ids: list[TokenId] = []
     error: Any = None
+
+    @property
+    def is_finished(self) -> bool:
+        """It says why the request ended."""
+        return self.meta_info is not None and self.meta_info.finish_reason is not None
 
 
 class ModelInfo(msgspec.Struct):
@@ -105,19 +110,19 @@ class UpdateAnswer(msgspec.Struct):
     message: str = ""
 
 
-def generate_body(asked: Asked, *, interval: int | None) -> Json:
-    """The body of `POST /generate`; `interval` is that of a stream in tokens, None asks for the whole."""
+def generate_body(asked: Asked, *, interval: int | None) -> list[bytes]:
+    """The body of `POST /generate` in parts; `interval` is that of a stream in tokens, None asks for the whole."""
     start = asked.request.prompt_logprobs_from
     custom = {"custom_params": asked.plugin_arguments} if asked.plugin_arguments else {}
-    return {
+    fields = {
         "rid": asked.request.request_id,
-        "input_ids": msgspec.Raw(asked.request.input_json()),
         "sampling_params": _sampling(asked.request.params) | custom | _interval(interval),
         "return_logprob": True,
         "logprob_start_len": -1 if start is None else start - 1,
         "top_logprobs_num": asked.request.params.top_logprobs,
         "stream": interval is not None,
     }
+    return asked.write_body(fields, "input_ids")
 
 
 def score_body(request_id: str, input_ids: TokenIds, start: int) -> Json:
@@ -131,11 +136,8 @@ def score_body(request_id: str, input_ids: TokenIds, start: int) -> Json:
     }
 
 
-def read_reply(asked: Asked, reply: SGLangReply, scored: Scored | None = None) -> EngineReply:
-    """A whole reply, whose logprobs are `scored` where they have been read before.
-
-    Raises the error that it stands for when it is not a generation.
-    """
+def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
+    """A whole reply. Raises the error that it stands for when it is not a generation."""
     meta = _meta(asked, reply)
     finish = meta.finish_reason or refuse(asked, "no finish reason")
     if finish.status_code is not None:
@@ -148,7 +150,7 @@ def read_reply(asked: Asked, reply: SGLangReply, scored: Scored | None = None) -
     spans = meta.weight_versions or ()
     return EngineReply(
         output_ids=reply.output_ids,
-        scored=_read_entries(meta.output_token_logprobs or ()) if scored is None else scored,
+        scored=_read_entries(meta.output_token_logprobs or ()),
         finish_reason=FinishReason.REPEAT if finish.repeat_terminate == 1 else finish.type,
         request_id=meta.id,
         version_spans=spans,
@@ -180,46 +182,53 @@ class StreamedReply:
         self._is_under_label = not is_unsettled(label)
         self._spans: tuple[VersionSpan, ...] = ()
         self._ids: list[int] = []
-        self._scored: list[Scored] = []
+        self._entries: list[Entry] = []
         self._top: list[list[Entry] | None] = []
         self._prompt: list[Entry] | None = None
         self._last: SGLangReply | None = None
+        self._told = 0
 
-    def feed(self, chunk: SGLangReply) -> GenerationDelta | None:
-        """The verified tokens that `chunk` adds, None when it adds none."""
+    def add(self, chunk: SGLangReply) -> None:
+        """Take in the tokens that are new in `chunk`."""
         meta = _meta(self._asked, chunk)
         self._last = chunk
         self._prompt = meta.input_token_logprobs or self._prompt
         new = self._new_tokens(meta.completion_tokens, chunk.output_ids)
         if not new:
-            return None
+            return
         entries = meta.output_token_logprobs or []
         if len(entries) != len(chunk.output_ids):
             refuse(self._asked, f"{len(chunk.output_ids)} output ids but {len(entries)} logprobs in a chunk")
-        ids, scored = chunk.output_ids[-new:], _read_entries(entries[-new:])
-        self._ids += ids
-        self._scored.append(scored)
+        self._ids += chunk.output_ids[-new:]
+        self._entries += entries[-new:]
         self._top += (meta.output_top_logprobs or [])[-new:]
         self._is_under_label &= meta.weight_version == self._label
         if self._is_under_label:
             self._spans = (VersionSpan(self._label, 0, len(self._ids)),)
-        delta = verify_tokens(self._asked, ids, scored)
+
+    def delta(self) -> GenerationDelta | None:
+        """The tokens that came since the last one was made, verified; None when there are none."""
+        begin, self._told = self._told, len(self._ids)
+        if begin == self._told:
+            return None
+        delta = verify_tokens(self._asked, self._ids[begin:], _read_entries(self._entries[begin:]))
         return replace(delta, version_spans=self._spans)
 
     @property
     def is_finished(self) -> bool:
         """The last chunk says why the request ended."""
-        return self._last is not None and self._last.meta_info is not None and bool(self._last.meta_info.finish_reason)
+        return self._last is not None and self._last.is_finished
 
     def whole(self) -> EngineReply:
         """The reply that the chunks add up to. Raises the error that the last one stands for."""
         assert self._last is not None
         meta = msgspec.structs.replace(
-            _meta(self._asked, self._last), input_token_logprobs=self._prompt, output_top_logprobs=self._top
+            _meta(self._asked, self._last),
+            input_token_logprobs=self._prompt,
+            output_token_logprobs=self._entries,
+            output_top_logprobs=self._top,
         )
-        named = np.concatenate([np.empty(0, dtype=np.int64), *(each.named for each in self._scored)])
-        logprobs = np.concatenate([np.empty(0), *(each.logprobs for each in self._scored)])
-        return read_reply(self._asked, SGLangReply(meta_info=meta, output_ids=self._ids), Scored(named, logprobs))
+        return read_reply(self._asked, SGLangReply(meta_info=meta, output_ids=self._ids))
 
     def _new_tokens(self, claimed: int, ids: Sequence[int]) -> int:
         """How many ids at the end of a chunk are new; the ones before them must be those that came already."""
@@ -230,6 +239,27 @@ class StreamedReply:
         if list(ids[:repeated]) != self._ids[len(self._ids) - repeated :]:
             refuse(self._asked, "a chunk that repeats other ids than those streamed before")
         return new
+
+
+def unfinished(asked: Asked) -> EngineConnectionLost:
+    """The error of a stream that ends without a reason for that."""
+    return EngineConnectionLost(f"{asked.engine}: the stream of request {asked.request.request_id} ended unfinished")
+
+
+def read_stream(asked: Asked, payloads: Sequence[bytes], decode: Callable[[bytes], SGLangReply]) -> EngineReply:
+    """The whole reply of a stream that has ended. Raises the error that it stands for.
+
+    A last chunk that has everything is read alone: the ones before it are the beginnings of the same.
+    """
+    last = decode(payloads[-1]) if payloads else SGLangReply()
+    if not last.is_finished and last.error is None:
+        raise unfinished(asked)
+    if last.meta_info is not None and last.meta_info.completion_tokens == len(last.output_ids):
+        return read_reply(asked, last)
+    streamed = StreamedReply(asked, "")
+    for chunk in (*map(decode, payloads[:-1]), last):
+        streamed.add(chunk)
+    return streamed.whole()
 
 
 def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, str]:

@@ -255,6 +255,16 @@ class VLLMTokenProvider(RemoteProvider):
         path = self._offer.api.path
         return HttpCall("POST", path, self._generation_timeout_s, body, headers, asked.request.request_id)
 
+    async def _generate_in_pieces(self, request: GenerationRequest) -> GenerationResult:
+        """The result of the request's stream, whose deltas go to whoever wants them."""
+        assert request.on_delta is not None
+        async with aclosing(self.stream(request)) as pieces:  # type: ignore[type-var]  # an async generator
+            async for piece in pieces:
+                if isinstance(piece, GenerationResult):
+                    return piece
+                request.on_delta(piece)
+        raise EngineConnectionLost(f"{self._client.name}: the stream of request {request.request_id} has no end")
+
     async def _whole_result(self, asked: Asked) -> GenerationResult:
         moment = self._served.asking()
         piece, label = await self._whole(asked)

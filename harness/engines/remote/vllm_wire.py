@@ -8,7 +8,7 @@ vLLM writes -9999.0 where a logprob is NaN, minus infinity or missing; for a sam
 read as none. A row of alternatives starts with the sampled token, so one more than wanted is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -80,8 +80,8 @@ class TokenApi(Protocol):
     def abort_id(self, request_id: str) -> str:
         """How the engine calls a request; aborts of any other name are ignored without a word."""
 
-    def body(self, asked: Asked, model: str, interval: int | None) -> Json:
-        """The body of a request; `interval` is that of a stream in tokens, None asks for the whole."""
+    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
+        """The body of a request in parts; `interval` is that of a stream in tokens, None asks for the whole."""
 
     def piece(self, asked: Asked, chunk: Any) -> VLLMPiece:
         """A decoded reply or chunk as a `VLLMPiece`. Raises the error that it stands for."""
@@ -102,7 +102,7 @@ class GenerateApi:
         """See `TokenApi`."""
         return self.engine_id(request_id)
 
-    def body(self, asked: Asked, model: str, interval: int | None) -> Json:
+    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
         """See `TokenApi`."""
         params = asked.request.params
         sampling = _sampling(params) | {"logprobs": params.top_logprobs + 1 if params.top_logprobs else 0}
@@ -111,13 +111,8 @@ class GenerateApi:
         sampling |= _interval(interval)
         if asked.request.prompt_logprobs_from is not None:
             sampling["prompt_logprobs"] = 0
-        return {
-            "model": model,
-            "request_id": asked.request.request_id,
-            "token_ids": msgspec.Raw(asked.request.input_json()),
-            "sampling_params": sampling,
-            **_streaming(interval),
-        }
+        fields = {"model": model, "request_id": asked.request.request_id, "sampling_params": sampling}
+        return asked.write_body(fields | _streaming(interval), "token_ids")
 
     def piece(self, asked: Asked, chunk: GenerateChunk) -> VLLMPiece:
         """See `TokenApi`."""
@@ -152,13 +147,12 @@ class CompletionsApi:
         """See `TokenApi`; the number is that of the prompt in its batch of one."""
         return f"cmpl-{request_id}-0"
 
-    def body(self, asked: Asked, model: str, interval: int | None) -> Json:
+    def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes]:
         """See `TokenApi`."""
         wants_prompt = {} if asked.request.prompt_logprobs_from is None else {"prompt_logprobs": 0}
-        return {
+        fields = {
             "model": model,
             "request_id": asked.request.request_id,
-            "prompt": msgspec.Raw(asked.request.input_json()),
             "logprobs": asked.request.params.top_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
@@ -168,6 +162,7 @@ class CompletionsApi:
             **_interval(interval),
             **_streaming(interval),
         }
+        return asked.write_body(fields, "prompt")
 
     def piece(self, asked: Asked, chunk: CompletionChunk) -> VLLMPiece:
         """See `TokenApi`."""
@@ -250,7 +245,7 @@ def _interval(interval: int | None) -> Json:
     return {"stream_interval": interval} if interval and interval > 1 else {}
 
 
-def _streaming(interval: int | None) -> Mapping[str, Any]:
+def _streaming(interval: int | None) -> Json:
     return {"stream": False} if interval is None else {"stream": True, "stream_options": {"include_usage": True}}
 
 

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from harness.engines.base import LogprobScale
 from harness.engines.remote.provider import RemoteProvider
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
-from harness.errors import EngineError
+from harness.errors import EngineConnectionLost, EngineError
 from harness.types import GenerationDelta, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.providers import FAKE_KINDS, fake_provider, make_fake, toy_tokenizer
+from tests.session_servers.served import eventually
 
 GUARD = RepeatTerminateConfig(
     enabled=True, min_new_tokens=60, max_consecutive_token_repeats=30, ngram_size=3, ngram_repeats=15
@@ -184,3 +185,30 @@ async def test_a_request_that_was_answered_is_not_taken_back(kind: str):
 
         assert deltas
         assert len(fake.posted) - before == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["broken", "cancelled"])
+@pytest.mark.parametrize("kind", FAKE_KINDS)
+async def test_what_has_come_of_a_request_without_an_end_is_told(kind: str, is_cancelled: bool):
+    """The server dies, or nobody waits any more: but for the last interval, everything is known."""
+    tokens = (97, 98, 99, 100) * 50
+    engine = ScriptedEngine(toy_tokenizer(), Script((ScriptStep(tokens=tokens, token_delay_s=1e-3),)))
+    fake = make_fake(kind, engine)
+    async with (
+        serving(fake, notices_disconnects=True),
+        fake_provider(fake, logprob_scale=LogprobScale.AFTER_TEMPERATURE) as provider,
+    ):
+        fake.dies_after = [] if is_cancelled else [160]
+        deltas: list[GenerationDelta] = []
+        request = GenerationRequest(PROMPT, SamplingParams(200), uuid4().hex, on_delta=deltas.append)
+        asking = asyncio.create_task(provider.generate(request))
+        if is_cancelled:
+            await eventually(lambda: len(fake.log.get(request.request_id, ())) >= 160)
+            asking.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else EngineConnectionLost):
+            await asking
+
+    ids = [token for delta in deltas for token in delta.output_ids.tolist()]
+    assert tuple(ids) == tokens[: len(ids)]
+    assert len(ids) >= 100
+    assert sum(delta.logprobs.size for delta in deltas) == len(ids)

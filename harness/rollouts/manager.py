@@ -43,6 +43,7 @@ from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.lifecycle import Phase
 from harness.sessions.record import empty_record
+from harness.telemetry.secrets import shorten_secrets
 from harness.turn_ends import TurnStatus
 from harness.types import Sample
 
@@ -150,7 +151,7 @@ class SessionManager:
         finally:
             if rollout is None or not (signal.keeps_sessions and was_cut_short(rollout)):
                 await self.delete(session.session_id)
-        _log.info(ROLLOUT_ENDED, session_id=session.session_id, outcome=rollout.outcome.kind.value)
+        _log.info(ROLLOUT_ENDED, session_id=shorten_secrets(session.session_id), outcome=rollout.outcome.kind.value)
         return rollout
 
     @property
@@ -250,7 +251,7 @@ class SessionManager:
         try:
             await self._client.delete(session_id)
         except SessionServerError as error:
-            _log.warning(SESSION_NOT_DELETED, session_id=session_id, error=error.message)
+            _log.warning(SESSION_NOT_DELETED, session_id=shorten_secrets(session_id), error=error.message)
 
     async def _create(self, task: AgentTask, signal: AbortSignal) -> SessionHandle:
         """A session for `task`; when the rollout is cancelled meanwhile, the session is given back first.

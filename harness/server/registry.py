@@ -20,11 +20,13 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from hashlib import sha256
 
 import structlog
 
 from harness.errors import GateClosed, SessionClosing, SessionDamaged, SessionNotFound, StoreError
 from harness.machine.clock import Clock
+from harness.server.access import is_same
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import HAND_OVER_S
 from harness.server.housekeeping import LastUses
@@ -33,6 +35,7 @@ from harness.sessions.session import Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore
 from harness.telemetry.metrics import ServerMetrics
+from harness.telemetry.secrets import shorten_secrets
 
 API_KEY_PREFIX = "sk-harness-"
 """Of the key of every session."""
@@ -75,7 +78,7 @@ class SessionRegistry:
         self._drain_grace_s = drain_grace_s
         self._idle_ttl_s = idle_ttl_s
         self._by_id: dict[str, Session] = {}
-        self._by_key: dict[str, Session] = {}
+        self._by_key: dict[bytes, Session] = {}  # by the digest of the key
         self._quarantined: dict[str, DamagedSession] = {}
         self._uses = LastUses(clock)
 
@@ -106,13 +109,16 @@ class SessionRegistry:
         return session
 
     def by_key(self, api_key: str) -> Session:
-        """The session with that key. Raises `SessionNotFound`, `SessionDamaged`."""
-        session = self._by_key.get(api_key)
-        if session is not None:
+        """The session with that key. Raises `SessionNotFound`, `SessionDamaged`.
+
+        A key is found by its digest and then compared, so that no time says how much of it is right.
+        """
+        session = self._by_key.get(_digest(api_key))
+        if session is not None and is_same(api_key, session.api_key):
             self._uses.use(session.session_id)
             return session
         for damaged in self._quarantined.values():
-            if damaged.api_key == api_key:
+            if is_same(api_key, damaged.api_key):
                 raise _damage_error(damaged)
         raise SessionNotFound(_NO_SUCH_KEY)
 
@@ -137,7 +143,7 @@ class SessionRegistry:
             self._hold(session)
         for each in damaged:
             self._quarantined[each.session_id] = each
-            log.error(SESSION_QUARANTINED, session_id=each.session_id, reason=each.reason)
+            log.error(SESSION_QUARANTINED, session_id=shorten_secrets(each.session_id), reason=each.reason)
         self._metrics.sessions_quarantined(len(self._quarantined))
         return len(sessions)
 
@@ -194,7 +200,7 @@ class SessionRegistry:
         try:
             await self._store.set_phase(session)
         except StoreError as error:
-            log.warning(END_NOT_KEPT, session_id=session.session_id, error=error.message)
+            log.warning(END_NOT_KEPT, session_id=shorten_secrets(session.session_id), error=error.message)
         await self._turns.wait_until_ended(session, within_s=within_s)
 
     def in_use(self, session: Session) -> AbstractContextManager[None]:
@@ -214,7 +220,7 @@ class SessionRegistry:
             batch = [self._by_id[session_id] for session_id in unused]
             for session in batch:  # with no wait in between, nobody can begin to use one
                 session.close(CloseReason.IDLE)
-            log.info(SESSIONS_EXPIRED, sessions=[session.session_id for session in batch], idle_s=self._idle_ttl_s)
+            log.info(SESSIONS_EXPIRED, sessions=list(map(shorten_secrets, unused)), idle_s=self._idle_ttl_s)
             await asyncio.gather(*(self.close(session, CloseReason.IDLE) for session in batch))
             self._metrics.sessions_expired(len(batch))
             expired += len(batch)
@@ -260,15 +266,19 @@ class SessionRegistry:
 
     def _hold(self, session: Session) -> None:
         self._by_id[session.session_id] = session
-        self._by_key[session.api_key] = session
+        self._by_key[_digest(session.api_key)] = session
         self._uses.begin(session.session_id)
         self._metrics.sessions_open(len(self))
 
     def _forget(self, session: Session) -> None:
         self._by_id.pop(session.session_id, None)
-        self._by_key.pop(session.api_key, None)
+        self._by_key.pop(_digest(session.api_key), None)
         self._uses.end(session.session_id)
         self._metrics.sessions_open(len(self))
+
+
+def _digest(api_key: str) -> bytes:
+    return sha256(api_key.encode()).digest()
 
 
 def _damage_error(session: DamagedSession) -> SessionDamaged:

@@ -24,12 +24,14 @@ from harness.errors import (
     RequestError,
     RouteNotFound,
     ServerBusy,
+    SessionNotFound,
     TooMany,
     TurnRefused,
 )
 from harness.server.access import is_operator
 from harness.server.settings import ServerSettings
 from harness.telemetry.metrics import ServerMetrics
+from harness.telemetry.secrets import shorten_secrets
 
 log = structlog.get_logger()
 
@@ -37,6 +39,7 @@ MAX_PATTERNS = 64
 """Patterns of unknown routes that are told apart."""
 OTHER = "other"
 
+_LONGEST_PATH = 200  # characters
 _LONGEST_PART = 100  # characters of a method, and of a path
 
 _encoder = msgspec.json.Encoder()
@@ -112,7 +115,10 @@ class ErrorAnswers:
 
     def _note(self, request: Request, error: HarnessError) -> None:
         self._count(error)
-        log.info("request_refused", path=request.url.path, code=error.code, error=error.message)
+        # A message about the request itself quotes it: its sender reads it, the log does not.
+        is_quote = isinstance(error, RequestError | SessionNotFound)
+        about = {"param": getattr(error, "param", None)} if is_quote else {"error": error.message}
+        log.info("request_refused", path=_path_in_log(request), code=error.code, **about)
 
     def _dialect_of(self, request: Request) -> Dialect:
         return dialect_of(request.url.path, self._dialects)
@@ -128,7 +134,8 @@ class ErrorAnswers:
         self._metrics.error_answered(answer.code)
         pattern = self._unknown_routes.note(method, path)
         if pattern is not None:
-            log.warning(answer.code, route=pattern, hint="told once: an agent with another dialect or base URL?")
+            hint = "told once: an agent with another dialect or base URL?"
+            log.warning(answer.code, route=shorten_secrets(pattern), hint=hint)
         return error_response(answer, to_agent=True, dialect=self._dialect_of(request))
 
     async def _answer_nobody(self, request: Request, error: ClientDisconnect) -> Response:
@@ -137,10 +144,14 @@ class ErrorAnswers:
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
     async def _answer_bug(self, request: Request, error: Exception) -> Response:
-        log.error("request_failed", path=request.url.path, exc_info=error)
+        log.error("request_failed", path=_path_in_log(request), exc_info=error)
         self._metrics.error_answered(HarnessError.code)
         told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
         return error_response(told, to_agent=False, dialect=self._dialect_of(request))
+
+
+def _path_in_log(request: Request) -> str:
+    return shorten_secrets(request.url.path[:_LONGEST_PATH])
 
 
 class UnknownRoutes:

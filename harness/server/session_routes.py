@@ -35,6 +35,7 @@ from harness.sessions.record import (
     session_summary,
 )
 from harness.sessions.session import Session, SessionConfig
+from harness.telemetry.secrets import shorten_secrets
 from harness.types import Json, Sample
 
 MSGPACK = "application/msgpack"
@@ -202,10 +203,10 @@ def _collect(session_id: str, session: Session | None, live_version: int | None,
     if session is not None:
         dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
         if dropped:
-            log.warning(TRAILING_TURNS_DROPPED, session_id=session_id, turns=dropped)
+            log.warning(TRAILING_TURNS_DROPPED, session_id=shorten_secrets(session_id), turns=dropped)
         empty = count_empty(session.turns, session.config.selection)
         if empty:
-            log.info(EMPTY_SAMPLES_DROPPED, session_id=session_id, samples=empty)
+            log.info(EMPTY_SAMPLES_DROPPED, session_id=shorten_secrets(session_id), samples=empty)
         samples = session.samples(live_version)
         if is_binary:
             facts, record = session_facts(session), session_record(session, RecordIds.NONE)

@@ -25,6 +25,7 @@ from harness.sessions.scoring import next_scoring, waiting_in, waiting_turns
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
 from harness.store.base import SessionStore
+from harness.telemetry.secrets import shorten_secrets
 from harness.types import Turn
 
 log = structlog.get_logger()
@@ -112,7 +113,8 @@ class Sweep:
             except (EngineError, StoreError) as error:
                 changed = ()
                 self._failures[error.code] += 1
-                log.warning("sweep_failed", session_id=session.session_id, code=error.code, error=error.message)
+                session_id = shorten_secrets(session.session_id)
+                log.warning("sweep_failed", session_id=session_id, code=error.code, error=error.message)
             if not changed:
                 given_up.add(task.leaf)
         self.report.sessions_done += 1

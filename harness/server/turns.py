@@ -49,6 +49,7 @@ from harness.sessions.session import AfterIncomplete, Session
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
+from harness.telemetry.secrets import shorten_secrets
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.turn_ends import TurnStatus
 from harness.types import TopLogprobs, Turn
@@ -140,7 +141,7 @@ class TurnService:
         session = call.session
         if session.config.script is not None:  # the server that took it may have been another one
             require_scripts(self.settings, self.engine.capabilities)
-        with bound_contextvars(session_id=session.session_id, dialect=call.request.dialect):
+        with bound_contextvars(session_id=shorten_secrets(session.session_id), dialect=call.request.dialect):
             await self.gatekeeper.enter(Work.TURN, call.client, session)
             served = await self._find_or_sample(call)
         turn = served.turn

@@ -26,6 +26,7 @@ PATIENCE_S = 60
 AT_A_TIME = 48
 LEAST_TURNS = 10
 SCRIPT = "[[steps]]\ntext = 'One.'\ntoken_delay_s = 0.001\n[[steps]]\ntext = 'Two and more.'\n"
+PROMPTS = ("MARKER", "obey", "__globals__", "nobody")
 TIMES = ("created_at", "seconds")
 
 
@@ -257,6 +258,9 @@ async def test_clients_that_mean_harm_get_nothing_and_leave_nothing_behind(tmp_p
     log = (tmp_path / "serve.log").read_text()
     assert "Traceback" not in log
     assert "request_failed" not in log
+    sessions = [own, gone, *(guest.session for guest in guests)]
+    secrets = [host.token, *(each.api_key for each in sessions), *(each.session_id for each in sessions)]
+    assert not [secret for secret in (*secrets, *PROMPTS) if secret in log]
 
 
 def judge(answers: dict[str, bytes], secrets: list[str]) -> None:

@@ -150,3 +150,30 @@ async def test_an_agent_is_not_told_where_engines_are() -> None:
         == "no engine can be reached, or it takes no requests now; ask again later"
     )
     assert address in json.dumps([line for line in logs if line["event"] == "request_refused"])
+
+
+@pytest.mark.parametrize("settings", [None, LOCKED])
+async def test_no_log_holds_a_key_a_prompt_or_what_opens_a_session(settings: ServerSettings | None) -> None:
+    """Of a server without keys the id of a session is enough; of any, clients write all of it where they should not."""
+    with capture_logs() as logs:
+        async with serving(*says("hello"), settings=settings) as client:
+            sessions = [await client.create() for _ in range(3)]
+            session, other, gone = sessions
+            headers = bearer(session.api_key)
+            await client.chat(session, [user("PROMPT")])
+            await client.chat(session, [{"role": "PROMPT", "content": "PROMPT"}])
+            await client.chat(session, HI, tool_choice={"type": "function", "function": {"name": "PROMPT"}})
+            await client.http.delete(f"/sessions/{gone.session_id}")
+            await client.chat(gone, HI)
+            for secret in (session.session_id, session.api_key, other.session_id.upper()):
+                for path in (f"/sessions/{secret}/v2", f"/{secret}", f"/v1/{secret}?key={secret}"):
+                    await client.http.post(path, json=BODY, headers=headers)
+                await client.http.post(f"/sessions/{secret}/v1/chat/completions", json=BODY, headers=bearer(secret))
+            await client.http.post("/sessions/drain")
+            await client.chat(session, HI)
+            await client.samples(session)
+
+    said = json.dumps(logs, default=str).lower()
+    assert "request_refused" in said
+    secrets = [secret for each in sessions for secret in (each.session_id, each.api_key)]
+    assert not [secret for secret in (*secrets, "prompt", "sekret") if secret in said]

@@ -5,7 +5,8 @@
 The tool loop of `turn_overhead.py` against a session server with a SQLite store in a process of its own, before a
 stand-in for an engine: some sessions of 100 turns and 30 000 tokens, then, in a fresh server, many of 5 turns and
 2 000 tokens. Printed is what the server's resident memory grew by per session, beside the bars: 40 bytes per token,
-3 KiB per turn and the text once for a live session; 1 GiB for 10 000 idle ones, reckoned from fewer. The tokenizer is
+3 KiB per turn and the text once for a live session; 1 GiB for 10 000 idle ones, reckoned from fewer. As many have been
+played before, so that no memory that the start left hides them. The tokenizer is
 Qwen3's, fetched with npm.
 """
 
@@ -43,7 +44,7 @@ class Shape(NamedTuple):
     tokens_per_turn: int
 
 
-LIVE, IDLE = Shape(32, 100, 300), Shape(1_000, 5, 400)
+LIVE, IDLE = Shape(32, 100, 300), Shape(800, 5, 400)
 
 
 async def run_engine(tokenizer: Tokenizer, tokens: int) -> None:
@@ -75,16 +76,9 @@ async def measure(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
                 one = await converse(client, server_url, shape.turns, texts, lambda *_: None)
                 async with client.get(f"{one}?ids=none") as answer:
                     record = await answer.json()
+                await play(client, server_url, shape, texts)  # so that what the start has left is taken
                 before = server.memory_info().rss
-                waiting = iter(range(shape.sessions))
-
-                async def work() -> None:
-                    for _ in waiting:
-                        await converse(client, server_url, shape.turns, texts, lambda *_: None)
-
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(AT_ONCE):
-                        workers.create_task(work())
+                await play(client, server_url, shape, texts)
                 grown = server.memory_info().rss - before
     finally:
         engine.stdin.close()
@@ -93,6 +87,19 @@ async def measure(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
     tokens, text = last["prompt_length"] + last["output_length"], _text_bytes(record)
     bar = _PER_TOKEN * tokens + _PER_TURN * shape.turns + text
     return {**shape._asdict(), "tokens": tokens, "text": text, "bytes": grown / shape.sessions, "bar": bar}
+
+
+async def play(client: aiohttp.ClientSession, url: str, shape: Shape, texts: list[str]) -> None:
+    """Have so many sessions, and leave them."""
+    waiting = iter(range(shape.sessions))
+
+    async def work() -> None:
+        for _ in waiting:
+            await converse(client, url, shape.turns, texts, lambda *_: None)
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(AT_ONCE):
+            workers.create_task(work())
 
 
 def _text_bytes(record: dict[str, Any]) -> int:

@@ -24,7 +24,7 @@ from hashlib import sha256
 
 import structlog
 
-from harness.errors import GateClosed, SessionClosing, SessionDamaged, SessionNotFound, StoreError
+from harness.errors import GateClosed, MalformedRequest, SessionClosing, SessionDamaged, SessionNotFound, StoreError
 from harness.machine.clock import Clock
 from harness.server.access import is_same
 from harness.server.admitted import AdmittedTurns
@@ -154,7 +154,7 @@ class SessionRegistry:
 
         Raises `StoreError`; `GateClosed` when a drain came meanwhile, but of a session that takes over: that one is
         drained, and may be resumed in its turn; `SessionNotFound` or `MalformedRequest` when there is nothing to take
-        over.
+        over; `MalformedRequest` when another session has its id.
         """
         if config.resumes is not None:
             session = await self._take_over(config, config.resumes, live_version)
@@ -261,8 +261,11 @@ class SessionRegistry:
         return session
 
     def _new(self, config: SessionConfig) -> Session:
-        """A session with an id (32 hex digits) and a key of its own."""
-        return Session(secrets.token_hex(16), API_KEY_PREFIX + secrets.token_hex(16), config, self._clock())
+        """A session with a key of its own, and an id (32 hex digits) where its owner has chosen none."""
+        session_id = config.session_id or secrets.token_hex(16)
+        if session_id in self._by_id or session_id in self._quarantined:
+            raise MalformedRequest(f"session_id: there is a session {session_id}; choose another", param="session_id")
+        return Session(session_id, API_KEY_PREFIX + secrets.token_hex(16), config, self._clock())
 
     def _hold(self, session: Session) -> None:
         self._by_id[session.session_id] = session

@@ -33,6 +33,7 @@ _SHOWN = 20  # digits of a declared length
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
+_SessionId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
 class _Limits(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,6 +63,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     selection: Selection = Selection.LAST
     matching: tuple[str, ...] = ()
     resumes: str | None = None
+    session_id: _SessionId | None = None
     script: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
@@ -176,6 +178,7 @@ def parse_session_config(
         matching=wire.matching,
         script=None if script is None or read_script is None else read_script(script),
         resumes=wire.resumes,
+        session_id=wire.session_id,
     )
 
 

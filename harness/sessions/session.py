@@ -61,6 +61,8 @@ class SessionConfig:
     """The words of its turns; None leaves them to the model."""
     resumes: str | None = None
     """The drained session whose turns this one takes over (`sessions.takeover`)."""
+    session_id: str | None = None
+    """Its id, 32 hex digits, where its owner has chosen it."""
     left_behind: int = 0
     """Tokens that were sampled for turns of that session which do not come along."""
     unknown_left_behind: Unknown = NOTHING_UNKNOWN

@@ -2,8 +2,8 @@
 
 Their tokens are in that server's store. Here is the record of each, without token columns, and how many tokens it has
 sampled, counted from the lengths of its turns, which know nothing of the session's ledger: the other side of the run's
-books. A session is noted before its
-agent has its key, so one that is not noted has sampled nothing.
+books. A session is noted before it is created, so one that is not noted does not exist; one that is may not exist
+either.
 """
 
 import sqlite3
@@ -21,6 +21,7 @@ from harness.types import Json
 _BUSY_TIMEOUT_S = 10.0
 _SCHEMA = "CREATE TABLE IF NOT EXISTS attached_sessions (session_id TEXT PRIMARY KEY, sampled INTEGER, record TEXT)"
 _NOTE = "INSERT OR IGNORE INTO attached_sessions VALUES (?1, NULL, NULL)"
+_FORGET = "DELETE FROM attached_sessions WHERE session_id = ?1 AND sampled IS NULL"
 _KEEP = "INSERT OR REPLACE INTO attached_sessions VALUES (?1, ?2, ?3)"
 _UNCOUNTED = "SELECT session_id FROM attached_sessions WHERE sampled IS NULL"
 _COUNTED = "SELECT session_id, sampled FROM attached_sessions WHERE sampled IS NOT NULL"
@@ -48,8 +49,12 @@ class AttachedSessions:
         self._connection.close()
 
     def note(self, session_id: str) -> None:
-        """There is such a session, and nobody has counted its tokens yet."""
+        """There will be such a session, and nobody has counted its tokens yet."""
         self._write(_NOTE, session_id)
+
+    def forget(self, session_id: str) -> None:
+        """There is no such session: it was refused."""
+        self._write(_FORGET, session_id)
 
     def keep(self, session_id: str, session: Json) -> None:
         """The record of a session, whose tokens are counted with it; the last one is the one that holds."""

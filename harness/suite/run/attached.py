@@ -4,13 +4,14 @@ It has other users. So the run asks for nothing but its own sessions, by their i
 touches an engine, nor ends or deletes a session that it did not create. Scenarios that need more are refused before
 anything begins.
 
-The run keeps its books over HTTP. Every session is noted in the run's database before its agent begins, and is never
+The run keeps its books over HTTP. Every session is noted in the run's database before it is created, and is never
 deleted before the tokens it has sampled were counted; where the server cannot be asked for them, the session stays
 there, and the resumed run counts and deletes it. A server that is restarted meanwhile costs the rollouts that it
 failed: they run again on resume.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -71,8 +72,14 @@ class AttachedClient(SessionServerClient):
 
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
         """See `SessionServerClient`. Raises `StoreError` when the session cannot be noted."""
-        session = await super().create(body, give_up=give_up)
-        self._sessions.note(session.session_id)
+        session_id = secrets.token_hex(16)
+        self._sessions.note(session_id)
+        try:
+            session = await super().create({**body, "session_id": session_id}, give_up=give_up)
+        except SessionServerError as error:
+            if error.was_refused or 400 <= error.status < 500:
+                self._sessions.forget(session_id)
+            raise  # of any other error nobody knows whether there is a session now
         if self._is_draining:
             await self.drain(session.session_id)
         return session
@@ -137,7 +144,7 @@ class AttachedServices(Services):
         """See `Services`."""
         missing = await self.client.delete_abandoned_sessions()
         if missing:
-            self.say(f"{missing} sessions of the run before are gone from the server: their tokens cannot be counted")
+            self.say(f"{missing} sessions of the run before are not on the server: what they sampled is not known")
 
     async def start_of_server(self) -> str:
         """See `Services`. Raises `EngineUnavailable` when the server now serves something else."""

@@ -25,6 +25,7 @@ from harness.collector.step_collection import StepCollection
 from harness.collector.step_outcome import CarriedGroup
 from harness.collector.step_rules import Partial, StepRules
 from harness.errors import StepError
+from harness.machine.deadlines import to_the_end
 from harness.samples.rollout import Rollout
 
 
@@ -47,10 +48,7 @@ class Collector:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._current is not None:
-            await self._current.close()
-        kept = [scored.rollout.session_id for group in self._carried() for scored in group.cut_short.values()]
-        await asyncio.gather(*(self._source.give_back(session_id) for session_id in kept if session_id is not None))
+        await to_the_end(self._leave())  # whoever shares the server would have what it leaves
 
     def begin(self, step: int, *, is_last: bool = False) -> StepCollection:
         """Step `step`, which begins now; nothing of it is kept for a next one when it `is_last`.
@@ -70,6 +68,12 @@ class Collector:
             keeps=self._rules.partial is Partial.RESUME and not is_last,
         )
         return self._current
+
+    async def _leave(self) -> None:
+        if self._current is not None:
+            await self._current.close()
+        kept = [scored.rollout.session_id for group in self._carried() for scored in group.cut_short.values()]
+        await asyncio.gather(*(self._source.give_back(session_id) for session_id in kept if session_id is not None))
 
     def _carried(self) -> tuple[CarriedGroup, ...]:
         """What the latest step has left."""

@@ -42,8 +42,9 @@ class StepCollection:
         keeps: bool = False,
     ) -> None:
         self.step = step
-        self.carried: tuple[CarriedGroup, ...] = ()
-        """What is left to the next step, once this one is over; its sessions are the caller's."""
+        self.carried = tuple(inherited)
+        """What is left to the next step, once this one is over; its sessions are the caller's. All that it has
+        inherited, when it was closed before it ran."""
         self.began_at = self.complete_at = math.inf
         """On the monotonic clock, once it is so."""
         self._source = source

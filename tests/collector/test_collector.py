@@ -314,3 +314,42 @@ async def test_a_kept_session_of_an_agent_that_counts_as_failed_is_gone_on_from(
         assert [list(group.cut_short) for group in first.carried] == [[0]]
         await collector.begin(1, is_last=True).finished()
     assert not source.sessions
+
+
+async def test_a_collector_that_is_cancelled_while_it_is_left_gives_everything_back():
+    """Its server may be shared, and nobody else would."""
+    slow, is_asked, may_go = Part(rounds=(0, 60, 0)), asyncio.Event(), asyncio.Event()
+
+    class Busy(StagedSource):
+        async def give_back(self, session_id: str) -> None:
+            is_asked.set()
+            await may_go.wait()
+            await super().give_back(session_id)
+
+    source = Busy(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
+    rules = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME)
+
+    async def play() -> None:
+        async with Collector(source, rules) as collector:
+            await collector.begin(0).finished()
+
+    playing = asyncio.create_task(play())
+    await is_asked.wait()
+    playing.cancel()
+    await asyncio.sleep(0)
+    may_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert not source.sessions
+
+
+async def test_a_step_that_is_closed_as_it_begins_keeps_no_session_of_the_one_before():
+    """Nothing of it has run by then, and the sessions that it was to go on from are given back all the same."""
+    slow = Part(rounds=(0, 60, 0))
+    source = StagedSource(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
+    rules = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME)
+    async with Collector(source, rules) as collector:
+        await collector.begin(0).finished()
+        assert source.sessions
+        await collector.begin(1).close()
+    assert not source.sessions

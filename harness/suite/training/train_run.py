@@ -129,6 +129,8 @@ class TrainRun:
         )
         async with opening as (pipeline, tasks):
             for step in range(learner.step, self.steps):
+                if self.interrupts.is_requested:
+                    return
                 trained = await pipeline.run(step, version=step)
                 figures = await journal.commit(trained, learner)
                 figures |= await publication.publish(learner)
@@ -138,5 +140,3 @@ class TrainRun:
                 self.say(describe_step(figures, self.steps))
                 if gauges is not None:
                     gauges.set(figures)
-                if self.interrupts.is_requested:
-                    return

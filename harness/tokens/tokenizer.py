@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from harness.errors import TokenizerError
+from harness.tokens.word_encoder import WordEncoder, open_word_encoder
 
 _LONG_TEXT = 10_000  # characters, a few milliseconds
 _STRETCH = 100_000  # characters, likewise: a search holds the interpreter until it is done
@@ -73,11 +74,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, in which markers written out are markers."""
-        return _encode(self._raw, text)
+        return self._encode_words(text) or _encode(self._raw, text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text`, in which markers written out are ordinary characters."""
-        return _encode(self._plain, text)
+        return self._encode_words(text) or _encode(self._plain, text)
 
     def count_plain(self, text: str) -> int:
         """How many ids `encode_plain` gives; other threads run meanwhile."""
@@ -134,6 +135,21 @@ class Tokenizer:
     def added_tokens(self) -> frozenset[str]:
         """Texts that are one id wherever they stand, special or not."""
         return frozenset(token.content for token in self._raw.get_added_tokens_decoder().values())
+
+    def _encode_words(self, text: str) -> list[int]:
+        """Ids of a text that nobody could read a marker in; none where it has to be encoded as a whole."""
+        if len(text) > _LONG_TEXT or not text.isascii() or self._added_pattern.search(text):
+            return []
+        return [] if self._words is None else self._words.encode(text)
+
+    @cached_property
+    def _words(self) -> WordEncoder | None:
+        return open_word_encoder(self._raw, partial(_encode, self._raw))
+
+    @cached_property
+    def _added_pattern(self) -> re.Pattern[str]:
+        """Matches an added token."""
+        return re.compile("|".join(map(re.escape, sorted(self.added_tokens, reverse=True))) or r"(?!)")
 
     @cached_property
     def _plain(self) -> RawTokenizer:

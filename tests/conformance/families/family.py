@@ -5,6 +5,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
+from tokenizers import Tokenizer
+
 from harness.models import resolve_model
 from harness.models.chat_templates import find_template
 from harness.tokens.chat_template import ChatTemplateTokenizer
@@ -37,6 +39,11 @@ class Family:
         chat = open_chat_tokenizer(folder, template_file=None if ours is None else find_template(ours))
         template = chat if isinstance(chat, ChatTemplateTokenizer) else ChatTemplateTokenizer.load(folder)
         return cls(name, folder, chat, template)
+
+    @cached_property
+    def library(self) -> Tokenizer:
+        """The tokenizer as its library reads it."""
+        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
     @cached_property
     def frame(self) -> str:

@@ -97,6 +97,17 @@ def test_a_marker_in_any_message_is_characters(family):
     assert refused < len([*islice(exchanges(), 0, None, 29)])
 
 
+@settings(max_examples=EXAMPLES_PER_FAMILY, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(text=st.text(st.characters(max_codepoint=127)) | CONTENTS)
+def test_any_text_has_the_ids_of_the_library(family, text):
+    """Word by word or as a whole; markers written out in it are markers, or characters."""
+    library, tokenizer = family.library, family.chat.tokenizer
+
+    assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+    if not any(token in text for token in tokenizer.added_tokens):
+        assert tokenizer.encode_plain(text) == tokenizer.encode(text)
+
+
 def test_every_property_is_checked():
     """None is forgotten."""
     assert set(CHECKS) == set(Property)

@@ -1,0 +1,120 @@
+"""Encoding word by word: the ids of a word are looked up, not worked out again.
+
+A byte-level tokenizer cuts a text into words by a regular expression, and gives each word ids that depend on nothing
+but the word. Most words of a text were in a text before. So the cut is made here, and the ids of words are kept.
+
+Only for ASCII, where Python's expressions mean what those of `tokenizers` mean, and only for tokenizers whose cut is
+understood: `open_word_encoder` compares both on texts that break things, and gives nothing when one of them differs.
+Texts must hold no added token, written out: those are no words.
+"""
+
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, product
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+_MOST_WORDS = 20_000  # of about 200 bytes
+_LONGEST_WORD = 24  # characters
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SPACES = ("", " ", "  ", "\n")
+_PROBES = (
+    *_SPACES,
+    *"\t\r\x00\x0b\x0c\x1c\x7faZ57_'.-{/",
+    *(" \n\n", "\r\n", "Word", "CamelCase", "x86", "2048", "it's", "WE'LL", "'re", "!?", "..."),
+)
+
+
+class WordEncoder:
+    """Ids of ASCII texts without added tokens."""
+
+    def __init__(self, cuts: tuple[re.Pattern[str], ...], encode: Callable[[str], list[int]]) -> None:
+        self._cuts = cuts
+        self._known = _KnownWords(encode)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids that the tokenizer gives for `text`."""
+        words: Iterator[str] | list[str] = [text]
+        for cut in self._cuts:
+            words = filter(None, chain.from_iterable(map(cut.split, words)))
+        return list(chain.from_iterable(map(self._known.__getitem__, words)))
+
+
+class _KnownWords(dict[str, tuple[int, ...]]):
+    """The ids of words, worked out when somebody asks for them first; forgotten when there are too many."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        ids = tuple(self._encode(word))
+        if len(word) <= _LONGEST_WORD:
+            if len(self) >= _MOST_WORDS:
+                self.clear()
+            self[sys.intern(word)] = ids
+        return ids
+
+
+def open_word_encoder(raw: RawTokenizer, encode: Callable[[str], list[int]]) -> WordEncoder | None:
+    """One that gives the ids of `encode`, which is that of `raw`; None when there is none."""
+    changes_ascii = raw.normalizer is not None and _state(raw.normalizer) != {"type": "NFC"}
+    if changes_ascii or raw.truncation is not None or raw.padding is not None or raw.pre_tokenizer is None:
+        return None
+    try:
+        cuts = tuple(re.compile(f"({cut})", re.ASCII) for cut in _cuts(_state(raw.pre_tokenizer)))
+    except (ValueError, re.error):
+        return None
+    words = WordEncoder(cuts, encode)
+    for first in _PROBES:
+        text = "".join(chain.from_iterable(product((first,), _SPACES, _PROBES)))
+        if words.encode(text) != encode(text):
+            return None
+    return words
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """A part of a tokenizer as `tokenizer.json` says it."""
+    state: dict[str, Any] = json.loads(part.__getstate__())
+    return state
+
+
+def _cuts(state: Mapping[str, Any]) -> Iterator[str]:
+    """The expressions by which texts are cut, one after another. Raises `ValueError` when there is another way."""
+    match state:
+        case {"type": "Sequence", "pretokenizers": parts}:
+            for part in parts:
+                yield from _cuts(part)
+        case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+            yield _for_ascii(pattern)
+        case {"type": "Digits", "individual_digits": is_each}:
+            yield "[0-9]" if is_each else "[0-9]+"
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": uses_regex}:
+            if uses_regex:
+                yield _for_ascii(_GPT2)
+        case _:
+            raise ValueError(f"texts are cut by {state.get('type')}")
+
+
+def _for_ascii(pattern: str) -> str:
+    """`pattern` with the ASCII members of Unicode classes in their place, and no group that captures."""
+    if "[[" in pattern or "&&" in pattern:
+        raise ValueError(f"{pattern} has classes of classes")
+    written: list[str] = []
+    is_in_class = False
+    for part in re.findall(r"\\p\{\w+\}|\\.|\(\?|.", pattern, re.DOTALL):
+        if part.startswith(r"\p"):
+            category = part[3:-1]
+            members = re.escape(
+                "".join(c for c in map(chr, range(128)) if unicodedata.category(c).startswith(category))
+            )
+            written.append(members if is_in_class else f"[{members}]" if members else "(?!)")
+        elif part == "(" and not is_in_class:
+            written.append("(?:")
+        else:
+            is_in_class = part == "[" or (is_in_class and part != "]")
+            written.append(part)
+    return "".join(written)

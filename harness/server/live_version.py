@@ -55,7 +55,8 @@ class LiveVersion:
         self._kept: set[str] = set()
         self._patience_s = patience_s
         self._every_s = every_s
-        self._one_question = asyncio.Lock()  # a question that has begun may have been answered before you came
+        self._answered: asyncio.Event | None = None
+        """Of the question that is under way; it may have been answered before you came, so you wait for the next."""
         self._begun = 0
         self._ended = 0
         self._turns = 0
@@ -110,17 +111,23 @@ class LiveVersion:
     async def look(self) -> None:
         """Ask the engine, with a question that begins from now on."""
         wanted = self._begun + 1
-        async with self._one_question:
-            if self._ended >= wanted:
-                return
+        while self._ended < wanted:
+            if self._answered is not None:
+                await self._answered.wait()
+                continue
+            self._answered = answered = asyncio.Event()
             self._begun += 1
             question = self._begun
-            with suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await self._engine.read_version()
-            with suppress(UnknownWeightVersion, StoreError):  # whoever needs the number is told
-                await self._see(self._engine.weight_version)
-            self._ended = question
+            try:
+                with suppress(EngineError, TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._engine.read_version()
+                with suppress(UnknownWeightVersion, StoreError):  # whoever needs the number is told
+                    await self._see(self._engine.weight_version)
+                self._ended = question
+            finally:  # whoever asks may be cancelled: then one of those who wait asks
+                self._answered = None
+                answered.set()
 
     async def wait_for_weights(
         self, client: ClientConnection, is_wanted: Callable[[], bool], *, must_work: bool = False

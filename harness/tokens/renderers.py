@@ -11,7 +11,7 @@ The package is imported only where a family needs it, and without the `openai` p
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
@@ -28,6 +28,9 @@ from harness.types import Json, Message
 
 if TYPE_CHECKING:
     from renderers import Renderer
+
+_SHORT_TEXT = 32  # characters; a renderer encodes the same roles and headers several times a turn
+_SHORT_TEXTS = 256
 
 
 class RenderersTokenizer:
@@ -137,11 +140,14 @@ class TokenizerView:
     def __init__(self, tokenizer: Tokenizer, guard: GuardedMessages | None = None) -> None:
         self._tokenizer = tokenizer
         self._guard = guard
+        self._encode_short = lru_cache(_SHORT_TEXTS)(tokenizer.encode if guard is None else guard.encode)
         self.eos_token_id = min(tokenizer.eos_ids, default=None)
 
     def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
         """Ids of `text`; options of other tokenizers mean nothing here."""
         del args, options
+        if len(text) <= _SHORT_TEXT:
+            return list(self._encode_short(text))
         return self._tokenizer.encode(text) if self._guard is None else self._guard.encode(text)
 
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> str:

@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from harness.errors import TokenizerError
-from harness.tokens.word_encoder import WordEncoder, open_word_encoder
+from harness.tokens.byte_level import WordEncoder, open_spellings, open_word_encoder
 
 _LONG_TEXT = 10_000  # characters, a few milliseconds
 _STRETCH = 100_000  # characters, likewise: a search holds the interpreter until it is done
@@ -39,6 +39,7 @@ class Tokenizer:
         self._further_markers = frozenset(further_markers)
         self.eos_ids = eos_ids
         """Ids that end the model's turn."""
+        self._spellings = open_spellings(raw)
         self.digest = digest
         """SHA-256 of `tokenizer.json`; empty for one that came from no file."""
 
@@ -86,6 +87,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens written out; bytes that are not UTF-8 become U+FFFD."""
+        if self._spellings is not None:
+            return self._spellings.decode(ids)
         return str(self._raw.decode(ids, skip_special_tokens=False))
 
     def token_text(self, token_id: int) -> str:

@@ -98,12 +98,13 @@ def test_a_marker_in_any_message_is_characters(family):
 
 
 @settings(max_examples=EXAMPLES_PER_FAMILY, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(text=st.text(st.characters(max_codepoint=127)) | CONTENTS)
-def test_any_text_has_the_ids_of_the_library(family, text):
-    """Word by word or as a whole; markers written out in it are markers, or characters."""
+@given(text=st.text(st.characters(max_codepoint=127)) | CONTENTS, ids=st.lists(st.integers(0, 300_000)))
+def test_texts_and_ids_are_those_of_the_library(family, text, ids):
+    """Looked up or not; markers written out in a text are markers, or characters."""
     library, tokenizer = family.library, family.chat.tokenizer
 
     assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids) == library.decode(ids, skip_special_tokens=False)
     if not any(token in text for token in tokenizer.added_tokens):
         assert tokenizer.encode_plain(text) == tokenizer.encode(text)
 

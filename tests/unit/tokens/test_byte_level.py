@@ -1,4 +1,4 @@
-"""Encoding word by word gives the ids of the whole text, or is not done."""
+"""Byte-level tokenizers: words have the ids of the whole text, ids the text of the library, or nothing is looked up."""
 
 from functools import cache
 from string import ascii_letters, digits, printable, punctuation
@@ -6,9 +6,9 @@ from string import ascii_letters, digits, printable, punctuation
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from harness.tokens.word_encoder import WordEncoder, open_word_encoder
+from harness.tokens.byte_level import WordEncoder, open_spellings, open_word_encoder
 
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K = (
@@ -112,3 +112,31 @@ def test_an_encoder_that_looks_beyond_words_is_not_replaced():
     ids = {"": 0}
 
     assert open_word_encoder(tokenizer, lambda text: [ids.setdefault(text, len(ids))]) is None
+
+
+@cache
+def with_added_tokens() -> Tokenizer:
+    tokenizer = Tokenizer.from_str(trained("gpt2").to_str())
+    tokenizer.add_special_tokens(["<|end|>", "\N{FULLWIDTH VERTICAL LINE}"])
+    tokenizer.add_tokens([AddedToken(text) for text in ("\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}x", "caf\u00e9 \n")])
+    return tokenizer
+
+
+@given(ids=st.lists(st.integers(0, 410)), text=st.text())
+def test_ids_have_the_text_that_the_library_gives_them(ids, text):
+    """Whatever bytes they put side by side; ids beyond the vocabulary are left out."""
+    tokenizer = with_added_tokens()
+    ids += ids_of(tokenizer, text)
+    spellings = open_spellings(tokenizer)
+
+    assert spellings is not None
+    assert spellings.decode(ids) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_tokenizer_with_another_decoder_is_left_to_its_library():
+    """Pieces of words are put together in ways of their own."""
+    tokenizer = Tokenizer(models.BPE())
+    assert open_spellings(tokenizer) is None
+
+    tokenizer.decoder = decoders.Metaspace()
+    assert open_spellings(tokenizer) is None

@@ -1,18 +1,19 @@
-"""Encoding word by word: the ids of a word are looked up, not worked out again.
+"""Byte-level tokenizers: texts encoded word by word, ids decoded one by one, and both looked up.
 
-A byte-level tokenizer cuts a text into words by a regular expression, and gives each word ids that depend on nothing
-but the word. Most words of a text were in a text before. So the cut is made here, and the ids of words are kept.
+Such a tokenizer cuts a text into words by a regular expression, and gives each word ids that depend on nothing but the
+word; each id stands for the same bytes wherever it is. Most words and ids were there before, so what they come to is
+kept, and the library is asked about the others.
 
-Only for ASCII, where Python's expressions mean what those of `tokenizers` mean, and only for tokenizers whose cut is
-understood: `open_word_encoder` compares both on texts that break things, and gives nothing when one of them differs.
-Texts must hold no added token, written out: those are no words.
+Words are cut here only in ASCII, where Python's expressions mean what those of `tokenizers` mean, and only for a cut
+that is understood: `open_word_encoder` compares both on texts that break things, and gives nothing when one of them
+differs. Texts must hold no added token, written out: those are no words.
 """
 
 import json
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, product
 from typing import Any
 
@@ -27,6 +28,11 @@ _PROBES = (
     *"\t\r\x00\x0b\x0c\x1c\x7faZ57_'.-{/",
     *(" \n\n", "\r\n", "Word", "CamelCase", "x86", "2048", "it's", "WE'LL", "'re", "!?", "..."),
 )
+_SHOWN = [code for codes in (range(33, 127), range(161, 173), range(174, 256)) for code in codes]
+_BYTES = {chr(code): code for code in _SHOWN} | {
+    chr(256 + number): code for number, code in enumerate(code for code in range(256) if code not in _SHOWN)
+}
+"""The characters in which byte-level vocabularies write bytes: those to look at as they are, the others from 256 on."""
 
 
 class WordEncoder:
@@ -57,6 +63,32 @@ class _KnownWords(dict[str, tuple[int, ...]]):
                 self.clear()
             self[sys.intern(word)] = ids
         return ids
+
+
+class Spellings(dict[int, bytes]):
+    """The bytes that ids stand for, looked up when somebody asks for them first."""
+
+    def __init__(self, raw: RawTokenizer) -> None:
+        self._raw = raw
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._raw.id_to_token(token_id) or ""  # as the library does with ids that it has not
+        try:
+            spelled = bytes(map(_BYTES.__getitem__, token))
+        except KeyError:  # an added token that is not written in these characters
+            spelled = token.encode()
+        self[token_id] = spelled
+        return spelled
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(map(self.__getitem__, ids)).decode(errors="replace")
+
+
+def open_spellings(raw: RawTokenizer) -> Spellings | None:
+    """Those of a tokenizer that decodes byte by byte; None of another one."""
+    is_byte_level = raw.decoder is not None and _state(raw.decoder).get("type") == "ByteLevel"
+    return Spellings(raw) if is_byte_level else None
 
 
 def open_word_encoder(raw: RawTokenizer, encode: Callable[[str], list[int]]) -> WordEncoder | None:

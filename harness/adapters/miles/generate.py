@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
-from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -27,9 +26,9 @@ MILES_ROLLOUT_FAILED = "miles_rollout_failed"
 
 _log = structlog.get_logger(__name__)
 
-_of_state: WeakKeyDictionary[Any, MilesRollouts] = WeakKeyDictionary()
-"""By miles' `GenerateState`: its rollouts. miles makes a `Generate` per state, or per sample where a data set names its
-own, and asks a module for `abort` by nothing but its arguments."""
+_of_state: dict[Any, MilesRollouts] = {}
+"""By miles' `GenerateState`: its rollouts, until they are closed. miles makes a `Generate` per state, or per sample
+where a data set names its own, and asks a module for `abort` by nothing but its arguments."""
 
 
 class Generate:
@@ -69,6 +68,8 @@ async def close(args: Any) -> None:
     """End every rollout of the run with these `args`, and everything that was opened for them. Idempotent."""
     for rollouts in _rollouts_with(args):
         await rollouts.close()
+    for state in [state for state in _of_state if state.args is args]:
+        del _of_state[state]
 
 
 async def _generate(rollouts: MilesRollouts, request: Any) -> list[Any]:
@@ -78,8 +79,8 @@ async def _generate(rollouts: MilesRollouts, request: Any) -> list[Any]:
         rollout: Rollout | None = await rollouts.run(task, request.state)
     if rollout is None:
         return [aborted_sample(request.sample, "aborted by miles")]
-    decode = request.state.tokenizer.decode
-    return await asyncio.to_thread(samples_of, request.sample, rollout, decode)
+    # In the loop, as miles does: its tokenizer may be busy there, and does not bear two threads.
+    return samples_of(request.sample, rollout, request.state.tokenizer.decode)
 
 
 @asynccontextmanager

@@ -138,6 +138,7 @@ class MilesRollouts:
         if self._running or watch is None:
             return
         if not self._wants_end.is_set():
+            self._watch = None  # a rollout that begins meanwhile gets a watch of its own
             watch.cancel()
         await to_the_end(asyncio.wait({watch}))
 

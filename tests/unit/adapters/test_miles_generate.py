@@ -3,16 +3,20 @@
 import asyncio
 import math
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.adapters.miles import Generate, abort, convert
+from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.sampling import session_sampling
 from harness.adapters.miles.settings import REFUSALS, read_settings
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError
+from harness.samples.rollout import OutcomeKind
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
 from tests.unit.adapters.miles_agents import Play
@@ -20,6 +24,21 @@ from tests.unit.adapters.miles_runs import AGENTS, MilesRun, miles_args, miles_r
 
 SHORT = (ScriptStep(text="One moment."), ScriptStep(text="Done."))
 PROMPT = [{"role": "user", "content": "Do it."}]
+
+PROGRAM = """
+# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+# ///
+import json, os, urllib.request
+
+messages = json.load(open(os.environ["HARNESS_MESSAGES_FILE"]))
+body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers))
+with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
+    json.dump({"reward": 0.25, "roles": [message["role"] for message in messages]}, file)
+"""
 
 pytestmark = pytest.mark.usefixtures("miles")
 
@@ -165,6 +184,38 @@ async def test_a_cancelled_sample_leaves_nothing_behind(play: Play) -> None:
         with pytest.raises(asyncio.CancelledError):
             await going
         assert len(run.server.server.sessions) == 0
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_a_rollout_that_begins_while_the_last_one_ends_goes_on(play: Play, tmp_path: Path, ticks: int) -> None:
+    """What watched for the abort ends with the last rollout; the next one is not taken for aborted."""
+    async with miles_run(*SHORT) as run:
+        state, rollouts = state_of(run), MilesRollouts(run.args)
+        try:
+            agent = await rollouts.open()
+            sample = SimpleNamespace(index=7, group_index=1, prompt=PROMPT, metadata={"index": 7, "group": 1})
+            tasks = [make_task(rollouts.settings, agent, sample, {}, tmp_path / str(number)) for number in range(2)]
+            first = asyncio.create_task(rollouts.run(tasks[0], state))
+            await asyncio.sleep(0)
+            await asyncio.wait({*rollouts._running})
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            second = await rollouts.run(tasks[1], state)
+            assert [each and each.outcome.kind for each in (await first, second)] == [OutcomeKind.FINISHED] * 2
+        finally:
+            await rollouts.close()
+
+
+@pytest.mark.agent
+async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path: Path) -> None:
+    """It finds the messages in a file, and what it leaves as its result is in the sample."""
+    script = tmp_path / "agent.py"
+    script.write_text(PROGRAM)
+    async with miles_run(*SHORT, options=("--harness-agent", str(script))) as run:
+        sample = await generate(state_of(run), prompt=[{"role": "system", "content": "Be brief."}, *PROMPT])
+
+    sample.validate()
+    assert (sample.status.value, sample.reward, sample.metadata["roles"]) == ("completed", 0.25, ["system", "user"])
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ class EnginePool:
         self._queue = Queue(self._placement, queue_timeout_s, self._standing)
         self.workers = Workers(self._placement, self._queue.grant)
         self._serving: dict[str, TokenProvider] = {}
+        self._shared: tuple[list[Capabilities], Capabilities] | None = None
+        """What the workers stated, and what follows for the pool: it is asked for several times a turn."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -65,8 +67,13 @@ class EnginePool:
         A pool that a worker which follows scripts has left takes them all the same: their requests wait for the next.
         """
         providers = self.workers.known or self._begin_with
-        shared = in_common([provider.capabilities for provider in providers.values()])
-        return replace(shared, follows_scripts=shared.follows_scripts or self.workers.have_followed_scripts)
+        stated = [provider.capabilities for provider in providers.values()]
+        if self._shared is None or self._shared[0] != stated:
+            self._shared = stated, in_common(stated)
+        shared = self._shared[1]
+        if shared.follows_scripts or not self.workers.have_followed_scripts:
+            return shared
+        return replace(shared, follows_scripts=True)
 
     @property
     def weight_version(self) -> str:

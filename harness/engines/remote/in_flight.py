@@ -92,14 +92,15 @@ class InFlight:
 
         Raises `EngineUnavailable` when the engine is paused for too long.
         """
-        try:
-            async with asyncio.timeout(self._longest_hold_s):
-                while self.is_held and not live.aborted.is_set():
-                    await await_any(self._open, live.aborted)
-        except TimeoutError:
-            raise EngineUnavailable(
-                f"the engine has been paused for {self._longest_hold_s:g} s; continue it, then ask again"
-            ) from None
+        if not self._open.is_set():  # hardly ever, and a deadline costs something
+            try:
+                async with asyncio.timeout(self._longest_hold_s):
+                    while self.is_held and not live.aborted.is_set():
+                        await await_any(self._open, live.aborted)
+            except TimeoutError:
+                raise EngineUnavailable(
+                    f"the engine has been paused for {self._longest_hold_s:g} s; continue it, then ask again"
+                ) from None
         if live.aborted.is_set():
             return False
         live.sent_at = asyncio.get_running_loop().time()

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import structlog
 
-from harness.engines.base import LogprobScale, OneWorker, TokenProvider
+from harness.engines.base import Capabilities, LogprobScale, OneWorker, TokenProvider
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.in_flight import InFlight
@@ -91,6 +91,13 @@ class RemoteProvider(TokenProvider, ChangingServer):
         self.proves_scripts = False
         """See `ProvesScripts`."""
         self._follows_scripts = False
+        self._capabilities: Capabilities | None = None
+        """None until everything about the server has been found out."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `TokenProvider.capabilities`. Raises `EngineUnavailable` before the server has answered."""
+        return self._capabilities or self._describe()
 
     @property
     def weight_version(self) -> str:
@@ -119,6 +126,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
                     self._follows_scripts = await self._obeys()
                 if self._scale is LogprobScale.RAW:
                     self._scale = await require_raw_logprobs(self, advice=self.scale_advice)
+            self._capabilities = self._describe()
         except BaseException:
             await self._client.close()
             raise
@@ -127,6 +135,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._capabilities = None
         await self._client.close()
 
     async def _obeys(self) -> bool:
@@ -162,7 +171,11 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @abstractmethod
     async def _connect(self) -> None:
-        """Find out what the server is; `capabilities` are valid from then on. Raises `EngineError`."""
+        """Find out what the server is, so that `_describe` can tell. Raises `EngineError`."""
+
+    @abstractmethod
+    def _describe(self) -> Capabilities:
+        """The server's capabilities, as far as they are known. Raises `EngineUnavailable` before `_connect`."""
 
     @abstractmethod
     async def _end_in_engine(self, request_id: str, /) -> None:

@@ -92,27 +92,6 @@ class SGLangTokenProvider(RemoteProvider):
     """None before the provider has been entered."""
     _server = ServerInfo(max_req_input_len=0)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Raises `EngineUnavailable` before the provider has been entered."""
-        if self._model is None:
-            raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
-        return Capabilities(
-            engine=self._server.engine,
-            model=self._model.id,
-            vocab_size=self._vocab_size,
-            context_length=self._model.max_model_len,
-            logprob_scale=self._scale,
-            pause_modes=frozenset(PauseMode),
-            max_top_logprobs=_MAX_TOP_LOGPROBS,
-            follows_json_schema=self._server.has_grammars,
-            can_update_weights=True,
-            weights_digest="",
-            repeat_guard=self._guard,
-            version=self._server.version,
-            follows_scripts=self._follows_scripts,
-        )
-
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`; SGLang finds a session's prefix by its tokens, so `session_id` is not sent."""
         asked = self._prepare(request)
@@ -254,6 +233,25 @@ class SGLangTokenProvider(RemoteProvider):
         self._server = await self._client.get("/server_info", ServerInfo, deadline_s=_CONTROL_S)
         usable = min(model.max_model_len, self._server.max_req_input_len + 1)
         self._model = msgspec.structs.replace(model, max_model_len=usable)
+
+    def _describe(self) -> Capabilities:
+        if self._model is None:
+            raise EngineUnavailable(f"{self._client.name} is not connected; use the provider inside `async with`")
+        return Capabilities(
+            engine=self._server.engine,
+            model=self._model.id,
+            vocab_size=self._vocab_size,
+            context_length=self._model.max_model_len,
+            logprob_scale=self._scale,
+            pause_modes=frozenset(PauseMode),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=self._server.has_grammars,
+            can_update_weights=True,
+            weights_digest="",
+            repeat_guard=self._guard,
+            version=self._server.version,
+            follows_scripts=self._follows_scripts,
+        )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
         if request.params.ignore_eos and request.params.stop_token_ids:

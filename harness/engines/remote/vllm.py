@@ -80,27 +80,6 @@ class VLLMTokenProvider(RemoteProvider):
     _scorings_sent = 0
     _scorings_answered = 0
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Raises `EngineUnavailable` before the provider has been entered."""
-        offer = self._offer
-        return Capabilities(
-            engine="vllm",
-            model=offer.model.id,
-            vocab_size=self._vocab_size,
-            context_length=offer.model.max_model_len,
-            logprob_scale=self._scale,
-            pause_modes=frozenset(PauseMode) if self._control.has_dev_mode else frozenset(),
-            max_top_logprobs=_MAX_TOP_LOGPROBS,
-            follows_json_schema=True,
-            can_update_weights=self._control.has_dev_mode,
-            weights_digest="",
-            repeat_guard=self._guard,
-            follows_scripts=self._follows_scripts,
-            may_stop_early=False,
-            version=offer.version,
-        )
-
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`."""
         if self._comes_in_pieces(request) and request.prompt_logprobs_from is None:  # they do not come with a stream
@@ -244,6 +223,25 @@ class VLLMTokenProvider(RemoteProvider):
         api = CompletionsApi() if answer.status in MISSING else GenerateApi()
         self._entered_offer = _Offer(model, api, await self._control.version())
         await self._control.connect(weights=model.root)
+
+    def _describe(self) -> Capabilities:
+        offer = self._offer
+        return Capabilities(
+            engine="vllm",
+            model=offer.model.id,
+            vocab_size=self._vocab_size,
+            context_length=offer.model.max_model_len,
+            logprob_scale=self._scale,
+            pause_modes=frozenset(PauseMode) if self._control.has_dev_mode else frozenset(),
+            max_top_logprobs=_MAX_TOP_LOGPROBS,
+            follows_json_schema=True,
+            can_update_weights=self._control.has_dev_mode,
+            weights_digest="",
+            repeat_guard=self._guard,
+            follows_scripts=self._follows_scripts,
+            may_stop_early=False,
+            version=offer.version,
+        )
 
     def _prepare(self, request: GenerationRequest) -> Asked:
         return fit_budget(self.capabilities, Asked(self._client.name, request, self._vocab_size))

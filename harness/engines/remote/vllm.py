@@ -27,7 +27,7 @@ from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseM
 from harness.engines.remote.http_client import HttpCall
 from harness.engines.remote.metrics import Metrics, count_vllm
 from harness.engines.remote.provider import RemoteProvider
-from harness.engines.remote.reply import Asked, Scored, fit_budget, verify_reply, verify_scores, verify_tokens
+from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores, verify_tokens
 from harness.engines.remote.served_label import Unlabeled
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.vllm_control import FIRST_LABEL, MISSING, VLLMControl
@@ -267,7 +267,7 @@ class VLLMTokenProvider(RemoteProvider):
         moment = self._served.asking()
         piece, label = await self._whole(asked)
         api = self._offer.api
-        size_bytes = _ENTRY_BYTES * (len(piece.scored) + len(piece.prompt_scored or ()))
+        size_bytes = _ENTRY_BYTES * (len(piece.named) + len(piece.prompt_scored or ()))
         result = await self._client.apart(size_bytes, lambda: verify_reply(asked, read_piece(asked, api, piece, label)))
         return self._learn_from(result, moment)
 
@@ -289,9 +289,9 @@ class VLLMTokenProvider(RemoteProvider):
                 async for payload in (payload async for payloads in events for payload in payloads):
                     piece = api.piece(asked, self._client.decode(call, payload, api.kind))
                     whole.add(piece)
-                    if not piece.ids and not piece.scored:
+                    if not piece.ids and not piece.named:
                         continue
-                    delta = verify_tokens(asked, piece.ids, Scored.of_tokens(piece.scored))
+                    delta = verify_tokens(asked, piece.ids, piece.scored)
                     arrived.note(len(piece.ids))
                     yield replace(delta, version_spans=arrived.version_spans)
             if whole.finish_reason is None:

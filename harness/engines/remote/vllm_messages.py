@@ -32,14 +32,14 @@ decode_entries = msgspec.json.Decoder(PromptEntries | None).decode
 decode_entry = msgspec.json.Decoder(dict[TokenId, PromptEntry] | None).decode
 
 
-class Alternative(msgspec.Struct):
+class Alternative(msgspec.Struct, gc=False):
     """One token and its logprob."""
 
     token_id: TokenId
     logprob: float | None = None
 
 
-class SampledEntry(msgspec.Struct):
+class SampledEntry(msgspec.Struct, gc=False):
     """A sampled token, its logprob and its alternatives."""
 
     token_id: TokenId

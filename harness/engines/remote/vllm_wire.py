@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from harness.engines.remote.http_errors import error_in_event
 from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, refuse
@@ -36,7 +37,10 @@ class VLLMPiece:
     """One reply or chunk; the sum of a stream's pieces says what a whole reply would."""
 
     ids: list[int] = field(default_factory=list)
-    scored: list[ScoredToken] = field(default_factory=list)
+    named: list[int] = field(default_factory=list)
+    """The ids that the logprobs belong to."""
+    logprobs: list[float | None] = field(default_factory=list)
+    """As vLLM writes them."""
     top: list[Sequence[ScoredToken]] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -49,7 +53,8 @@ class VLLMPiece:
     def add(self, other: "VLLMPiece") -> None:
         """Append what a later chunk says."""
         self.ids += other.ids
-        self.scored += other.scored
+        self.named += other.named
+        self.logprobs += other.logprobs
         self.top += other.top
         self.finish_reason = other.finish_reason or self.finish_reason
         self.stop_reason = self.stop_reason if other.stop_reason is None else other.stop_reason
@@ -57,6 +62,13 @@ class VLLMPiece:
         self.usage = other.usage or self.usage
         self.prompt_scored = self.prompt_scored if other.prompt_scored is None else other.prompt_scored
         self.engine_id = other.engine_id or self.engine_id
+
+    @property
+    def scored(self) -> Scored:
+        """The logprobs as columns."""
+        scored = Scored.of(self.named, self.logprobs)
+        scored.logprobs[scored.logprobs == _NO_NUMBER] = np.nan
+        return scored
 
 
 class TokenApi(Protocol):
@@ -123,10 +135,12 @@ class GenerateApi:
         for choice in chunk.choices[:1]:
             sampled = (choice.logprobs and choice.logprobs.content) or []
             piece.ids = choice.token_ids or []
-            piece.scored = [_read_token(token.token_id, token.logprob) for token in sampled]
-            piece.top = [
-                [_read_token(other.token_id, other.logprob) for other in token.top_logprobs] for token in sampled
-            ]
+            piece.named = [token.token_id for token in sampled]
+            piece.logprobs = [token.logprob for token in sampled]
+            if asked.request.params.top_logprobs:
+                piece.top = [
+                    [_read_token(other.token_id, other.logprob) for other in token.top_logprobs] for token in sampled
+                ]
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
             piece.spans = choice.weight_versions
         return piece
@@ -174,12 +188,13 @@ class CompletionsApi:
             if len(named.tokens) != len(named.token_logprobs):
                 refuse(asked, f"{len(named.tokens)} token names but {len(named.token_logprobs)} logprobs")
             piece.ids = choice.token_ids or []
-            piece.scored = [
-                _read_named_token(asked, *pair) for pair in zip(named.tokens, named.token_logprobs, strict=True)
-            ]
-            piece.top = [
-                [_read_named_token(asked, *pair) for pair in (row or {}).items()] for row in named.top_logprobs or ()
-            ]
+            piece.named = [_read_name(asked, name) for name in named.tokens]
+            piece.logprobs = named.token_logprobs
+            if asked.request.params.top_logprobs:
+                piece.top = [
+                    [_read_token(_read_name(asked, name), logprob) for name, logprob in (row or {}).items()]
+                    for row in named.top_logprobs or ()
+                ]
             piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
             piece.prompt_scored = _read_prompt(asked, choice.prompt_logprobs)
         return piece
@@ -200,7 +215,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
     cached = ((usage and usage.prompt_tokens_details) or {}).get("cached_tokens")
     return EngineReply(
         output_ids=piece.ids,
-        scored=Scored.of_tokens(piece.scored),
+        scored=piece.scored,
         finish_reason=FinishReason.REPEAT if is_guard else piece.finish_reason or "none",
         request_id=piece.engine_id.removeprefix(prefix),
         version_spans=spans,
@@ -253,11 +268,11 @@ def _read_token(token_id: int, logprob: float | None) -> ScoredToken:
     return ScoredToken(token_id, None if logprob == _NO_NUMBER else logprob)
 
 
-def _read_named_token(asked: Asked, name: str, logprob: float | None) -> ScoredToken:
+def _read_name(asked: Asked, name: str) -> int:
     number = name.removeprefix(_NAME_PREFIX)
     if number == name or not number.isdecimal():
         refuse(asked, f"a token named {name!r}, expected {_NAME_PREFIX}<number>")
-    return _read_token(int(number), logprob)
+    return int(number)
 
 
 def _read_prompt(asked: Asked, content: msgspec.Raw) -> list[ScoredToken] | None:

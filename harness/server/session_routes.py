@@ -18,13 +18,14 @@ from starlette.routing import Route
 from harness.errors import MalformedRequest, TooMany
 from harness.samples.codec import sample_to_binary, sample_to_json
 from harness.samples.merge import count_empty, merge_branches
+from harness.samples.miles_codec import encode_for_miles
 from harness.server.access import for_operators, require_admin
 from harness.server.connection import ClientConnection
 from harness.server.registry import SessionRegistry
 from harness.server.responses import json_response
 from harness.server.scripts import ScriptReader
 from harness.server.turns import TurnService
-from harness.server.wire import parse_end, parse_session_config, read_body
+from harness.server.wire import parse_collect, parse_end, parse_session_config, read_body
 from harness.sessions.gate import Work
 from harness.sessions.record import (
     RecordIds,
@@ -40,6 +41,9 @@ from harness.types import Json, Sample
 
 MSGPACK = "application/msgpack"
 """Media type of the binary form."""
+
+SAFETENSORS = "application/octet-stream"
+"""Media type of the form that miles reads."""
 
 TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
 """Warned of when samples are collected: turns after one that is not COMPLETED are in none (I3)."""
@@ -74,6 +78,7 @@ class SessionRoutes:
             Route("/sessions/{id}/v1", self._say_alive, methods=["GET"]),
             Route("/sessions/{id}/facts", admin(self._facts), methods=["GET"]),
             Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
+            Route("/sessions/{id}/samples", admin(self._samples_for_miles), methods=["POST"]),
         ]
 
     async def _create(self, request: Request) -> Response:
@@ -143,6 +148,20 @@ class SessionRoutes:
         live_version = self._turns.live.version
         session_id, session = self._snapshot(request)
         return await asyncio.to_thread(_collect, session_id, session, live_version, is_binary=is_binary)
+
+    async def _samples_for_miles(self, request: Request) -> Response:
+        asked = parse_collect(await read_body(request, self._settings.limits))
+        await self._turns.live.look()
+        live_version = self._turns.live.version
+        _, session = self._snapshot(request)
+
+        def encode() -> bytes:
+            samples = [] if session is None else session.samples(live_version)
+            turns = [] if session is None else session.turns
+            decode = self._turns.chat_tokenizer.tokenizer.decode
+            return encode_for_miles(samples, turns, decode, max_seq_len=asked.max_seq_len, metadata=asked.metadata)
+
+        return Response(await asyncio.to_thread(encode), media_type=SAFETENSORS)
 
     async def _drain(self, request: Request) -> Response:
         session_id = request.path_params["id"]

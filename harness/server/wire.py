@@ -97,7 +97,17 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the answer may wait for turns in flight."""
 
 
+class CollectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /sessions/{id}/samples`, as miles sends it."""
+
+    max_seq_len: _Count | None = None
+    """Tokens of a sample, at most."""
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What the agent returned."""
+
+
 _sessions = msgspec.json.Decoder(_CreateSession)
+_collections = msgspec.json.Decoder(CollectRequest)
 _scripts = msgspec.json.Decoder(ScriptText | None)
 _holds = msgspec.json.Decoder(HoldRequest)
 _endings = msgspec.json.Decoder(EndRequest)
@@ -200,6 +210,11 @@ def ttl_of(wanted: RenewRequest) -> float:
 def parse_end(body: bytes) -> EndRequest:
     """How `body` wants a session ended; an empty one means the defaults. Raises `MalformedRequest`."""
     return decode_json(_endings, body or b"{}")
+
+
+def parse_collect(body: bytes) -> CollectRequest:
+    """How `body` wants samples for miles; an empty one means the defaults. Raises `MalformedRequest`."""
+    return decode_json(_collections, body or b"{}")
 
 
 def parse_release(body: bytes) -> ReleaseRequest:

@@ -1,0 +1,103 @@
+"""The blob that miles reads: its layout byte by byte, and samples that are too long."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.samples.miles_codec import cut_sample, encode_for_miles
+from harness.types import Sample, SampleStatus, as_ids, as_logprobs
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import says, serving
+
+DTYPES = {"I64": np.int64, "U8": np.uint8, "F64": np.float64}
+
+
+def read(blob: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a safetensors file, and the JSON in `_samples_meta`."""
+    length = int.from_bytes(blob[:8], "little")
+    header, data = json.loads(blob[8 : 8 + length]), blob[8 + length :]
+    tensors, expected = {}, 0
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        assert begin == expected, "the format allows no holes"
+        expected = end
+        tensors[name] = np.frombuffer(data[begin:end], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    assert (expected, length % 8) == (len(data), 0)
+    return tensors, json.loads(tensors.pop("_samples_meta").tobytes())
+
+
+def sample() -> Sample:
+    """Three tokens of prompt, two sampled, two of context, two sampled."""
+    versions = as_ids([0, 0, -1, -1, 1, 1])
+    logprobs = as_logprobs([-0.1, -0.2, 0, 0, -0.3, -0.4])
+    mask = (versions >= 0).astype(np.uint8)
+    return Sample(as_ids(range(9)), 6, mask, logprobs, SampleStatus.COMPLETED, ("0", "1"), versions, logprobs, versions)
+
+
+@pytest.mark.parametrize(("most", "length"), [(None, 6), (9, 6), (8, 5), (7, 2), (5, 2), (4, 1)])
+def test_a_sample_is_cut_behind_a_sampled_token(most: int | None, length: int) -> None:
+    """Context at the end of a sample would be trained by nobody; a cut sample is TRUNCATED."""
+    cut = cut_sample(sample(), most)
+    assert cut is not None
+    columns = (
+        cut.loss_mask,
+        cut.rollout_log_probs,
+        cut.behavior_versions,
+        cut.proximal_logprobs,
+        cut.proximal_versions,
+    )
+    assert {column.size for column in columns} == {length} == {cut.response_length}
+    assert cut.tokens.tolist() == list(range(3 + length))
+    assert cut.status is (SampleStatus.COMPLETED if length == 6 else SampleStatus.TRUNCATED)
+
+
+@pytest.mark.parametrize("most", [3, 2])
+def test_a_prompt_that_fills_everything_is_no_sample(most: int) -> None:
+    """There is nothing to train."""
+    assert cut_sample(sample(), most) is None
+
+
+async def test_miles_collects_a_session() -> None:
+    """The route: the session's sample, column by column, with what the agent returned."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        first = await client.say(session, [user("hi")])
+        await client.say(session, [user("hi"), first, user("and?")])
+        [expected] = await client.samples(session)
+        body = {"max_seq_len": None, "metadata": {"reward": 0.5, "note": "ü"}}
+        answer = await client.http.post(f"/sessions/{session.session_id}/samples", json=body)
+        cut = await client.http.post(f"/sessions/{session.session_id}/samples", json={"max_seq_len": 3})
+        unknown = await client.http.post(f"/sessions/{'0' * 32}/samples")
+        refused = await client.http.post(f"/sessions/{session.session_id}/samples", json={"max_seq_len": 0})
+
+    tensors, meta = read(answer.content)
+    [described] = meta["samples"]
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/octet-stream")
+    assert tensors["tokens.0"].tolist() == expected["tokens"]
+    assert tensors["loss_mask.0"].tolist() == expected["loss_mask"]
+    assert tensors["rollout_log_probs.0"].tolist() == expected["rollout_log_probs"]
+    assert [tensors[f"{name}.0"].dtype.name for name in ("tokens", "loss_mask", "rollout_log_probs")] == [
+        *("int64", "uint8", "float64")
+    ]
+    length = expected["response_length"]
+    assert described["response"] == toy_tokenizer().decode(expected["tokens"][-length:])
+    assert (described["response_length"], described["status"], described["reward"]) == (length, "completed", 0.5)
+    assert (described["metadata"]["note"], described["metadata"]["harness"]["turns"]) == ("ü", [0, 1])
+    assert described["nulls"] == ["rollout_routed_experts", "rollout_indexer_topk"]
+    assert (meta["session_metadata"], meta["empty_reason"]) == ({}, None)
+    assert read(cut.content)[1] == {"samples": [], "session_metadata": {}, "empty_reason": "all_truncated"}
+    assert read(unknown.content)[1]["empty_reason"] == "no_records"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_seq_len")
+
+
+def test_the_librarys_own_reader_takes_it() -> None:
+    """Where the library is installed: what miles has for reading it."""
+    library = pytest.importorskip("safetensors.numpy")
+    blob = encode_for_miles([replace(sample(), metadata={"turns": []})] * 2, [], toy_tokenizer().decode)
+    tensors = library.load(blob)
+    assert tensors["tokens.1"].tolist() == list(range(9))
+    assert tensors["rollout_log_probs.0"].dtype == np.float64
+    assert tensors["loss_mask.1"].tolist() == [1, 1, 0, 0, 1, 1]

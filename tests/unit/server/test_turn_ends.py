@@ -170,7 +170,7 @@ async def test_record_sample_metric_and_log_say_why_a_turn_ended(end: TurnEnd, t
         {
             "event": TURN_ENDED,
             "log_level": "info",
-            "session_id": session.session_id,
+            "session_id": f"{session.session_id[:8]}…",
             "dialect": "openai_chat",
             "turn": 0,
             "attempt": 1,
@@ -240,7 +240,7 @@ async def test_every_line_of_a_turn_says_which_turn_and_which_attempt():
 
     of_turn = [line for line in logs if line["event"] in {TURN_ENDED, "engine_request_repeated"}]
     assert answer.status_code == 200
-    assert {(line["session_id"], line["turn"]) for line in of_turn} == {(session.session_id, 0)}
+    assert {(line["session_id"], line["turn"]) for line in of_turn} == {(f"{session.session_id[:8]}…", 0)}
     assert [(line["event"], line["attempt"]) for line in of_turn] == [
         ("engine_request_repeated", 1),
         (TURN_ENDED, 1),

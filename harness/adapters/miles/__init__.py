@@ -1,5 +1,6 @@
 """miles (interface of radixark/miles 31f1ca96) over a session server: what its options name.
 
+    --rollout-function-path harness.adapters.miles.RolloutFn
     --custom-generate-function-path harness.adapters.miles.Generate
     --custom-convert-samples-to-train-data-path harness.adapters.miles.convert
 
@@ -9,5 +10,6 @@ docs/embedding.md.
 
 from harness.adapters.miles.convert import convert
 from harness.adapters.miles.generate import Generate, abort, close
+from harness.adapters.miles.rollout_function import RolloutFn
 
-__all__ = ["Generate", "abort", "close", "convert"]
+__all__ = ["Generate", "RolloutFn", "abort", "close", "convert"]

@@ -47,12 +47,18 @@ CLASSES: dict[tuple[str, str], dict[str, str | None]] = {
         "evaluation": None,
     },
     ("miles/rollout/base_types.py", "GenerateFnOutput"): {"samples": None},
+    ("miles/rollout/base_types.py", "RolloutFnConstructorInput"): {"args": None, "data_source": None},
+    ("miles/rollout/base_types.py", "RolloutFnTrainInput"): {"weight_version": "None"},
+    ("miles/rollout/base_types.py", "RolloutFnTrainOutput"): {"samples": None, "metrics": "None"},
 }
 """Fields of classes, with their defaults."""
 
 FUNCTIONS: dict[tuple[str, str], list[str]] = {
     ("miles/utils/misc.py", "call_agent_abort_hook"): ["args"],
     ("miles/rollout/inference_rollout/inference_rollout_train.py", "abort"): ["state", "pendings", "rollout_id"],
+    ("miles/rollout/inference_rollout/inference_rollout_train.py", "generate_rollout_async"): [
+        *("state", "rollout_id", "data_source"),
+    ],
     ("miles/ray/rollout/train_data_conversion.py", "convert_samples_to_train_data"): [
         "args",
         "samples",

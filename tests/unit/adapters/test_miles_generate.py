@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.adapters.miles import Generate, abort, convert
+from harness.adapters.miles import Generate, RolloutFn, abort, convert
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.sampling import session_sampling
@@ -240,6 +240,39 @@ async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, c
     async with miles_run(*SHORT, **changes) as run:
         with pytest.raises(AdapterError, match=f"^{option} cannot be kept: "):
             await generate(state_of(run))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_rank": 16}, "^--lora-rank cannot be kept: "),
+        (
+            {"custom_generate_function_path": None},
+            "^--custom-generate-function-path: expected harness",
+        ),
+    ],
+)
+def test_our_rollout_function_refuses_when_it_is_made(changes: dict[str, Any], message: str) -> None:
+    """Before an engine has been asked for anything."""
+    args = miles_args("--harness-session-server", "http://s", "--harness-agent", "plain_chat", **changes)
+    with pytest.raises(AdapterError, match=message):
+        RolloutFn(SimpleNamespace(args=args, data_source=None))
+
+
+async def test_our_rollout_function_is_miles_own(play: Play) -> None:
+    """It makes a step."""
+    from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput
+    from miles.utils.types import Sample
+
+    class OneGroup:
+        def get_samples(self, count: int) -> list[list[Any]]:
+            return [[Sample(index=i, prompt=PROMPT, metadata={"index": i, "group": 1}) for i in range(2)]]
+
+    sizes = {"rollout_batch_size": 1, "n_samples_per_prompt": 2, "over_sampling_batch_size": 1}
+    async with miles_run(*SHORT, **sizes) as run:
+        output = await RolloutFn(RolloutFnConstructorInput(run.args, OneGroup()))(RolloutFnTrainInput(0))
+
+    assert [[sample.reward for sample in group] for group in output.samples] == [[0.0, 1.0]]
 
 
 def test_every_refusal_is_tested() -> None:

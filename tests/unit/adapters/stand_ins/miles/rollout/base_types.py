@@ -23,3 +23,27 @@ class GenerateFnOutput:
     """The sample, or several."""
 
     samples: Any
+
+
+@dataclass(frozen=True)
+class RolloutFnConstructorInput:
+    """What a rollout function is made of."""
+
+    args: Any
+    data_source: Any
+
+
+@dataclass(frozen=True)
+class RolloutFnTrainInput:
+    """The step to make."""
+
+    rollout_id: int
+    weight_version: int | None = None
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """The groups of a step."""
+
+    samples: list[list[Any]]
+    metrics: dict[str, Any] = None

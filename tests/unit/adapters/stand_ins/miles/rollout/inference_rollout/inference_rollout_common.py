@@ -69,3 +69,18 @@ async def generate_and_rm_group(state, group, sampling_params, evaluation=False)
     return await asyncio.gather(
         *(asyncio.create_task(generate_and_rm(state, each, sampling_params.copy(), evaluation)) for each in group)
     )
+
+
+class InferenceRolloutFn:
+    """A step by its id."""
+
+    def __init__(self, given):
+        self.data_source = given.data_source
+        self.state = GenerateState(given.args)
+
+    async def __call__(self, given):
+        from miles.rollout.base_types import RolloutFnTrainOutput
+        from miles.rollout.inference_rollout.inference_rollout_train import generate_rollout_async
+
+        data, _ = await generate_rollout_async(self.state, given.rollout_id, self.data_source.get_samples)
+        return RolloutFnTrainOutput(samples=data)

@@ -3,6 +3,7 @@
 Whoever reaches the port costs a connection, before anybody has asked for a credential. uvicorn and its parser take any
 number of header lines, of any length, at any pace, and hold an answer for ever that is not read. Here
 
+- connections are counted, so that descriptors are left for engines and the store;
 - header lines, and what frames the chunks of a body, are counted and bounded;
 - the head of a request has to arrive in time, and its body too: its reader waits for it no longer, and afterwards it
   is discarded for a moment only;
@@ -27,7 +28,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from harness.errors import HeadersTooLarge, MalformedRequest, RequestError, TooSlow
+from harness.errors import HeadersTooLarge, MalformedRequest, RequestError, TooMany, TooSlow
 
 FRAMING_BYTES = 1 << 20
 """Of a request: its head, and what frames the chunks of its body."""
@@ -44,8 +45,10 @@ _NO_FAREWELL = pack("ii", 1, 0)  # close with a reset, whatever is unsent or unr
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """The most that a connection may cost."""
+    """The most that a connection may cost, and how many there may be."""
 
+    connections: int
+    """At one time; one that is too much is reset."""
     header_bytes: int
     """Of the first line of a request and its header lines together."""
     header_lines: int
@@ -116,7 +119,13 @@ class BoundedProtocol(HttpToolsProtocol):
         assert isinstance(self.server_state, ServerConnections)
         self._server = self.server_state
         self._arrives_since = self.loop.time()
-        if self._server.are_reset:
+        most = self._server.bounds.connections
+        if len(self._server.connections) > most:
+            self._server.answer(
+                TooMany(f"expected at most {most} connections (the server's limit `connections`)", limit="connections")
+            )
+            _reset(transport)
+        elif self._server.are_reset:
             _reset(transport)
 
     def data_received(self, data: bytes) -> None:

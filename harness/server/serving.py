@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -157,7 +158,9 @@ async def serve_forever(
 
 def _bounds(settings: ServerSettings) -> ConnectionBounds:
     limits = settings.limits
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return ConnectionBounds(
+        connections=limits.connections if descriptors < 0 else min(limits.connections, descriptors * 3 // 4),
         header_bytes=limits.header_bytes,
         header_lines=limits.header_lines,
         header_s=limits.header_seconds,

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -147,7 +147,7 @@ async def test_an_answer_comes_whole_whatever_is_sent_behind_its_request():
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "hello")
 
 
-@pytest.mark.parametrize("name", ["body_bytes", "calls", "json_depth", "header_seconds", "sessions"])
+@pytest.mark.parametrize("name", ["body_bytes", "calls", "json_depth", "header_seconds", "sessions", "connections"])
 @pytest.mark.parametrize("number", [0, -1, float("nan"), 1.5, True, 10**18])
 def test_a_limit_that_cannot_be_meant_is_refused_by_its_name(name, number):
     """At the start, not at the first request."""
@@ -195,3 +195,28 @@ async def test_a_server_holds_so_many_sessions():
         await client.create()
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many")
+
+
+async def test_a_server_has_so_many_connections():
+    """One more is reset and counted; one that ends makes room."""
+    async with serving(settings=ServerSettings(limits=RequestLimits(connections=2))) as client:
+        await client.http.get("/health")
+        async with connection(client.url) as (_, writer):
+            writer.write(b"GET /health HTTP/1.1\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                while 'limit="connections"} 1.0' not in (await client.http.get("/metrics")).text:
+                    with suppress(ConnectionError):
+                        async with connection(client.url) as (reader, _):
+                            assert await reader.read() == b""
+        async with asyncio.timeout(PATIENCE_S):
+            while not await is_served(client.url):
+                await asyncio.sleep(0.01)
+
+
+async def is_served(url: str) -> bool:
+    """Whether a connection gets an answer."""
+    with suppress(ConnectionError):
+        async with connection(url) as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            return bool(await reader.read(1))
+    return False

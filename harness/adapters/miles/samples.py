@@ -68,7 +68,8 @@ def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode) -> A
     reward = _number(result.get("reward"))
     if reward is not None:
         sample.reward = reward
-    turns = [turn for turn in rollout.session["turns"] if turn["turn"] in set(ours.metadata["turns"])]
+    own = set(ours.metadata["turns"])
+    turns = [turn for turn in rollout.session["turns"] if turn["turn"] in own]
     sample.prefix_cache_info = type(origin.prefix_cache_info)(
         cached_tokens=sum(turn["notes"].get("cached_tokens", 0) for turn in turns),
         total_prompt_tokens=sum(turn["prompt_length"] for turn in turns),

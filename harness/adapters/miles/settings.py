@@ -61,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_settings(args: Any) -> MilesSettings:
     """The settings in `args`, those of miles. Raises `AdapterError` that names the option it cannot go on with."""
-    require_kept(args)
     server = getattr(args, "harness_session_server", None)
-    function_path, agent = getattr(args, "custom_agent_function_path", None), getattr(args, "harness_agent", None)
     if not server:
         raise AdapterError("--harness-session-server: expected the URL of a session server (`harness serve`), got none")
+    require_kept(args)
+    function_path, agent = args.custom_agent_function_path, args.harness_agent
     if bool(function_path) == bool(agent):
         raise AdapterError("expected one of --custom-agent-function-path and --harness-agent")
     return MilesSettings(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness import __version__
 from harness.adapters.miles import Generate, RolloutFn, abort, convert
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
@@ -17,6 +18,7 @@ from harness.adapters.miles.settings import REFUSALS, read_settings
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError
 from harness.samples.rollout import OutcomeKind
+from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
 from tests.unit.adapters.miles_agents import Play
@@ -145,6 +147,15 @@ async def test_a_session_server_that_is_not_there_costs_samples_and_no_run(play:
         state = state_of(run)
         first = await generate(state)
         assert (first.status.value, "127.0.0.1:9" in first.metadata["harness"]["outcome_detail"]) == ("aborted", True)
+
+
+async def test_a_session_server_of_another_version_is_named(play: Play) -> None:
+    """Its samples might be of another form: none is made."""
+    description = {"harness": "0.0.1", "start": "s", "serves": {}, "engines": []}
+    async with canned_server(http_answer(200, description)) as other, miles_run(*SHORT) as run:
+        run.args.harness_session_server = other.url
+        with pytest.raises(AdapterError, match=f"^{other.url} is of version 0.0.1, expected {__version__}$"):
+            await generate(state_of(run))
 
 
 async def test_a_module_may_ask_for_the_end_itself(play: Play) -> None:

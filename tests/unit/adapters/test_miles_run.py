@@ -15,7 +15,7 @@ from tests.unit.adapters import miles_agents
 from tests.unit.adapters.miles_agents import ENDLESS, LATE, Play
 from tests.unit.adapters.miles_runs import MilesRun, miles_run
 
-STORY = ScriptStep(text="and then " * 45, token_delay_s=0.1)
+STORY = ScriptStep(text="and then " * 400, token_delay_s=0.1)  # six minutes: nobody hears its end
 SHORT = (ScriptStep(text="One moment."), ScriptStep(text="Done."))
 
 
@@ -67,7 +67,7 @@ async def test_a_step_of_miles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     play = Play()
     monkeypatch.setattr(miles_agents, "play", play)
-    async with miles_run(*SHORT, STORY) as run:
+    async with miles_run(*SHORT, STORY, rollout_max_response_len=10_000) as run:
         state, source = GenerateState(run.args), DataSource(4)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(bring_weights(run, play, 64))

@@ -52,6 +52,8 @@ class Generation:
     session: Session
     admission: Admission
     client: ClientConnection
+    asked_in: int | None = None
+    """The epoch of the gate in which the engine was asked for its weights for this turn; None when it was not."""
     output: Output = field(init=False)
     limit: LimitReached | None = None
     """Why the turn ended where it stands, when its tokens have become too old to go on."""
@@ -82,9 +84,11 @@ class Generation:
             async with self._until_hand_over():
                 while not self.output.is_complete:
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
-                    await self.live.wait_for_weights(
-                        self.client, lambda: self.may_go_on, must_work=bool(self.output.segments)
-                    )
+                    if self.asked_in != self.gatekeeper.gate.epoch or self.live.is_unsettled:
+                        await self.live.wait_for_weights(
+                            self.client, lambda: self.may_go_on, must_work=bool(self.output.segments)
+                        )
+                    self.asked_in = None
                     self._look_at_age()
                     if not self.may_go_on:
                         return

@@ -170,9 +170,10 @@ class TurnService:
                     await _notice_disconnects()
                     has_looked_twice = True
                 case Treatment.SAMPLE:
+                    epoch = self.gatekeeper.gate.epoch
                     admission = await self._admit(call)
                     if admission is not None:
-                        return await self._sample(call, admission)
+                        return await self._sample(call, admission, asked_in=epoch)
                 case Treatment.CONTINUE:
                     return await self._sample(call, call.session.take_up(index, self.clock()))
                 case Treatment.REPLAY:
@@ -201,9 +202,10 @@ class TurnService:
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
-    async def _sample(self, call: ModelCall, admission: Admission) -> ServedTurn:
+    async def _sample(self, call: ModelCall, admission: Admission, asked_in: int | None = None) -> ServedTurn:
         """The outcome of an admitted turn (steps 6 to 8): sampled, parsed, durable and recorded.
 
+        `asked_in` is the epoch of the gate in which the engine was asked for its weights at admission.
         Scores that came on the way belong to the turns before this one, and are kept before it is.
         """
         session, tokenizer = call.session, self.chat_tokenizer.tokenizer
@@ -218,6 +220,7 @@ class TurnService:
                 session,
                 admission,
                 call.client,
+                asked_in,
             )
             await generation.run()
             for scoring in generation.output.scorings:

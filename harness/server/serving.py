@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
@@ -34,6 +35,9 @@ log = structlog.get_logger()
 
 _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
 _SHUTDOWN_S = 5
+SWITCH_S = 0.0005
+"""How long the event loop of a program of its own waits at most for the interpreter while a thread computes: Python's
+own 5 ms, several times in a turn, are more than the turn takes."""
 
 Around = Callable[[SessionServer], AbstractAsyncContextManager[ASGIApp]]
 """Puts the application of a session server into a larger one, for the time of the block."""
@@ -139,6 +143,7 @@ async def serve_forever(
     Until it answers signals have the effect that they have anywhere: nobody waits for a model to load before it ends.
     A second signal ends what the first one lets go on.
     """
+    sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with serve(engine, chat_tokenizer, store, settings, around=around) as server:

@@ -63,6 +63,9 @@ class SessionRoutes:
         self._turns = turns
         self._sessions = sessions
         self._settings = turns.settings
+        self._reading = asyncio.Lock()
+        """Of one record or samples at one time: the event loop waits for the interpreter behind every thread that has
+        some to put together, and a rollout manager asks for 64 at once."""
 
     def routes(self) -> list[Route]:
         """`GET /sessions/{id}` looks at the token itself: `HEAD` of the same route is open."""
@@ -130,10 +133,11 @@ class SessionRoutes:
         columns = request.query_params.get("ids", RecordIds.DELTAS)
         if columns not in list(RecordIds):
             raise MalformedRequest(f"ids: expected one of {', '.join(RecordIds)}; got {columns[:64]!r}", param="ids")
-        session_id, session = self._snapshot(request)
-        if session is None:
-            return json_response(empty_record(session_id))
-        return await asyncio.to_thread(lambda: json_response(session_record(session, RecordIds(columns))))
+        async with self._reading:
+            session_id, session = self._snapshot(request)
+            if session is None:
+                return json_response(empty_record(session_id))
+            return await asyncio.to_thread(lambda: json_response(session_record(session, RecordIds(columns))))
 
     async def _facts(self, request: Request) -> Response:
         session_id = request.path_params["id"]
@@ -145,9 +149,10 @@ class SessionRoutes:
             raise MalformedRequest(f"format: expected json or msgpack; got {form[:64]!r}", param="format")
         is_binary = form == "msgpack" or (form is None and MSGPACK in request.headers.get("accept", ""))
         await self._turns.live.look()
-        live_version = self._turns.live.version
-        session_id, session = self._snapshot(request)
-        return await asyncio.to_thread(_collect, session_id, session, live_version, is_binary=is_binary)
+        async with self._reading:
+            live_version = self._turns.live.version
+            session_id, session = self._snapshot(request)
+            return await asyncio.to_thread(_collect, session_id, session, live_version, is_binary=is_binary)
 
     async def _samples_for_miles(self, request: Request) -> Response:
         asked = parse_collect(await read_body(request, self._settings.limits))

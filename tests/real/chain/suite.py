@@ -2,12 +2,12 @@
 
 Agents are on the openai SDK; sessions come through a router of the run to one SGLang and one vLLM, whose words are
 those of a script, so that tool loops are as long as a scenario wants them. Each scenario that is shipped for faults has
-a play here that shows the same on these engines, with eight sessions and more of six turns and more (of the ten drains,
+a play here that shows the same on these engines, with eight sessions and more of six turns and more (of the drains,
 which come in second turns, the last two sessions have them):
 
-    abort_end_of_rollout        test_aborts.py      test_a_rollout_ends_in_the_middle_of_tool_loops
+    abort_end_of_rollout        test_abort_by_router.py     by a trainer; as a fault of a run in the next one
     abort_agent_ignores         test_aborts.py      test_agents_that_take_nothing_for_the_end
-    abort_ten_drains            test_aborts.py      test_ten_drains_in_a_row
+    abort_ten_drains            test_aborts.py      test_drains_in_a_row
     abort_weight_update_pause   test_updates.py     test_everything_stands_still_twice
     weight_updates              test_updates.py     test_weights_change_under_live_tool_loops
     abort_network               test_breaks.py      test_everything_between_agents_and_engines_breaks

@@ -1,12 +1,11 @@
-"""The whole chain on real parts: agents on the openai SDK, the manager, our router, one SGLang and one vLLM.
+"""A trainer ends its rollout, and knows nothing of the engines but the router: one SGLang and one vLLM behind it.
 
-The words are those of scripts; everything else is real: tool loops of six turns and more, KV caches, an abort with
-turns in flight on both engines, and what the merge rule makes of it.
+No run of ours stands between: the manager, agents on the openai SDK, and the abort that every trainer writes.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,16 +26,14 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.turn_ends import TurnEnd
 from harness.types import Json
 from tests.played_suites import incomplete_inside
+from tests.real.chain.suite import SESSIONS, TURNS
 from tests.real.chain.tool_loop import AGENT, CALL, CUT, ENDLESS, TOOL
-from tests.real_engines import of_one_version
 from tests.session_servers.store_file import ledger_of, read_file
 
 pytestmark = pytest.mark.agent
 
 TOKEN = "t0ken"
 PATIENCE_S = 600
-TURNS = 6
-"""Of each session before the abort."""
 BUDGET = AbortBudget(agents_s=30, engines_s=60, drain_s=60, collect_s=120, resume_s=60, total_s=400)
 
 LOOP = {"steps": [*[CALL] * TURNS, ENDLESS]}
@@ -108,7 +105,6 @@ async def chain(model_dir: Path, program: GatewayProgram, directory: Path, *work
         admin_token=TOKEN,
     )
     async with (
-        of_one_version(*workers),
         opening as routed,
         serve(routed.pool, chat_tokenizer, open_store(store), settings, around=routed.around) as server,
         SessionManager(server.url, admin_token=TOKEN, engines=[f"router={server.url}"]) as manager,
@@ -127,16 +123,16 @@ async def chain(model_dir: Path, program: GatewayProgram, directory: Path, *work
 
 
 async def test_an_abort_in_the_middle_of_tool_loops(
-    sglang_url: str, vllm_url: str, smg: GatewayProgram, model_dir: Path, tmp_path: Path
+    workers: Mapping[str, str], smg: GatewayProgram, model_dir: Path, tmp_path: Path
 ):
     """Eight agents on both engines, six turns and more each, then the rollout ends with turns in flight.
 
-    Every token is accounted for, by a reader of the file too; no sample goes on behind an incomplete turn, and what was
-    cut off is counted; nothing is left in the engines, and the next rollouts are served.
+    One turn of every second session was cut on the way: what came behind it is in no sample, and counted. Every token
+    is accounted for, by a reader of the file too; nothing is left in the engines, and the next rollouts are served.
     """
-    async with chain(model_dir, smg, tmp_path, sglang_url, vllm_url) as made:
-        meeting = {"meets_after": TURNS, "members": 8}
-        pending = [made.begin(number, LOOP if number % 2 else CUT_LOOP, **meeting) for number in range(8)]
+    async with chain(model_dir, smg, tmp_path, *workers.values()) as made:
+        meeting = {"meets_after": TURNS, "members": SESSIONS}
+        pending = [made.begin(number, LOOP if number % 2 else CUT_LOOP, **meeting) for number in range(SESSIONS)]
         served = await made.in_the_middle(len(pending))
         report = await made.manager.abort(pending, budget=BUDGET)
         rollouts = [task.result() for task in pending]
@@ -144,13 +140,14 @@ async def test_an_abort_in_the_middle_of_tool_loops(
             while any(each["in_flight"] for each in (await made.standing()).values()):
                 await asyncio.sleep(0.1)
         gate = await made.sessions.gate().report(deadline_s=PATIENCE_S)
-        after = await asyncio.gather(*(made.begin(number, SHORT) for number in range(8, 12)))
+        numbers = range(SESSIONS, SESSIONS + 2)
+        after = await asyncio.gather(*(made.begin(number, SHORT) for number in numbers))
         left = await made.sessions.sessions()
     file = read_file(tmp_path / "s.db")
     aborted = [turn for rollout in rollouts for turn in rollout.session["turns"] if turn["end"] == TurnEnd.DRAINED]
 
     assert report.problems == ()
-    assert served == {sglang_url, vllm_url}
+    assert served == {*workers.values()}
     assert {rollout.outcome.kind for rollout in rollouts} == {OutcomeKind.DRAINED}, [each.outcome for each in rollouts]
     assert min(len(rollout.session["turns"]) for rollout in rollouts) >= TURNS
     assert aborted
@@ -166,7 +163,7 @@ async def test_an_abort_in_the_middle_of_tool_loops(
     samples = [sample for rollout in rollouts for sample in rollout.samples]
     assert incomplete_inside(tmp_path / "s.db", samples) == []
     assert (str(gate.state), gate.holds, left) == ("open", (), [])
-    assert [rollout.outcome.kind for rollout in after] == [OutcomeKind.LIMITED] * 4
-    assert [len(rollout.session["turns"]) for rollout in after] == [len(SHORT["steps"])] * 4
-    answers = [json.loads((tmp_path / str(number) / "result.json").read_text()) for number in range(8, 12)]
-    assert answers == [{"answered": len(SHORT["steps"]), "told": ["script_ended"]}] * 4
+    assert [rollout.outcome.kind for rollout in after] == [OutcomeKind.LIMITED] * 2
+    assert [len(rollout.session["turns"]) for rollout in after] == [len(SHORT["steps"])] * 2
+    answers = [json.loads((tmp_path / str(number) / "result.json").read_text()) for number in numbers]
+    assert answers == [{"answered": len(SHORT["steps"]), "told": ["script_ended"]}] * 2

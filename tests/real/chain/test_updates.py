@@ -68,7 +68,7 @@ async def test_weights_change_under_live_tool_loops(renewed: Mapping[str, str], 
         tmp_path,
         model_dir,
         renewed,
-        script=[CALL, *[LONG, CALL] * TURNS],
+        script=[CALL, LONG, *[CALL] * (TURNS - 1)],
         # Each has a turn before the first update, for somebody has met all of them, and one after the last.
         prompts=prompts(calls=TURNS + 1, meets_after=1, members=SESSIONS, updates=2),
         weights={

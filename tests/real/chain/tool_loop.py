@@ -85,7 +85,7 @@ pathlib.Path(os.environ["HARNESS_RESULT_FILE"]).write_text(json.dumps({"answered
 (meeting / f"{uuid.uuid4().hex} ended").touch()
 '''
 
-CALL = {"text": '<tool_call>\n{"name":"add","arguments":{}}\n</tool_call>'}
+CALL = {"text": '<tool_call>{"name":"add"}</tool_call>'}
 """A step that calls the tool."""
 CUT = {"text": "I was about to use", "finish": "length"}
 """A step that a limit ends."""

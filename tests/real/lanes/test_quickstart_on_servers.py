@@ -22,10 +22,11 @@ pytestmark = [pytest.mark.model, pytest.mark.agent]
 _RUN_S = 1000  # its agents have deadlines; this is for a server that has to be installed first
 
 
-def run_suite(suite: Path, engine: str, model: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """A run that passed every check, and whose ledger is what the engine counted itself."""
-    what = (str(suite), "--engine", engine, "--model", model, "--out", str(directory), "--json")
-    command = [sys.executable, "-m", "harness", "run", *what]
+def run_suite(suite: Path, engine: str | None, model: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A run on `engine`, or on what `suite` asks for, that passed every check; its engines counted the same tokens."""
+    what = (str(suite), "--model", model, "--out", str(directory), "--json")
+    other = () if engine is None else ("--engine", engine)
+    command = [sys.executable, "-m", "harness", "run", *what, *other]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_RUN_S)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
@@ -80,16 +81,22 @@ def test_on_a_running_vllm(vllm_url: str, short_quickstart: Path, model_dir: Pat
     assert programs_of(tmp_path / "run") == [f"vllm {version_of(vllm_url, '/version')}"]
 
 
-@pytest.mark.parametrize("engine", [pytest.param(each, marks=on_real(each)) for each in INSTALLED])
-def test_a_server_that_is_started_for_the_run_is_gone_afterwards(
-    engine: LaneEngine, short_quickstart: Path, tmp_path: Path
+@pytest.mark.parametrize("lanes", [pytest.param(INSTALLED, marks=on_real(*INSTALLED))])
+def test_servers_that_are_started_for_the_run_are_gone_afterwards(
+    lanes: tuple[LaneEngine, ...], short_quickstart: Path, tmp_path: Path
 ) -> None:
-    """With `--engine sglang` or `vllm`; the progress lines say what is started, and where its log is.
+    """`[services]`: one of each behind a router. The progress lines say what is started, and where its log is.
 
-    It serves the tiny random model, by its name: that one works on real engines, too.
+    They serve the tiny random model, by its name: that one works on real engines, too.
     """
-    said = run_suite(short_quickstart, engine, "tiny-random-qwen3", tmp_path / "run").stderr
+    file = short_quickstart / "scenario.toml"
+    listed = ", ".join(f'{{ engine = "{each}" }}' for each in lanes)
+    services = f"[services]\nrouter = true\nlanes = [{listed}]\n\n[engine]\n"
+    file.write_text(file.read_text().replace('[engine]\nname = "local"\n', services))
+    said = run_suite(short_quickstart, None, "tiny-random-qwen3", tmp_path / "run").stderr
 
-    [url] = re.findall(rf"starting {engine} with tiny-random-qwen3 at (\S+) \(log: ", said)
-    assert engine_of(tmp_path / "run") == engine
-    assert url not in {lane.url for lane in find_lanes()}
+    started = dict(re.findall(r"starting (\w+) with tiny-random-qwen3 at (\S+) \(log: ", said))
+    assert started.keys() == {*lanes}
+    assert engine_of(tmp_path / "run") == f"router={','.join(lanes)}"
+    assert [program.split()[0] for program in programs_of(tmp_path / "run")] == [*lanes]
+    assert not {*started.values()} & {lane.url for lane in find_lanes()}

@@ -7,6 +7,7 @@ import pytest
 
 from harness.errors import RunError, ScenarioError
 from harness.suite.record.config import Overrides, RunConfig, select
+from harness.suite.run.services import EngineChoice
 from harness.suite.scenarios.folder import find_scenarios
 from harness.suite.scenarios.plan import plan_rollouts
 from tests.harness_command import write_scenario
@@ -120,6 +121,15 @@ def test_workers_take_the_place_of_engines_of_their_kind(
     assert found is not None
     assert ([lane.engine for lane in found.lanes], found.workers, found.router) == (lanes, joined, True)
     loaded.check_unchanged(loaded.reload(Overrides()).config)
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("sglang", ["sglang"]), ("vllm=http://a:1", []), ("scripted", [])])
+def test_an_engine_with_a_server_and_no_address_is_started(tmp_path: Path, name: str, lanes: list[str]):
+    """By `--engine`, as if it were the one lane of the scenario's services."""
+    selection = select(str(write_scenario(tmp_path / "s")), Overrides(engine=name))
+    choice = EngineChoice.of(selection.folders[0])
+
+    assert ([*choice.lanes], choice.has_router) == (lanes, False)
 
 
 def test_a_changed_configuration_is_refused_with_its_differences(tmp_path: Path):

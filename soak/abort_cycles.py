@@ -274,10 +274,10 @@ async def run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[s
     """All cycles; the figures, with the resources before the first and after the last that were run here."""
     what = {name: value for name, value in vars(options).items() if name not in ("cycles", "minutes", "keep", "json")}
     figures = Figures() if options.keep is None else Figures.load(options.keep, what)
-    until = perf_counter() + 60 * options.minutes
     async with _served(options) as served:
         await _cycles(served, options, Figures(), lambda figures: figures.cycles < 1)  # what is made once is made now
         before = await resources(served.server)
+        until = perf_counter() + 60 * options.minutes
 
         def is_wanted(figures: Figures) -> bool:
             if options.keep is not None:
@@ -394,7 +394,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=list(Dtype), help="of a server that is started")
     parser.add_argument("--busy", action="store_true", help="beside a process on every core that computes all the time")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="go on behind the cycles in FILE, and add to them")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cycle after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cycle so long after the first")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

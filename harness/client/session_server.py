@@ -30,7 +30,7 @@ from harness.client.connections import (
     decode,
 )
 from harness.client.gate import HOLD_TTL_S, GateClient
-from harness.errors import RunError, SessionServerError
+from harness.errors import RunError, SessionServerError, StoreFull
 from harness.samples.codec import sample_from_binary
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.turn_ends import TurnStatus
@@ -241,7 +241,9 @@ class SessionServerClient:
                 return await self._connections.ask(room, method, path, body, timeout_s=deadline - time.monotonic())
             except SessionServerError as error:
                 wait_s = max(pause_s, error.retry_after_s)
-                may_repeat = error.was_refused if is_creation else error.retryable
+                # Where a creation finds the disk full, somebody has to free space first: no wait is long enough.
+                may_create = error.was_refused and error.code != StoreFull.code
+                may_repeat = may_create if is_creation else error.retryable
                 if not may_repeat or time.monotonic() + wait_s >= deadline:
                     raise
                 never = asyncio.get_running_loop().create_future()

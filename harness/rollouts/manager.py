@@ -126,7 +126,7 @@ class SessionManager:
             return _rollout_without_session(task, outcome, time.monotonic() - started)
         except SessionServerError as error:
             outcome = classify_uncreated(error.code, error.status, error.message)
-            return _rollout_without_session(task, outcome, time.monotonic() - started)
+            return _rollout_without_session(task, outcome, time.monotonic() - started, refusal=error.code)
         self._live[session.session_id] = _LiveRollout(task, signal)
         try:
             return await self._run_on(session, task, signal, started)
@@ -311,12 +311,13 @@ def _facts_of(run: AgentRun, record: SessionRecord) -> RolloutFacts:
     )
 
 
-def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float) -> Rollout:
+def _rollout_without_session(task: AgentTask, outcome: Outcome, seconds: float, *, refusal: str = "") -> Rollout:
+    """`refusal` is the code of the error that the server made of it."""
     return Rollout(
         session_id=None,
         outcome=outcome,
         samples=(),
-        session=empty_record(None, None, task.metadata),
+        session={**empty_record(None, None, task.metadata), "refusals": {refusal: 1} if refusal else {}},
         agent_result=None,
         seconds=seconds,
     )

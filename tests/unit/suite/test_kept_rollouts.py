@@ -11,9 +11,13 @@ import pytest
 from harness.collector.record.step_table import StepTable
 from harness.collector.rollout_index import RolloutIndex, ScoredRollout
 from harness.control.abort_report import Keep
+from harness.errors import StoreFull
+from harness.sessions.session import Session
+from harness.store.memory import MemoryStore
 from harness.suite.training.kept_rollouts import KeptRollouts
 from harness.suite.training.workdirs import Workdirs
 from tests.collector.staged_source import StagedSource
+from tests.collector.training import playing
 from tests.unit.collector.packed_steps import index_of, scored_rollout
 
 PATIENCE_S = 30
@@ -75,3 +79,21 @@ async def test_a_rollout_begins_anew_in_an_empty_directory(tmp_path: Path, resum
         kept = KeptRollouts(Looking(), table, tmp_path / "run.db", workdirs)
         await kept.run(INDEX, resumes)
     assert found == [resumes is not None]
+
+
+class FullStore(MemoryStore):
+    """There is no space left for a session."""
+
+    async def create(self, session: Session) -> None:
+        """See `SessionStore`."""
+        raise StoreFull("No space left on device: run.db")
+
+
+async def test_a_full_disk_ends_the_step_also_where_no_session_could_be_made(tmp_path: Path):
+    """Another attempt would wait for the same disk, and the step would fail for other words, minutes later."""
+    with StepTable(tmp_path / "run.db") as table:
+        table.plan(0)
+        async with playing(tmp_path, store=FullStore()) as field:
+            kept = KeptRollouts(field.source(), table, tmp_path / "run.db", Workdirs(tmp_path / "sessions"))
+            with pytest.raises(StoreFull, match="free some space, then resume the run"):
+                await kept.run(INDEX)

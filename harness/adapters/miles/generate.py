@@ -15,12 +15,13 @@ from uuid import uuid4
 import structlog
 
 from harness.adapters.miles.agents import make_task
-from harness.adapters.miles.rollouts import MilesRollouts
+from harness.adapters.miles.rollouts import LoadFunction, MilesRollouts
 from harness.adapters.miles.samples import aborted_sample, require_fields, samples_of
 from harness.adapters.miles.settings import MilesSettings, add_arguments
 from harness.errors import AdapterError
 from harness.samples.merge import Selection
 from harness.samples.rollout import Rollout
+from harness.types import Json
 
 MILES_ROLLOUT_FAILED = "miles_rollout_failed"
 
@@ -42,18 +43,33 @@ class Generate:
         Raises `AdapterError` for a setting that cannot be kept.
         """
         from miles.rollout.base_types import GenerateFnOutput
+        from miles.utils.misc import load_function
 
-        require_fields(request.sample)
-        rollouts = _rollouts_of(request.state)
-        try:
-            samples = await _generate(rollouts, request)
-        except AdapterError:
-            raise
-        except Exception as error:  # noqa: BLE001  # one rollout costs itself, whatever it met
-            _log.warning(MILES_ROLLOUT_FAILED, index=request.sample.index, error=repr(error), exc_info=True)
-            samples = [aborted_sample(request.sample, f"{type(error).__name__}: {error}")]
-        is_single = rollouts.settings.selection is Selection.LAST
-        return GenerateFnOutput(samples=samples[0] if is_single else samples)
+        samples = await run_sample(request.state, request.sample, request.sampling_params, load_function)
+        return GenerateFnOutput(samples=samples)
+
+
+async def run_sample(state: Any, sample: Any, sampling_params: Json, load: LoadFunction) -> Any:
+    """What a rollout makes of `sample`: a sample, or a list of them with a selection of several.
+
+    Args:
+        state: The framework's `GenerateState`: `args`, `tokenizer`, `aborted`.
+        sample: One of the framework's.
+        sampling_params: As for SGLang.
+        load: Finds what a path names, as the framework does.
+
+    Raises `AdapterError` for a setting that cannot be kept.
+    """
+    require_fields(sample)
+    rollouts = _rollouts_of(state, load)
+    try:
+        samples = await _generate(rollouts, state, sample, sampling_params)
+    except AdapterError:
+        raise
+    except Exception as error:  # noqa: BLE001  # one rollout costs itself, whatever it met
+        _log.warning(MILES_ROLLOUT_FAILED, index=sample.index, error=repr(error), exc_info=True)
+        samples = [aborted_sample(sample, f"{type(error).__name__}: {error}")]
+    return samples[0] if rollouts.settings.selection is Selection.LAST else samples
 
 
 async def abort(args: Any) -> None:
@@ -72,15 +88,15 @@ async def close(args: Any) -> None:
         del _of_state[state]
 
 
-async def _generate(rollouts: MilesRollouts, request: Any) -> list[Any]:
+async def _generate(rollouts: MilesRollouts, state: Any, sample: Any, sampling_params: Json) -> list[Any]:
     agent = await rollouts.open()
-    async with _workdir(rollouts.settings, request.sample) as workdir:
-        task = make_task(rollouts.settings, agent, request.sample, request.sampling_params, workdir)
-        rollout: Rollout | None = await rollouts.run(task, request.state)
+    async with _workdir(rollouts.settings, sample) as workdir:
+        task = make_task(rollouts.settings, agent, sample, sampling_params, workdir)
+        rollout: Rollout | None = await rollouts.run(task, state)
     if rollout is None:
-        return [aborted_sample(request.sample, "aborted by miles")]
+        return [aborted_sample(sample, "the step was aborted")]
     # In the loop, as miles does: its tokenizer may be busy there, and does not bear two threads.
-    return samples_of(request.sample, rollout, request.state.tokenizer.decode)
+    return samples_of(sample, rollout, state.tokenizer.decode)
 
 
 @asynccontextmanager
@@ -94,11 +110,11 @@ async def _workdir(settings: MilesSettings, sample: Any) -> AsyncIterator[Path]:
         yield Path(directory) / name
 
 
-def _rollouts_of(state: Any) -> MilesRollouts:
+def _rollouts_of(state: Any, load: LoadFunction) -> MilesRollouts:
     """Those of `state`; made anew in another loop, since nothing of theirs works there. Raises `AdapterError`."""
     found = _of_state.get(state)
     if found is None or found.loop is not asyncio.get_running_loop():
-        found = _of_state[state] = MilesRollouts(state.args)
+        found = _of_state[state] = MilesRollouts(state.args, load)
     return found
 
 

@@ -8,6 +8,7 @@ session server go on, and there is nothing to open afterwards. A rollout that wa
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 
+LoadFunction = Callable[[Any], Any]
+"""Finds what a path names, as the framework does; None for none."""
+
 LOOK_S = 0.05
 """Between two looks at `state.aborted`."""
 _ANSWER_S = 10.0
@@ -31,8 +35,9 @@ _ANSWER_S = 10.0
 class MilesRollouts:
     """Needs the running loop, and works in it alone. Raises `AdapterError` for arguments that cannot be kept."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Any, load: LoadFunction) -> None:
         self.args = args
+        self._load = load
         self.settings = read_settings(args)
         self.loop = asyncio.get_running_loop()
         self._opening: asyncio.Task[ProgramAgent | MilesAgent] | None = None
@@ -108,9 +113,7 @@ class MilesRollouts:
         if self.settings.agent is not None:
             script = Path(self.settings.agent)
             return await prepare_agent(script if script.suffix == ".py" else bundled_agent(self.settings.agent))
-        from miles.utils.misc import load_function
-
-        agent: MilesAgent = load_function(self.settings.agent_function_path)
+        agent: MilesAgent = self._load(self.settings.agent_function_path)
         return agent
 
     async def _end_when_aborted(self, state: Any) -> None:

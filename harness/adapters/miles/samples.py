@@ -36,7 +36,7 @@ def require_fields(sample: Any) -> None:
     """Raises `AdapterError` naming the fields that `sample` should have and has not."""
     missing = sorted(name for name in FIELDS if not hasattr(sample, name))
     if missing:
-        raise AdapterError(f"miles' Sample has no {', '.join(missing)}; expected the interface of miles {COMMIT}")
+        raise AdapterError(f"Sample has no {', '.join(missing)}; expected the interface of miles {COMMIT}")
 
 
 def aborted_sample(origin: Any, reason: str) -> Any:

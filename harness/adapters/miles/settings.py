@@ -60,12 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_settings(args: Any) -> MilesSettings:
-    """The settings in `args`, those of miles. Raises `AdapterError` that names the option it cannot go on with."""
+    """The settings in `args`, those of miles; options that were never declared have their defaults.
+
+    Raises `AdapterError` that names the option it cannot go on with.
+    """
     server = getattr(args, "harness_session_server", None)
     if not server:
         raise AdapterError("--harness-session-server: expected the URL of a session server (`harness serve`), got none")
     require_kept(args)
-    function_path, agent = args.custom_agent_function_path, args.harness_agent
+    function_path, agent = getattr(args, "custom_agent_function_path", None), getattr(args, "harness_agent", None)
+    workdir = getattr(args, "harness_workdir", None)
     if bool(function_path) == bool(agent):
         raise AdapterError("expected one of --custom-agent-function-path and --harness-agent")
     return MilesSettings(
@@ -73,12 +77,19 @@ def read_settings(args: Any) -> MilesSettings:
         admin_token=os.environ.get(ADMIN_TOKEN_VARIABLE),
         agent_function_path=function_path,
         agent=agent,
-        deadline_s=args.harness_deadline,
-        max_seq_len=args.max_seq_len,
-        matching=tuple(args.harness_matching),
-        selection=Selection(args.harness_selection),
-        workdir=args.harness_workdir,
+        deadline_s=getattr(args, "harness_deadline", DEADLINE_S),
+        max_seq_len=getattr(args, "max_seq_len", None),
+        matching=tuple(getattr(args, "harness_matching", ())),
+        selection=_selection(args),
+        workdir=None if workdir is None else Path(workdir),
     )
+
+
+def _selection(args: Any) -> Selection:
+    name = getattr(args, "harness_selection", Selection.LAST)
+    if name not in list(Selection):
+        raise AdapterError(f"--harness-selection: expected one of {', '.join(Selection)}, got {name!r}")
+    return Selection(name)
 
 
 class Refusal(NamedTuple):
@@ -123,7 +134,7 @@ REFUSALS = (
     ),
     Refusal(
         "--group-rm",
-        lambda args: getattr(args, "group_rm", False) and args.harness_selection != Selection.LAST,
+        lambda args: getattr(args, "group_rm", False) and _selection(args) is not Selection.LAST,
         "miles scores groups of samples, and --harness-selection makes lists of them",
     ),
 )

@@ -11,8 +11,8 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 
 @pytest.fixture(name="miles")
 def _miles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`import miles` finds the stand-in, for the time of the test."""
+    """`import miles` and `import slime` find the stand-ins, for the time of the test."""
     monkeypatch.syspath_prepend(STAND_INS)
     yield
-    for name in [each for each in sys.modules if each.partition(".")[0] == "miles"]:
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("miles", "slime")]:
         del sys.modules[name]

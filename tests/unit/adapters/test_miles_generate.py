@@ -201,7 +201,9 @@ async def test_a_cancelled_sample_leaves_nothing_behind(play: Play) -> None:
 async def test_a_rollout_that_begins_while_the_last_one_ends_goes_on(play: Play, tmp_path: Path, ticks: int) -> None:
     """What watched for the abort ends with the last rollout; the next one is not taken for aborted."""
     async with miles_run(*SHORT) as run:
-        state, rollouts = state_of(run), MilesRollouts(run.args)
+        from miles.utils.misc import load_function
+
+        state, rollouts = state_of(run), MilesRollouts(run.args, load_function)
         try:
             agent = await rollouts.open()
             sample = SimpleNamespace(index=7, group_index=1, prompt=PROMPT, metadata={"index": 7, "group": 1})
@@ -343,12 +345,9 @@ def test_sampling_parameters_are_those_of_a_session() -> None:
 
 def test_a_sample_of_another_interface_is_refused() -> None:
     """What is missing is named, and what was expected."""
-
-    class Request:
-        sample = object()
-
+    request = SimpleNamespace(state=None, sample=object(), sampling_params={})
     with pytest.raises(AdapterError, match=r"no group_index, .*expected the interface of miles 31f1ca96"):
-        asyncio.run(Generate()(Request()))
+        asyncio.run(Generate()(request))
 
 
 def test_samples_of_somebody_else_are_no_columns() -> None:

@@ -1,0 +1,24 @@
+"""The one state of a run, and a sample through its generate function."""
+
+from slime.utils.misc import load_function
+
+_states = {}
+
+
+class GenerateState:
+    """One for all calls: the arguments of the first count."""
+
+    def __new__(cls, args):
+        if cls not in _states:
+            _states[cls] = super().__new__(cls)
+            _states[cls].aborted = False
+        return _states[cls]
+
+    def __init__(self, args):
+        self.args = args
+        self.tokenizer = args.tokenizer
+
+
+async def generate_and_rm(args, sample, sampling_params, evaluation=False):
+    """One sample."""
+    return await load_function(args.custom_generate_function_path)(args, sample, sampling_params)

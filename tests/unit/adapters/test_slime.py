@@ -1,0 +1,83 @@
+"""One sample of slime, and the facts of THUDM/slime 624b824a that the adapter stands on.
+
+`HARNESS_SLIME_SRC` names a checkout, which is read without importing it.
+"""
+
+import argparse
+import ast
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.adapters.miles.samples import FIELDS
+from harness.adapters.slime import close
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.errors import AdapterError
+from tests.session_servers.served import eventually
+from tests.unit.adapters import miles_agents
+from tests.unit.adapters.conftest import STAND_INS
+from tests.unit.adapters.miles_agents import Play
+from tests.unit.adapters.miles_runs import AGENTS, MilesRun, miles_run
+
+CHECKOUT = os.environ.get("HARNESS_SLIME_SRC")
+SOURCES = [STAND_INS, *([Path(CHECKOUT)] if CHECKOUT else [])]
+PROMPT = [{"role": "user", "content": "Do it."}]
+PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 100, "stop": None, "no_stop_trim": True}
+
+
+def slime_args(run: MilesRun) -> argparse.Namespace:
+    """Those of the adapter as a configuration file states them: the others were never declared."""
+    return argparse.Namespace(
+        custom_generate_function_path="harness.adapters.slime.generate",
+        custom_agent_function_path=f"{AGENTS}.run",
+        harness_session_server=run.server.url,
+        tokenizer=run.args.tokenizer,
+    )
+
+
+@pytest.mark.usefixtures("miles")
+async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample comes back whole; one that the end of a step meets comes back ABORTED."""
+    from slime.rollout.sglang_rollout import GenerateState, generate_and_rm
+    from slime.utils.types import Sample
+
+    play = Play()
+    play.updates[1].set()
+    monkeypatch.setattr(miles_agents, "play", play)
+    hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
+    async with miles_run(ScriptStep(text="One moment."), ScriptStep(text="Done."), hangs) as run:
+        args = slime_args(run)
+        try:
+            whole = Sample(index=7, prompt=PROMPT, label="42", metadata={"index": 7, "group": 1})
+            whole = await generate_and_rm(args, whole, dict(PARAMS))
+            endless = Sample(index=8, prompt=PROMPT, metadata={"index": 8, "group": miles_agents.ENDLESS})
+            going = asyncio.create_task(generate_and_rm(args, endless, dict(PARAMS)))
+            await eventually(lambda: any(live.sampled for live in run.engine.live))
+            GenerateState(args).aborted = True
+            cut = await going
+            GenerateState(args).aborted = False
+            with pytest.raises(AdapterError, match="'custom_params' cannot be kept"):
+                await generate_and_rm(args, whole, {**PARAMS, "custom_params": {"return_top_p_token_ids": True}})
+        finally:
+            await close(args)
+
+    assert (whole.status.value, whole.reward, whole.label) == ("completed", 1.0, "42")
+    assert len(whole.loss_mask) == len(whole.rollout_log_probs) == whole.response_length > 0
+    assert len(whole.train_metadata["proximal_log_probs"]) == whole.response_length
+    assert (cut.status.value, play.statuses[8][-1]) == ("aborted", 404)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_the_facts_of_slime(source: Path) -> None:
+    """The fields of a sample, the state's, and how a generate function is called."""
+    types = ast.parse((source / "slime/utils/types.py").read_text(encoding="utf-8"))
+    sample = next(node for node in types.body if isinstance(node, ast.ClassDef) and node.name == "Sample")
+    fields = {each.target.id for each in sample.body if isinstance(each, ast.AnnAssign)}
+    rollout = (source / "slime/rollout/sglang_rollout.py").read_text(encoding="utf-8")
+    assert fields >= FIELDS
+    assert "class GenerateState" in rollout
+    assert "(args, sample, sampling_params)" in rollout
+    for attribute in ("self.args", "self.tokenizer", ".aborted"):
+        assert f"{attribute} = " in rollout

@@ -11,7 +11,6 @@ differs. Texts must hold no added token, written out: those are no words.
 
 import json
 import re
-import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, product
@@ -61,7 +60,7 @@ class _KnownWords(dict[str, tuple[int, ...]]):
         if len(word) <= _LONGEST_WORD:
             if len(self) >= _MOST_WORDS:
                 self.clear()
-            self[sys.intern(word)] = ids
+            self[word] = ids
         return ids
 
 

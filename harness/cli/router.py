@@ -74,6 +74,7 @@ def router(
     """
     import uvloop
 
+    from harness.machine.memory import settle
     from harness.router.gateway_program import gateway_program
     from harness.router.routed import RouterSettings, route_forever
     from harness.store.connect import open_store
@@ -102,4 +103,5 @@ def router(
         facts = {"url": front.url, "kind": str(front.kind), "restrictions": list(front.restrictions)}
         server.announce(running, settings, said, as_json=as_json, gateway=facts)
 
+    settle()
     uvloop.run(route_forever(routing, program, chat_tokenizer, open_store(server.store), settings, started=announce))

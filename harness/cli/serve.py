@@ -1,5 +1,6 @@
 """`harness serve`: a session server of its own."""
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,10 +53,12 @@ def serve(
 
     Example: `harness serve --model smollm2-135m-instruct --store sessions.db`
     """
+    gc.disable()  # for now: hardly anything of what is imported and read is garbage
     import uvloop
 
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
+    from harness.machine.memory import settle
     from harness.server.serving import Around, alone, serve_forever
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
@@ -80,4 +83,5 @@ def serve(
         from harness.router.engine_verbs import with_verbs
 
         around = with_verbs(NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path()), settings)
+    settle()
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))

@@ -20,7 +20,6 @@ from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.machine.http_protocol import ResetAwareProtocol
-from harness.machine.memory import give_back_freed
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions
@@ -156,7 +155,6 @@ async def serve_forever(
 
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, end)
-        give_back_freed()  # reading a tokenizer leaves as much as it keeps
         started(server)
         await stop.wait()
 

@@ -54,8 +54,11 @@ class Host:
         return {
             **{name: metrics[name] for name in names},
             **{name: gate[name] for name in ("state", "held", "turns_in_flight", "sessions")},
-            "descriptors": len(list(Path(f"/proc/{self.pid}/fd").iterdir())),
         }
+
+    def descriptors(self) -> int:
+        """How many it has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
 
 @asynccontextmanager

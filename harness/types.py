@@ -103,10 +103,10 @@ class SamplingWishes:
     min_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
     min_new_tokens: int | None = None
     json_schema: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters that were stated."""

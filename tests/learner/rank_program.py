@@ -3,9 +3,13 @@
 Each list has the numbers of the rank's packs, of six, and is a run of its own: its weights go to `RUN-RANK.npz`. Rank 1
 begins with other weights, and with its packs of a step only after rank 0 is through with all of its own: ranks that
 waited for each other's packs would never get there.
+
+Behind the last run rank 1 is killed before the end of one more step, and rank 0 writes what it is told into `told.txt`.
 """
 
 import json
+import os
+import signal
 import sys
 import time
 from dataclasses import astuple
@@ -17,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from harness.errors import LearnerError
 from harness.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import in_packs, some_segments, tiny_model
@@ -61,6 +66,22 @@ def train(rank: int, numbers: list[int], folder: Path) -> dict[str, np.ndarray]:
     }
 
 
+def lose_rank(rank: int) -> str:
+    """What rank 0 is told where rank 1 is killed in a step: steps, whether the weights are as before, the error."""
+    model = tiny_model()
+    [pack] = in_packs(some_segments(model), 1)
+    learner = TorchLearner(model, LossSettings(LossKind.PPO), OptimizerSettings())
+    learner.accumulate(pack)
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    try:
+        learner.finish_step(1)
+    except LearnerError as error:
+        return f"{learner.step} {all(map(torch.equal, before, model.parameters()))} {error}"
+    return "nothing"
+
+
 if __name__ == "__main__":
     rank, runs, folder = int(sys.argv[1]), json.loads(sys.argv[2]), Path.cwd()
     torch.set_num_threads(1)
@@ -74,4 +95,5 @@ if __name__ == "__main__":
     for run, numbers in enumerate(runs):
         (folder / f"{run}").mkdir(exist_ok=True)
         np.savez(folder / f"{run}-{rank}.npz", **train(rank, numbers, folder / f"{run}"))
-    dist.destroy_process_group()
+    Path("told.txt").write_text(lose_rank(rank))
+    os._exit(0)  # a process group without its other rank does not end in good order

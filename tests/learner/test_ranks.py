@@ -16,12 +16,15 @@ SHARES = (([0, 1, 2], [3, 4, 5]), ([0, 1, 2, 3, 4], [5]), ([0, 1, 2, 3, 4, 5], [
 """The packs of each of two ranks, of six in all."""
 
 
-def run_ranks(folder: Path, program: str, *arguments: list[str]) -> list[int]:
-    """The exit codes of `program`, run in a process of its own for each rank, with these arguments each."""
+def run_ranks(folder: Path) -> list[int]:
+    """The exit codes of `rank_program`, run in a process for each rank."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.learner.rank_program"]
     ranks = [
-        subprocess.Popen([sys.executable, "-m", f"tests.learner.{program}", *each], cwd=folder, env=environment)
-        for each in arguments
+        subprocess.Popen(
+            [*command, str(rank), json.dumps([each[rank] for each in SHARES])], cwd=folder, env=environment
+        )
+        for rank in range(RANKS)
     ]
     try:
         return [each.wait(timeout=2 * DEADLINE_S) for each in ranks]
@@ -31,8 +34,12 @@ def run_ranks(folder: Path, program: str, *arguments: list[str]) -> list[int]:
             each.wait()
 
 
-def test_two_ranks_train_as_one_process(tmp_path: Path) -> None:
-    """Also with different numbers of packs, or none; weights, figures and norms; one all-reduce per bucket and step."""
+def test_two_ranks_train_as_one_process_until_one_is_lost(tmp_path: Path) -> None:
+    """Also with different numbers of packs, or none: weights, figures and norms; one all-reduce per bucket and step.
+
+    A rank that is lost ends the step of the other at once, not after the timeout of the group, and nothing is trained.
+    One test, because two processes that load torch are what it costs.
+    """
     (tmp_path / "alone").mkdir()
     alone = train(0, list(range(6)), tmp_path / "alone")
     buckets, size = 1, 0
@@ -40,18 +47,12 @@ def test_two_ranks_train_as_one_process(tmp_path: Path) -> None:
         buckets, size = (buckets + 1, each) if size and size + each > BUCKET_BYTES else (buckets, size + each)
     assert buckets > 2
     assert alone["reductions"] == 0
-    runs = [[str(rank), json.dumps([each[rank] for each in SHARES])] for rank in range(RANKS)]
-    assert run_ranks(tmp_path, "rank_program", *runs) == [0, 0]
+    assert run_ranks(tmp_path) == [0, -9]
     for run, rank in itertools.product(range(len(SHARES)), range(RANKS)):
         found = np.load(tmp_path / f"{run}-{rank}.npz")
         np.testing.assert_allclose(found["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(found["figures"], alone["figures"], rtol=1e-9, atol=1e-12)
         assert found["reductions"] == 2 * buckets
-
-
-def test_a_rank_that_is_lost_ends_the_step_of_the_others_by_name(tmp_path: Path) -> None:
-    """At once, not after the timeout of the group; nothing is trained."""
-    assert run_ranks(tmp_path, "lost_rank_program", ["0"], ["1"]) == [0, -9]
     step, is_same, told = (tmp_path / "told.txt").read_text().split(" ", 2)
     assert (step, is_same) == ("0", "True")
     assert "another rank" in told

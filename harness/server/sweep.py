@@ -9,7 +9,7 @@ A scoring that the engine did under another version settles nothing and ends the
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import structlog
@@ -74,13 +74,11 @@ class Sweep:
                 f" got {version}; sweep before the update",
                 param="version",
             )
-        waiting = self._with_successors(await self._count())
-        at_once = min(self._request.concurrency, self.report.sessions)
-        if not await work_through(waiting, self._score_session, at_once=at_once, seconds=self._request.budget_s):
-            log.warning("sweep_out_of_time", version=version, budget_s=self._request.budget_s)
+        await self._score_all(await self._count(), ends_at=began + self._request.budget_s)
         seconds = time.monotonic() - began
         left = [waiting_in(session, version, self._is_comparable) async for session in self._in_turn()]
         self.report.tokens_left = sum(left)
+        self.report.tokens_waiting = max(self.report.tokens_waiting, self.report.tokens_settled + sum(left))
         self.report.failures = dict(self._failures)
         self.report.seconds = seconds
         self.report.is_running = False
@@ -122,15 +120,19 @@ class Sweep:
     def _is_comparable(self, turn: Turn) -> bool:
         return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.params)
 
-    def _with_successors(self, waiting: list[Session]) -> Iterator[Session]:
-        """`waiting`, then the sessions that took over from some of them meanwhile."""
+    async def _score_all(self, waiting: Sequence[Session], *, ends_at: float) -> None:
+        """Score `waiting`, then the sessions that took over from some of them or ended a turn meanwhile."""
         seen: set[Session] = set()
-        while waiting:
+        while True:
             seen.update(waiting)
-            yield from waiting
-            version = self._request.version
+            at_once, seconds = min(self._request.concurrency, len(waiting)), ends_at - time.monotonic()
+            if not await work_through(iter(waiting), self._score_session, at_once=at_once, seconds=seconds):
+                log.warning("sweep_out_of_time", version=self._request.version, budget_s=self._request.budget_s)
+                return
             late = [session for session in self._sessions if session not in seen]
-            waiting = [session for session in late if waiting_in(session, version, self._is_comparable)]
+            waiting = [each for each in late if waiting_in(each, self._request.version, self._is_comparable)]
+            if not waiting:
+                return
             self.report.sessions += len(waiting)
 
     async def _count(self) -> list[Session]:

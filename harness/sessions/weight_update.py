@@ -30,7 +30,7 @@ class SweepReport(msgspec.Struct):
     """Sessions with tokens that waited for the version."""
     sessions_done: int = 0
     tokens_waiting: int = 0
-    """Tokens that waited when the sweep began."""
+    """Tokens that waited when the sweep began, or came to wait meanwhile."""
     tokens_settled: int = 0
     """Tokens that met their next version in this sweep."""
     tokens_left: int = 0

@@ -510,3 +510,29 @@ async def test_a_sweep_over_many_sessions_lets_others_get_on():
 
     assert (await sweeping).tokens_left == 0
     assert rounds > 60
+
+
+async def test_a_turn_that_ends_while_a_sweep_counts_is_scored():
+    """Although nothing waited when it was the turn of its session to be counted."""
+
+    class LateSessions:
+        """The sessions of a server, of which the count finds none yet."""
+
+        def __init__(self, sessions):
+            self._sessions = sessions
+            self._found = iter([[]])
+            self.find = sessions.find
+
+        def __iter__(self):
+            return iter(next(self._found, self._sessions))
+
+    engine = Engine()
+    async with serving(engine) as client:
+        await two_turns(client)
+        await engine.update_weights(NOWHERE, "1")
+        store = open_store("memory")
+        live = LiveVersion(engine, store, patience_s=1)
+        report = await Sweep(engine, live, store, LateSessions(client.server.sessions), SweepRequest(1)).run()
+
+    assert report.tokens_settled == report.tokens_waiting > 0
+    assert (report.sessions, report.sessions_done, report.tokens_left, report.failures) == (1, 1, 0, {})

@@ -110,8 +110,8 @@ class Connection(asyncio.Protocol):
         content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._unread_bytes = 0
-        if self._is_held_up and self._transport is not None and not self._transport.is_closing():
-            self._is_held_up = False
+        is_held_up, self._is_held_up = self._is_held_up, False
+        if is_held_up and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         return content
 

@@ -39,7 +39,8 @@
     ├── IllegalTransition          a command the lifecycle table has no entry for; nothing changed
     ├── LedgerImbalance            generated != trained + masked + dropped: a bug of ours
     ├── StoreError                 the session store cannot make a turn durable
-    │   └── StoreFull              no space left on its device
+    │   ├── StoreFull              no space left on its device
+    │   └── SessionExists          400, a chosen session id that was used before
     ├── TokenizerError             tokenizer or chat template cannot be loaded or is unusable
     ├── ModelError                 weights cannot be fetched, verified or converted
     │   └── UnknownModel           a name or a folder that is no model
@@ -426,6 +427,15 @@ class StoreFull(StoreError):
     """No space left on the store's device."""
 
     code = "store_full"
+
+
+class SessionExists(StoreError):
+    """The store has a session of that id, closed perhaps; its turns stay its own."""
+
+    status = 400
+    code = "session_exists"
+    retryable = False
+    told = "session_id: there was a session of this id; choose another"
 
 
 class TokenizerError(HarnessError):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from harness.errors import StoreError, StoreFull
+from harness.errors import SessionExists, StoreError, StoreFull
 
 log = structlog.get_logger()
 
@@ -155,6 +155,8 @@ def store_error(path: Path, error: BaseException) -> StoreError:
     """The error that a caller gets for `error`, raised in the use of the database at `path`."""
     if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
+        return SessionExists(f"{path}: {error}")
     if isinstance(error, MemoryError):
         return StoreError(f"{path}: out of memory; make bodies smaller or give the server more")
     return StoreError(f"{path}: {error}")

@@ -35,6 +35,19 @@ async def test_a_session_is_created_with_id_url_and_key():
     assert set(answer) == {"session_id", "base_url", "api_key"}
 
 
+async def test_an_id_that_was_used_before_is_not_given_again(tmp_path):
+    """The file still has the closed session; its rows stay its own."""
+    chosen = {"session_id": "0123456789abcdef" * 2}
+    async with serving(store=tmp_path / "s.db") as client:
+        await client.http.post("/sessions", json=chosen)
+        await client.http.delete(f"/sessions/{chosen['session_id']}")
+        refused = await client.http.post("/sessions", json=chosen)
+        other = await client.http.post("/sessions")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "session_exists")
+    assert (refused.headers["x-should-retry"], other.status_code) == ("false", 200)
+
+
 async def test_a_public_url_is_what_agents_are_told():
     """Behind another name, the base URL is that name."""
     async with serving(settings=ServerSettings(public_url="https://gateway/h/")) as client:

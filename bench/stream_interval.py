@@ -89,7 +89,7 @@ class Engine(NamedTuple):
 
     def cpu_s(self) -> float:
         """CPU time that its processes have had; none of them ends meanwhile."""
-        times = [psutil.Process(pid).cpu_times() for pid in (() if self.group is None else members(self.group))]
+        times = [psutil.Process(each.pid).cpu_times() for each in (() if self.group is None else members(self.group))]
         return sum(each.user + each.system for each in times)
 
 

@@ -16,6 +16,7 @@ Whole files are replaced atomically, so that a reader never sees half of one, wh
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -143,6 +144,10 @@ class RunDirectory:
     def workdir(self, number: int) -> Path:
         """The agent's working directory in rollout `number`."""
         return self.sessions / str(number)
+
+    def clear_workdir(self, number: int) -> None:
+        """Nothing is left of an earlier process that had begun rollout `number`, and was killed or interrupted."""
+        shutil.rmtree(self.workdir(number), ignore_errors=True)
 
     @contextmanager
     def occupy(self) -> Iterator[None]:

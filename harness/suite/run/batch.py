@@ -99,6 +99,7 @@ class RolloutBatch:
 
     async def _run(self, planned: PlannedRollout) -> None:
         self.progress.begin_rollout(planned)
+        await asyncio.to_thread(self.directory.clear_workdir, planned.number)
         spec = planned.folder.scenario.agent
         task = AgentTask(
             agent=self.agent,

@@ -91,9 +91,11 @@ def test_a_killed_run_is_taken_up(scenario: Path, tmp_path: Path):
     assert alive == []
     assert sorted(before) == [0, 1]
     assert not (run / "result.json").exists()
+    (run / "sessions" / "2" / "half-done").touch()
     _make_quick(scenario, run)
     _resume(run)
     _assert_resumed_well(run, before)
+    assert not (run / "sessions" / "2" / "half-done").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

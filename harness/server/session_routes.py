@@ -6,6 +6,7 @@ a rollout is collected in one request.
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 
@@ -157,16 +158,17 @@ class SessionRoutes:
     async def _samples_for_miles(self, request: Request) -> Response:
         asked = parse_collect(await read_body(request, self._settings.limits))
         await self._turns.live.look()
-        live_version = self._turns.live.version
-        _, session = self._snapshot(request)
+        async with self._reading:
+            live_version = self._turns.live.version
+            session_id, session = self._snapshot(request)
 
-        def encode() -> bytes:
-            samples = [] if session is None else session.samples(live_version)
-            turns = [] if session is None else session.turns
-            decode = self._turns.chat_tokenizer.tokenizer.decode
-            return encode_for_miles(samples, turns, decode, max_seq_len=asked.max_seq_len, metadata=asked.metadata)
+            def encode() -> bytes:
+                samples = [] if session is None else _samples_of(session_id, session, live_version)
+                turns = [] if session is None else session.turns
+                decode = self._turns.chat_tokenizer.tokenizer.decode
+                return encode_for_miles(samples, turns, decode, max_seq_len=asked.max_seq_len, metadata=asked.metadata)
 
-        return Response(await asyncio.to_thread(encode), media_type=SAFETENSORS)
+            return Response(await asyncio.to_thread(encode), media_type=SAFETENSORS)
 
     async def _drain(self, request: Request) -> Response:
         session_id = request.path_params["id"]
@@ -223,15 +225,10 @@ def _collect(session_id: str, session: Session | None, live_version: int | None,
 
     In the binary form facts, record and samples of one moment; the record is a JSON text, and has no token columns.
     """
-    facts, record, samples = empty_facts(session_id), empty_record(session_id), list[Sample]()
+    facts, record = empty_facts(session_id), empty_record(session_id)
+    samples: Sequence[Sample] = ()
     if session is not None:
-        dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
-        if dropped:
-            log.warning(TRAILING_TURNS_DROPPED, session_id=shorten_secrets(session_id), turns=dropped)
-        empty = count_empty(session.turns, session.config.selection)
-        if empty:
-            log.info(EMPTY_SAMPLES_DROPPED, session_id=shorten_secrets(session_id), samples=empty)
-        samples = session.samples(live_version)
+        samples = _samples_of(session_id, session, live_version)
         if is_binary:
             facts, record = session_facts(session), session_record(session, RecordIds.NONE)
     if not is_binary:
@@ -239,3 +236,14 @@ def _collect(session_id: str, session: Session | None, live_version: int | None,
     columns: list[Json] = [sample_to_binary(sample) for sample in samples]
     body = {"facts": facts, "session": msgspec.json.encode(record), "samples": columns}
     return Response(msgspec.msgpack.encode(body), media_type=MSGPACK)
+
+
+def _samples_of(session_id: str, session: Session, live_version: int | None) -> Sequence[Sample]:
+    """The samples of `session`; what they leave out is in the log (I3)."""
+    dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
+    if dropped:
+        log.warning(TRAILING_TURNS_DROPPED, session_id=shorten_secrets(session_id), turns=dropped)
+    empty = count_empty(session.turns, session.config.selection)
+    if empty:
+        log.info(EMPTY_SAMPLES_DROPPED, session_id=shorten_secrets(session_id), samples=empty)
+    return session.samples(live_version)

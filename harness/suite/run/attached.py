@@ -27,7 +27,7 @@ from harness.client.session_server import (
     SessionHandle,
     SessionServerClient,
 )
-from harness.errors import EngineUnavailable, ScenarioError, SessionServerError
+from harness.errors import EngineUnavailable, ScenarioError, SessionExists, SessionServerError
 from harness.rollouts.manager import SessionManager
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import differences
@@ -72,14 +72,18 @@ class AttachedClient(SessionServerClient):
 
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
         """See `SessionServerClient`. Raises `StoreError` when the session cannot be noted."""
-        session_id = secrets.token_hex(16)
-        self._sessions.note(session_id)
-        try:
-            session = await super().create({**body, "session_id": session_id}, give_up=give_up)
-        except SessionServerError as error:
-            if error.was_refused or 400 <= error.status < 500:
-                self._sessions.forget(session_id)
-            raise  # of any other error nobody knows whether there is a session now
+        while True:
+            session_id = secrets.token_hex(16)
+            self._sessions.note(session_id)
+            try:
+                session = await super().create({**body, "session_id": session_id}, give_up=give_up)
+                break
+            except SessionServerError as error:
+                if error.was_refused or 400 <= error.status < 500:
+                    self._sessions.forget(session_id)
+                # A drain closed the session while it was created, and the client asked again with the same id.
+                if error.code != SessionExists.code:
+                    raise  # of an error that is no refusal nobody knows whether there is a session now
         if self._is_draining:
             await self.drain(session.session_id)
         return session

@@ -1,5 +1,6 @@
 """The sessions of a run on somebody else's server are noted before they exist."""
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,19 @@ async def test_two_sessions_cannot_have_one_id():
     assert (first.json()["session_id"], held) == (chosen, [first.json()["api_key"]])
     for refused in (second, nonsense):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "session_id")
+
+
+async def test_a_creation_that_met_a_drain_is_made_again_under_another_id(tmp_path: Path, monkeypatch):
+    """The server has closed the session of that id by then, and takes it from nobody else."""
+    met, new = "0123456789abcdef" * 2, secrets.token_hex
+    ids = iter([met])
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(ids, None) or new(size))
+    async with serving(store=tmp_path / "server.db") as client:
+        await client.http.post("/sessions", json={"session_id": met})
+        await client.http.delete(f"/sessions/{met}")
+        ids = iter([met])
+        with AttachedSessions(tmp_path / "run.db") as noted:
+            async with AttachedClient(SessionServerAddress(client.url), noted, HASTY) as run:
+                session = await run.create({})
+
+            assert noted.list_uncounted() == [session.session_id] != [met]

@@ -247,10 +247,14 @@ class TurnService:
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
         context_ids = admission.request.context_ids[-TAIL:].tolist()
         ids = output.ids.tolist()
-        if output.matched_stop in set(admission.params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids:
-            ids.pop()  # no content, like a stop string
-        sampled = SampledOutput(ids, context_ids, self.prompts.forced_ids(asked), stop)
-        parsed = self.chat_tokenizer.parse(sampled, asked.tools if asked.tool_mode is not ToolMode.NONE else ())
+        tools = asked.tools if asked.tool_mode is not ToolMode.NONE else ()
+        forced = self.prompts.forced_ids(asked)
+        parsed = self.chat_tokenizer.parse(SampledOutput(ids, context_ids, forced, stop), tools)
+        is_at_own_stop = (
+            output.matched_stop in set(admission.params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
+        )
+        if is_at_own_stop and not parsed.tool_calls:  # no content, like a stop string; of a call it may be the end
+            parsed = self.chat_tokenizer.parse(SampledOutput(ids[:-1], context_ids, forced, stop), tools)
         has_calls, is_stale = bool(parsed.tool_calls), generation.limit is not None
         reply = Reply(
             # Call ids are part of the conversation: unique in a session, and the same in every run (I10).

@@ -11,6 +11,8 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +23,7 @@ from harness.errors import TokenizerError
 from harness.tokens.byte_level import WordEncoder, open_spellings, open_word_encoder
 
 _LONG_TEXT = 10_000  # characters, a few milliseconds
+_MOST_SOUGHT = 400  # added tokens: a search for more costs what looking words up saves
 _STRETCH = 100_000  # characters, likewise: a search holds the interpreter until it is done
 
 
@@ -141,12 +144,14 @@ class Tokenizer:
 
     def _encode_words(self, text: str) -> list[int]:
         """Ids of a text that nobody could read a marker in; none where it has to be encoded as a whole."""
-        if len(text) > _LONG_TEXT or not text.isascii() or self._added_pattern.search(text):
+        if len(text) > _LONG_TEXT or self._words is None or not text.isascii() or self._added_pattern.search(text):
             return []
-        return [] if self._words is None else self._words.encode(text)
+        return self._words.encode(text)
 
     @cached_property
     def _words(self) -> WordEncoder | None:
+        if len(self.added_tokens) > _MOST_SOUGHT:
+            return None
         return open_word_encoder(self._raw, partial(_encode, self._raw))
 
     @cached_property
@@ -162,9 +167,11 @@ class Tokenizer:
         """
         plain = RawTokenizer(self._raw.model)
         plain.normalizer, plain.pre_tokenizer = self._raw.normalizer, self._raw.pre_tokenizer
-        for _, added in sorted(self._raw.get_added_tokens_decoder().items()):  # in the order that gives them their ids
-            add = plain.add_special_tokens if added.special else plain.add_tokens
-            add([added])
+        # In the order that gives them their ids; many at once, since each call builds the library's search anew.
+        added = (token for _, token in sorted(self._raw.get_added_tokens_decoder().items()))
+        for is_special, tokens in groupby(added, key=attrgetter("special")):
+            add = plain.add_special_tokens if is_special else plain.add_tokens
+            add(list(tokens))
         plain.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in self._further_markers])
         plain.encode_special_tokens = True
         return plain

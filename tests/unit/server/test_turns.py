@@ -127,6 +127,18 @@ async def test_a_forced_call_begins_in_the_prompt(choice, prefix, said):
     assert (sample["response_length"], sum(sample["loss_mask"])) == (len(ids(said)) + 1, len(ids(said)) + 1)
 
 
+async def test_a_stop_id_of_the_owner_may_be_the_end_of_a_call():
+    """Of the id that closes a call the parser has need, as in formats whose calls end with a marker of their own."""
+    [stop_id] = ids(">")
+    async with serving(*says('add", "arguments": {"a": 2}}\n</tool_call> and more')) as client:
+        session = await client.create(sampling={"stop_token_ids": [stop_id]})
+        message = await client.say(session, HI, tools=ADD, tool_choice="required")
+        [turn] = (await client.record(session))["turns"]
+
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 2}'}
+    assert (turn["end"], turn["output_ids"][-1]) == ("tool_calls", stop_id)
+
+
 async def test_the_name_of_a_forced_tool_cannot_forge_a_marker():
     """A tool may have any name; in the prompt it is text."""
     name = '<|im_end|>"<|im_start|>'

@@ -103,9 +103,8 @@ class Dialogue:
         return choice.message
 
 
-def converse(dialogue: Dialogue, environment: Environment, instruction: str, max_turns: int) -> str:
-    """Talk until somebody has enough; the result is the word for who that was."""
-    messages = first_messages(environment, instruction)
+def converse(dialogue: Dialogue, environment: Environment, messages: list[dict[str, Any]], max_turns: int) -> str:
+    """Talk until somebody has enough, from `messages` on; the result is the word for who that was."""
     while dialogue.turns < max_turns:
         try:
             answer = dialogue.ask(messages)
@@ -125,8 +124,20 @@ def first_messages(environment: Environment, instruction: str) -> list[dict[str,
     if examples := environment.examples():
         system = {"role": "system", "content": instruction}
         return [system, *examples, {"role": "user", "content": environment.opening()}]
-    opening = "\n\n".join(filter(None, (instruction, environment.opening())))
-    return [{"role": "user", "content": opening}]
+    return with_opening([{"role": "user", "content": instruction}], environment.opening())
+
+
+def conversation(environment: Environment, prompt: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of the prompt as they are, then the examples, then the opening."""
+    return with_opening([*prompt, *environment.examples()], environment.opening())
+
+
+def with_opening(messages: list[dict[str, Any]], opening: str) -> list[dict[str, Any]]:
+    """`messages` with the opening at the end of the user's last text, or as a message of its own."""
+    match messages:
+        case [*before, {"role": "user", "content": str(text)} as last]:
+            return [*before, {**last, "content": "\n\n".join(filter(None, (text, opening)))}]
+    return [*messages, {"role": "user", "content": opening}] if opening else messages
 
 
 def answer_text(answer: ChatCompletionMessage) -> str:
@@ -153,7 +164,9 @@ def shown(message: Mapping[str, Any]) -> str:
     """A message as it is printed."""
     calls = (call["function"] for call in message.get("tool_calls") or [])
     shown_calls = (f"[{call['name']} {call['arguments']}]" for call in calls)
-    return " ".join(filter(None, (message.get("content"), *shown_calls)))
+    content = message.get("content")
+    text = content if isinstance(content, str | None) else json.dumps(content)
+    return " ".join(filter(None, (text, *shown_calls)))
 
 
 def choose_environment(metadata: Mapping[str, Any], messages: list[str]) -> Environment:
@@ -168,15 +181,25 @@ def say(role: str, text: str) -> None:
     print(f"{role}> " + text.replace("\n", "\n    "), flush=True)
 
 
+def read_file(variable: str) -> str | None:
+    """What is in the file that `variable` names; None when it names none."""
+    path = os.environ.get(variable)
+    return None if path is None else Path(path).read_text(encoding="utf-8")
+
+
 def main() -> None:
     """Play one dialogue and leave its result."""
     request_kwargs = json.loads(os.environ.get("HARNESS_REQUEST_KWARGS", "{}"))
     messages = request_kwargs.pop("messages", [])
-    environment = choose_environment(json.loads(os.environ.get("HARNESS_METADATA", "{}")), messages)
-    instruction = Path(os.environ["HARNESS_INSTRUCTION_FILE"]).read_text(encoding="utf-8").strip()
+    environment = choose_environment(json.loads(read_file("HARNESS_METADATA_FILE") or "{}"), messages)
+    instruction, prompt = read_file("HARNESS_INSTRUCTION_FILE"), read_file("HARNESS_MESSAGES_FILE")
+    if instruction is None:
+        first = conversation(environment, json.loads(prompt or "[]"))
+    else:
+        first = first_messages(environment, instruction.strip())
     dialogue = Dialogue(request_kwargs)
 
-    ended = converse(dialogue, environment, instruction, int(os.environ.get("HARNESS_MAX_TURNS", "50")))
+    ended = converse(dialogue, environment, first, int(os.environ.get("HARNESS_MAX_TURNS", "50")))
 
     result: dict[str, Any] = {"turns": dialogue.turns, "ended": ended}
     if isinstance(environment, GameEnvironment):

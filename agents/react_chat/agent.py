@@ -119,9 +119,10 @@ class Agent:
     tool_errors: int = 0
     answer: str | None = None
 
-    def run(self, instruction: str, max_turns: int) -> str:
-        """Loop until an answer; the result is the word for why it ended."""
-        self.add({"role": "user", "content": instruction})
+    def run(self, prompt: list[dict[str, Any]], max_turns: int) -> str:
+        """Loop from the messages of `prompt` until an answer; the result is the word for why it ended."""
+        for message in prompt:
+            self.add(message)
         while self.turns < max_turns:
             try:
                 calls = self.ask()
@@ -172,7 +173,7 @@ class Agent:
         """Put `message` into the conversation and into the log."""
         self.messages.append(message)
         if content := message.get("content"):
-            say(message["role"], content)
+            say(message["role"], content if isinstance(content, str) else json.dumps(content))
         for call in message.get("tool_calls") or []:
             say("call", f"{call['function']['name']} {call['function']['arguments']}")
 
@@ -193,12 +194,19 @@ def say(role: str, text: str) -> None:
     print(f"{role}> " + text.replace("\n", "\n    "), flush=True)
 
 
+def read_prompt() -> list[dict[str, Any]]:
+    """The messages that the conversation begins with; an instruction is one of the user's."""
+    if messages := os.environ.get("HARNESS_MESSAGES_FILE"):
+        return json.loads(Path(messages).read_text(encoding="utf-8"))
+    instruction = Path(os.environ["HARNESS_INSTRUCTION_FILE"]).read_text(encoding="utf-8").strip()
+    return [{"role": "user", "content": instruction}]
+
+
 def main() -> None:
     """Run one tool loop and leave its result."""
     agent = Agent(json.loads(os.environ.get("HARNESS_REQUEST_KWARGS", "{}")))
-    instruction = Path(os.environ["HARNESS_INSTRUCTION_FILE"]).read_text(encoding="utf-8").strip()
 
-    ended = agent.run(instruction, int(os.environ.get("HARNESS_MAX_TURNS", "50")))
+    ended = agent.run(read_prompt(), int(os.environ.get("HARNESS_MAX_TURNS", "50")))
 
     result = json.dumps(agent.result(ended))
     say("end", result)

@@ -20,11 +20,12 @@ from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 INSTRUCTION_FILE = "instruction.md"
 MESSAGES_FILE = "messages.json"
+METADATA_FILE = "metadata.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "agent.log"
 
-MAX_INSTRUCTION_BYTES = 64 * 1024
-"""A longer instruction is handed over by file only; Linux refuses variables of 128 KiB."""
+MAX_VARIABLE_BYTES = 64 * 1024
+"""A longer instruction, or longer metadata, is handed over by file only; Linux refuses variables of 128 KiB."""
 
 _PREFIXES = ("UV_", "PIP_")
 _SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
@@ -60,19 +61,20 @@ def agent_environment(
         **_prompt_variables(task, workdir),
         "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
         "HARNESS_REQUEST_KWARGS": json.dumps(task.request_kwargs),
-        "HARNESS_METADATA": json.dumps(task.metadata),
+        **_metadata_variables(task, workdir),
         **agent.env,
     }
 
 
 def prepare_workdir(task: AgentTask) -> None:
-    """Make the working directory of `task` ready: the prompt in place, no result of an earlier attempt."""
+    """Make the working directory of `task` ready: prompt and metadata in place, no result of an earlier attempt."""
     workdir = task.workdir
     workdir.mkdir(parents=True, exist_ok=True)
     if task.instruction is not None:
         (workdir / INSTRUCTION_FILE).write_text(task.instruction, encoding="utf-8")
     if not isinstance(task.prompt, str):
         (workdir / MESSAGES_FILE).write_text(json.dumps(task.prompt), encoding="utf-8")
+    (workdir / METADATA_FILE).write_text(json.dumps(task.metadata), encoding="utf-8")
     (workdir / RESULT_FILE).unlink(missing_ok=True)
 
 
@@ -82,8 +84,17 @@ def _prompt_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
     instruction = task.instruction
     if instruction is not None:
         variables["HARNESS_INSTRUCTION_FILE"] = str(workdir / INSTRUCTION_FILE)
-        if len(instruction.encode()) <= MAX_INSTRUCTION_BYTES and "\0" not in instruction:
+        if len(instruction.encode()) <= MAX_VARIABLE_BYTES and "\0" not in instruction:
             variables["HARNESS_INSTRUCTION"] = instruction
     if not isinstance(task.prompt, str):
         variables["HARNESS_MESSAGES_FILE"] = str(workdir / MESSAGES_FILE)
+    return variables
+
+
+def _metadata_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
+    """Where a program finds its metadata; the object itself, too, where it fits into a variable."""
+    variables = {"HARNESS_METADATA_FILE": str(workdir / METADATA_FILE)}
+    metadata = json.dumps(task.metadata)
+    if len(metadata) <= MAX_VARIABLE_BYTES:
+        variables["HARNESS_METADATA"] = metadata
     return variables

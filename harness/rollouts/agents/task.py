@@ -58,7 +58,8 @@ class AgentTask:
     """The instruction, or the messages that a conversation begins with. Functions get it as it is, programs an
     instruction by file and environment variable, messages as a JSON file (`HARNESS_MESSAGES_FILE`)."""
     workdir: Path
-    """A directory of this rollout's own: `instruction.md` or `messages.json`, `agent.log`, `result.json`."""
+    """A directory of this rollout's own: `instruction.md` or `messages.json`, `metadata.json`, `agent.log`,
+    `result.json`."""
     model: str
     """Model name for the agent's client."""
     deadline_s: float = 600.0

@@ -28,11 +28,17 @@ async def _run_agent(workdir: Path) -> AsyncIterator[RunAgent]:
     """Runs a bundled agent in `workdir` while the model says `steps`."""
     async with AsyncExitStack() as stack:
 
-        async def run(name: str, *steps: ScriptStep, env: dict[str, str] | None = None, **task: Any) -> Rollout:
+        async def run(
+            name: str,
+            *steps: ScriptStep,
+            prompt: Any = "Let us begin.",
+            env: dict[str, str] | None = None,
+            **task: Any,
+        ) -> Rollout:
             server = await stack.enter_async_context(scripted_server(*steps))
             manager = await stack.enter_async_context(SessionManager(server.url))
             prepared = await prepare_agent(bundled_agent(name))
             agent = ProgramAgent(name, prepared.command, env or {})
-            return await manager.run(AgentTask(agent, "Let us begin.", workdir, "scripted", deadline_s=60, **task))
+            return await manager.run(AgentTask(agent, prompt, workdir, "scripted", deadline_s=60, **task))
 
         yield run

@@ -91,6 +91,19 @@ async def test_fixed_messages_are_sent_one_by_one(run_agent):
     assert sampling["asked"]["max_new_tokens"] == 20
 
 
+async def test_a_conversation_goes_on_with_the_game(run_agent, game_env):
+    """Its messages stand first, as they are; the opening is in the last one. Metadata of any size reach the game."""
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count."}]
+    metadata = {"game": {"rounds": 1, "table": "x" * 200_000}}
+    rollout = await run_agent("plain_chat", prompt=prompt, env=game_env, metadata=metadata)
+
+    assert rollout.outcome.kind is OutcomeKind.FINISHED, rollout.outcome.detail
+    assert rollout.session["turns"][0]["messages_delta"] == [
+        prompt[0],
+        {"role": "user", "content": "Count.\n\nRound one."},
+    ]
+
+
 async def test_a_truncated_answer_ends_the_session(run_agent, game_env, workdir: Path):
     """The next message is refused, which the agent takes well."""
     rollout = await run_agent("plain_chat", ScriptStep(text="cut", finish=FinishReason.LENGTH), env=game_env)

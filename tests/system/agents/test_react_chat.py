@@ -27,6 +27,16 @@ def is_token_exact(rollout: Rollout) -> bool:
     return is_one_branch and sample.tokens.size == lengths[-1] and lengths == sorted(lengths)
 
 
+async def test_a_conversation_goes_on(run_agent, workdir: Path):
+    """The messages of the prompt stand first, as they are."""
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 x 7?"}]
+    rollout = await run_agent("react_chat", ScriptStep(text="42"), prompt=prompt)
+
+    assert rollout.outcome.kind is OutcomeKind.FINISHED, (workdir / "agent.log").read_text()
+    assert rollout.session["turns"][0]["messages_delta"] == prompt
+    assert rollout.agent_result["answer"] == "42"
+
+
 async def test_a_tool_loop_runs_to_its_answer(run_agent, workdir: Path):
     """Two calls at once, one that fails, one that corrects it, then the answer; the log reads as the dialogue."""
     rollout = await run_agent(

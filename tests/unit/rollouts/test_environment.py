@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.client.session_server import SessionHandle
-from harness.rollouts.agents.agent_environment import MAX_INSTRUCTION_BYTES, agent_environment, prepare_workdir
+from harness.rollouts.agents.agent_environment import MAX_VARIABLE_BYTES, agent_environment, prepare_workdir
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 SESSION = SessionHandle("a1b2", "http://gpu-host:8000/sessions/a1b2", "sk-session")
@@ -43,6 +43,7 @@ def test_the_task_is_handed_over():
     assert env["HARNESS_RESULT_FILE"] == "/run/0/result.json"
     assert json.loads(env["HARNESS_REQUEST_KWARGS"]) == {"temperature": 1}
     assert json.loads(env["HARNESS_METADATA"]) == {"n": 2}
+    assert env["HARNESS_METADATA_FILE"] == "/run/0/metadata.json"
     assert (env["HARNESS_SESSION_ID"], env["HARNESS_MODEL"]) == ("a1b2", "smollm2")
 
 
@@ -106,13 +107,25 @@ def test_the_agents_own_settings_win():
     assert environment(OPENAI_MODEL="another", HARNESS_GAME="/g.py")["OPENAI_MODEL"] == "another"
 
 
-@pytest.mark.parametrize("prompt", ["x" * (MAX_INSTRUCTION_BYTES + 1), "nul \0 byte"])
+@pytest.mark.parametrize("prompt", ["x" * (MAX_VARIABLE_BYTES + 1), "nul \0 byte"])
 def test_an_instruction_that_no_variable_can_hold_is_in_the_file_only(prompt: str, tmp_path: Path):
     """The agent starts all the same."""
     prepare_workdir(task_of(prompt, tmp_path))
 
     assert "HARNESS_INSTRUCTION" not in environment(prompt=prompt)
     assert (tmp_path / "instruction.md").read_text() == prompt
+
+
+def test_metadata_that_no_variable_can_hold_is_in_the_file_only(tmp_path: Path):
+    """The kernel refuses the start of a process whose variable is longer than 128 KiB."""
+    agent = ProgramAgent("probe", ("probe",))
+    metadata = {"tests": "x" * MAX_VARIABLE_BYTES}
+    task = AgentTask(agent, "Guess.", tmp_path, "smollm2", metadata=metadata)
+    prepare_workdir(task)
+    env = agent_environment(agent, task, SESSION, {})
+
+    assert "HARNESS_METADATA" not in env
+    assert json.loads(Path(env["HARNESS_METADATA_FILE"]).read_text()) == metadata
 
 
 def test_a_result_of_an_earlier_attempt_is_not_found(tmp_path: Path):

@@ -1,7 +1,8 @@
-"""The task of one rollout: an agent by miles' contract, or a program of ours, and the session it runs on. Pure.
+"""The agent of a run, by miles' contract or a program of ours, and the task of one rollout.
 
 By that contract `base_url` ends in the session's id, without `/v1`, and `prompt` is what the data set has: a text or a
-list of messages.
+list of messages. Functions are trusted with the whole metadata of a sample, as by miles. A program acts for the model,
+which must not read the answer there: it gets what the data set puts under `AGENT_METADATA`, and so does the session.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,8 @@ from urllib.parse import urlsplit
 
 from harness.adapters.miles.sampling import session_sampling
 from harness.adapters.miles.settings import MilesSettings
+from harness.errors import AdapterError, AgentError
+from harness.rollouts.agents.programs import bundled_agent
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.types import Json
 
@@ -20,11 +23,41 @@ MODEL = "policy"
 MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
 """`async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
 
+LoadFunction = Callable[[Any], Any]
+"""Finds what a path names, as the framework does; None for none."""
+
+AGENT_METADATA = "agent"
+"""Key in a sample's metadata of the object whose items become the metadata of a program."""
+
+
+def find_agent(settings: MilesSettings, load: LoadFunction) -> Path | MilesAgent:
+    """The script or the function that the options name. Raises `AdapterError` naming the option of one not there."""
+    if settings.agent is not None:
+        script = Path(settings.agent)
+        try:
+            script = script if script.suffix == ".py" else bundled_agent(settings.agent)
+        except AgentError as error:
+            raise AdapterError(f"--harness-agent: {error.message}") from error
+        if not script.is_file():
+            raise AdapterError(f"--harness-agent: no agent script at {script}")
+        return script
+    option = f"--custom-agent-function-path {settings.agent_function_path}"
+    try:
+        agent: MilesAgent = load(settings.agent_function_path)
+    except Exception as error:  # importing runs the module: it may raise anything
+        raise AdapterError(f"{option}: {type(error).__name__}: {error}") from error
+    if not callable(agent):
+        raise AdapterError(f"{option}: expected a function, got {type(agent).__name__}")
+    return agent
+
 
 def make_task(
     settings: MilesSettings, agent: ProgramAgent | MilesAgent, sample: Any, sampling_params: Json, workdir: Path
 ) -> AgentTask:
-    """The task of `sample`, one of miles'. Raises `AdapterError` for sampling parameters that cannot be kept."""
+    """The task of `sample`, one of miles'.
+
+    Raises `AdapterError` for sampling parameters that cannot be kept, and for metadata of a program that are no object.
+    """
     sampling = session_sampling(sampling_params)
     place = {"index": sample.index, "group_index": sample.group_index}
     limits = {} if settings.max_seq_len is None else {"tokens_per_session": settings.max_seq_len}
@@ -41,8 +74,17 @@ def make_task(
         model=MODEL,
         deadline_s=settings.deadline_s,
         session=session,
-        metadata={**sample.metadata, **place} if isinstance(agent, ProgramAgent) else place,
+        metadata={**_program_metadata(sample), **place} if isinstance(agent, ProgramAgent) else place,
     )
+
+
+def _program_metadata(sample: Any) -> Json:
+    metadata = sample.metadata.get(AGENT_METADATA, {})
+    if not isinstance(metadata, dict):
+        raise AdapterError(
+            f"sample {sample.index}: metadata[{AGENT_METADATA!r}]: expected an object, got {type(metadata).__name__}"
+        )
+    return metadata
 
 
 def _call_as_miles(agent: MilesAgent, settings: MilesSettings, sample: Any, sampling: Json) -> FunctionAgent:

@@ -14,11 +14,12 @@ from uuid import uuid4
 
 import structlog
 
-from harness.adapters.miles.agents import make_task
-from harness.adapters.miles.rollouts import LoadFunction, MilesRollouts
+from harness.adapters.miles.agents import LoadFunction, make_task
+from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.samples import aborted_sample, require_fields, samples_of
 from harness.adapters.miles.settings import MilesSettings, add_arguments
 from harness.errors import AdapterError
+from harness.machine.deadlines import to_the_end
 from harness.samples.merge import Selection
 from harness.samples.rollout import Rollout
 from harness.types import Json
@@ -72,6 +73,14 @@ async def run_sample(state: Any, sample: Any, sampling_params: Json, load: LoadF
     return samples[0] if rollouts.settings.selection is Selection.LAST else samples
 
 
+async def open_rollouts(state: Any, load: LoadFunction) -> None:
+    """Have everything ready for rollouts of `state`; once it is, this does nothing.
+
+    Raises what would keep every one of them from running: `SessionServerError`, `AgentError`, `AdapterError`.
+    """
+    await _rollouts_of(state, load).open()
+
+
 async def abort(args: Any) -> None:
     """End every rollout of the run with these `args`: for a module of agents, which miles asks for its `abort`.
 
@@ -106,8 +115,11 @@ async def _workdir(settings: MilesSettings, sample: Any) -> AsyncIterator[Path]:
     if settings.workdir is not None:
         yield settings.workdir / name
         return
-    with TemporaryDirectory(prefix="harness-miles-", ignore_cleanup_errors=True) as directory:
-        yield Path(directory) / name
+    directory = TemporaryDirectory(prefix="harness-miles-", ignore_cleanup_errors=True)
+    try:
+        yield Path(directory.name) / name
+    finally:
+        await to_the_end(asyncio.to_thread(directory.cleanup))  # an agent may leave a hundred thousand files
 
 
 def _rollouts_of(state: Any, load: LoadFunction) -> MilesRollouts:

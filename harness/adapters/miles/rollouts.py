@@ -8,24 +8,20 @@ session server go on, and there is nothing to open afterwards. A rollout that wa
 """
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import __version__
-from harness.adapters.miles.agents import MilesAgent
+from harness.adapters.miles.agents import LoadFunction, MilesAgent, find_agent
 from harness.adapters.miles.settings import read_settings
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.errors import AdapterError
 from harness.machine.deadlines import read_end, to_the_end, within
-from harness.rollouts.agents.programs import bundled_agent, prepare_agent
+from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
-
-LoadFunction = Callable[[Any], Any]
-"""Finds what a path names, as the framework does; None for none."""
 
 LOOK_S = 0.05
 """Between two looks at `state.aborted`."""
@@ -51,7 +47,8 @@ class MilesRollouts:
     async def open(self) -> ProgramAgent | MilesAgent:
         """The agent, with the manager ready to run it; opened once, tried again after a failure.
 
-        Raises `SessionServerError` when the session server does not answer, `AgentError` or whatever importing raises.
+        Raises `SessionServerError` when the session server does not answer, `AgentError` when the environment of a
+        program cannot be made, `AdapterError` for an agent that is not there and a server of another version.
         """
         if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
             self._opening = asyncio.create_task(self._open(), name="miles adapter: open")
@@ -104,16 +101,10 @@ class MilesRollouts:
         server = await self._client.describe(deadline_s=_ANSWER_S)
         if server.harness != __version__:
             raise AdapterError(f"{settings.session_server} is of version {server.harness}, expected {__version__}")
-        agent = await self._find_agent()
-        self._manager = SessionManager(settings.session_server, client=self._client)
+        found = find_agent(settings, self._load)
+        agent = await prepare_agent(found) if isinstance(found, Path) else found
+        self._manager = SessionManager(settings.session_server, admin_token=settings.admin_token, client=self._client)
         await self._manager.__aenter__()
-        return agent
-
-    async def _find_agent(self) -> ProgramAgent | MilesAgent:
-        if self.settings.agent is not None:
-            script = Path(self.settings.agent)
-            return await prepare_agent(script if script.suffix == ".py" else bundled_agent(self.settings.agent))
-        agent: MilesAgent = self._load(self.settings.agent_function_path)
         return agent
 
     async def _end_when_aborted(self, state: Any) -> None:

@@ -48,15 +48,26 @@ def aborted_sample(origin: Any, reason: str) -> Any:
 
 
 def samples_of(origin: Any, rollout: Rollout, decode: Decode) -> list[Any]:
-    """The samples of `rollout`, which was made for `origin`; one at least."""
+    """The samples of `rollout`, which was made for `origin`; one at least.
+
+    Several share one reward, and a reward model would give each its own. Without the agent's they are ABORTED where a
+    limit ended the rollout; raises `AdapterError` where the agent ended it, since it never states one.
+    """
     if not rollout.samples:
         sample = aborted_sample(origin, rollout.outcome.detail)
         sample.metadata[STAMPS] = _stamps(rollout)
         return [sample]
     samples = [_sample_of(origin, ours, rollout, decode) for ours in rollout.samples]
     if len(samples) > 1:
+        if samples[0].reward is None and rollout.outcome.kind is OutcomeKind.FINISHED:
+            raise AdapterError(
+                "--harness-selection: several samples of a rollout share one reward, which is the agent's; expected a"
+                f" number in `reward` of its result, got {(rollout.agent_result or {}).get('reward')!r}"
+            )
         for sample in samples:  # counted as one rollout
             sample.rollout_id = origin.index if origin.rollout_id is None else origin.rollout_id
+            if sample.reward is None:
+                sample.status = type(origin.status).ABORTED
     return samples
 
 

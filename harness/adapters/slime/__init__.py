@@ -1,22 +1,57 @@
 """slime (interface of THUDM/slime 624b824a) over a session server.
 
     --custom-generate-function-path harness.adapters.slime.generate
+    --dynamic-sampling-filter-path harness.adapters.slime.check_no_aborted
 
 slime and miles share their samples and their state, so this is the adapter of miles, called as slime calls. slime asks
 nobody for options: those of the adapter are in the file of `--custom-config-path`. See docs/embedding.md.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.adapters.miles.generate import abort, close, run_sample
+from harness.adapters.miles.generate import abort, close, open_rollouts, run_sample
 from harness.types import Json
 
-__all__ = ["abort", "close", "generate"]
+__all__ = ["abort", "check_no_aborted", "close", "generate"]
 
 
-async def generate(args: Any, sample: Any, sampling_params: Json) -> Any:
-    """The sample, or the list of samples with a selection of several. Raises `AdapterError` for what cannot be kept."""
+async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bool = False) -> Any:
+    """The sample, or the list of samples with a selection of several.
+
+    Raises `AdapterError` for what cannot be kept, and what keeps the first rollout from running (`open_rollouts`): with
+    a filter, slime would make groups for ever.
+    In training an ABORTED sample has no reward: the filter drops its group, and a number would hide that there is no
+    filter. An evaluation of slime filters nothing and adds the rewards up: a rollout that failed is worth 0 there.
+    """
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.misc import load_function
 
-    return await run_sample(GenerateState(args), sample, sampling_params, load_function)
+    state = GenerateState(args)
+    await open_rollouts(state, load_function)
+    made = await run_sample(state, sample, sampling_params, load_function)
+    if evaluation:
+        key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
+        for each in _flatten([made]):
+            if each.reward is None and _is_aborted(each):
+                each.reward = {key: 0.0} if key else 0.0
+    return made
+
+
+def check_no_aborted(args: Any, samples: Sequence[Any], **_more: Any) -> Any:  # noqa: ARG001  # slime's signature
+    """For `--dynamic-sampling-filter-path`, as miles has one: no group in which a sample is ABORTED."""
+    from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+
+    if any(_is_aborted(sample) for sample in _flatten(samples)):
+        return DynamicFilterOutput(keep=False, reason="group_has_aborted")
+    return DynamicFilterOutput(keep=True)
+
+
+def _flatten(samples: Sequence[Any]) -> Iterator[Any]:
+    """The samples of a group, whose members may be lists of them."""
+    for member in samples:
+        yield from member if isinstance(member, list) else [member]
+
+
+def _is_aborted(sample: Any) -> bool:
+    return bool(sample.status is type(sample.status).ABORTED)

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from harness.adapters.miles.settings import ADMIN_TOKEN_VARIABLE
+
 STAND_INS = Path(__file__).parent / "stand_ins"
+
+
+@pytest.fixture(name="admin_token", params=[None, "sekret"], ids=["open", "token"])
+def _admin_token(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Of the session server, with and without one; the adapter finds it where its users put it."""
+    token: str | None = request.param
+    if token is not None:
+        monkeypatch.setenv(ADMIN_TOKEN_VARIABLE, token)
+    return token
 
 
 @pytest.fixture(name="miles")

@@ -8,7 +8,7 @@ import httpx
 
 from harness.adapters.miles import abort
 
-__all__ = ["abort", "crash", "keeps", "run"]
+__all__ = ["abort", "crash", "keeps", "run", "run_unscored"]
 
 ENDLESS = 9
 """Groups from here on never have enough."""
@@ -38,7 +38,8 @@ async def run(base_url, prompt, request_kwargs, metadata):
     """Two turns, with a wait for an update of the weights in between; or turns until it gets no more."""
     play.given.append({"base_url": base_url, "prompt": prompt, "request_kwargs": request_kwargs, "metadata": metadata})
     messages, statuses = list(prompt), play.statuses.setdefault(metadata["index"], [])
-    async with httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=60) as client:
+    headers = {"authorization": f"Bearer {metadata['session_api_key']}"}
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=60) as client:
 
         async def ask() -> bool:
             body = {"model": "policy", "messages": messages, **request_kwargs}
@@ -65,6 +66,11 @@ async def run(base_url, prompt, request_kwargs, metadata):
 def keeps(args, group) -> bool:
     """The filter: rewards differ."""
     return len({sample.reward for sample in group}) > 1
+
+
+async def run_unscored(base_url, prompt, request_kwargs, metadata):
+    """The same, and what it is worth is left to a reward model."""
+    await run(base_url, prompt, request_kwargs, metadata)
 
 
 async def crash(base_url, prompt, request_kwargs, metadata):

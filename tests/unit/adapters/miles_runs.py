@@ -10,6 +10,7 @@ from harness.adapters.miles import Generate, close
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
+from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.builders import toy_template
 
@@ -68,7 +69,9 @@ class MilesRun(NamedTuple):
 
 
 @asynccontextmanager
-async def miles_run(*steps: ScriptStep, options: tuple[str, ...] = (), **changes: Any) -> AsyncIterator[MilesRun]:
+async def miles_run(
+    *steps: ScriptStep, options: tuple[str, ...] = (), admin_token: str | None = None, **changes: Any
+) -> AsyncIterator[MilesRun]:
     """A run whose model says `steps` in every session; nothing of it is left afterwards."""
     chat_tokenizer = toy_template()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps))
@@ -76,7 +79,7 @@ async def miles_run(*steps: ScriptStep, options: tuple[str, ...] = (), **changes
     async def abort_engines() -> None:
         await engine.abort(None)
 
-    async with serve(engine, chat_tokenizer, MemoryStore()) as server:
+    async with serve(engine, chat_tokenizer, MemoryStore(), ServerSettings(admin_token=admin_token)) as server:
         given = ("--harness-session-server", server.url, *options)
         if "--harness-agent" not in options:
             given = ("--custom-agent-function-path", f"{AGENTS}.run", *given)

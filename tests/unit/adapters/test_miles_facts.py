@@ -124,6 +124,20 @@ def test_an_abort_sets_the_state_before_it_ends_the_engines(source: Path) -> Non
     assert body.index("state.aborted = True") < body.index(engines) < body.index("call_agent_abort_hook(")
 
 
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_a_rollout_function_has_its_state(source: Path) -> None:
+    """By this name; it is opened before the first step."""
+    path = "miles/rollout/inference_rollout/inference_rollout_common.py"
+    assert "self.state = GenerateState(" in ast.unparse(find(read(source, path), "InferenceRolloutFn"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_samples_of_a_rollout_share_a_reward(source: Path) -> None:
+    """Or miles refuses the step: what `--harness-selection` has to keep."""
+    path = source / "miles/ray/rollout/train_data_conversion.py"
+    assert "must share one reward" in path.read_text(encoding="utf-8")
+
+
 @pytest.mark.skipif(CHECKOUT is None, reason="HARNESS_MILES_SRC names no checkout of miles")
 def test_the_options_that_are_refused_are_miles_own() -> None:
     """Each is in its parser; a name that miles has changed would never be refused."""

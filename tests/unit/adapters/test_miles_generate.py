@@ -1,22 +1,25 @@
 """One sample of miles: what the agent is called with, what comes back, and what is refused."""
 
+import argparse
 import asyncio
 import math
 import sys
+import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness import __version__
-from harness.adapters.miles import Generate, RolloutFn, abort, convert
+from harness.adapters.miles import Generate, RolloutFn, abort, close, convert
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.sampling import session_sampling
 from harness.adapters.miles.settings import REFUSALS, read_settings
 from harness.engines.scripted import ScriptedFault, ScriptStep
-from harness.errors import AdapterError
+from harness.errors import AdapterError, SessionServerError
 from harness.samples.rollout import OutcomeKind
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import eventually
@@ -38,8 +41,9 @@ messages = json.load(open(os.environ["HARNESS_MESSAGES_FILE"]))
 body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
 headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers))
+metadata = json.load(open(os.environ["HARNESS_METADATA_FILE"]))
 with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
-    json.dump({"reward": 0.25, "roles": [message["role"] for message in messages]}, file)
+    json.dump({"reward": 0.25, "roles": [message["role"] for message in messages], "seen": metadata}, file)
 """
 
 pytestmark = pytest.mark.usefixtures("miles")
@@ -53,6 +57,11 @@ def _play(monkeypatch: pytest.MonkeyPatch) -> Play:
         update.set()
     monkeypatch.setattr(miles_agents, "play", play)
     return play
+
+
+def of_function(path: str) -> dict[str, Any]:
+    """Options in which this function is the agent."""
+    return {"harness_agent": None, "custom_agent_function_path": path}
 
 
 def state_of(run: MilesRun) -> Any:
@@ -120,20 +129,38 @@ async def test_branches_become_a_list_that_counts_as_one_rollout(play: Play) -> 
     assert {sample.rollout_id for sample in samples} == {7}
     for sample in samples:
         sample.validate()
+    assert convert(run.args, samples)["rewards"] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("agent", "outcome"),
-    [("crash", "crashed"), ("no_such_agent", None)],
-)
-async def test_what_fails_is_an_aborted_sample(play: Play, agent: str, outcome: str | None) -> None:
-    """An agent with a mistake, an agent that is not there: the run goes on, and no column is None."""
-    async with miles_run(*SHORT, custom_agent_function_path=f"{AGENTS}.{agent}") as run:
+async def test_branches_without_a_reward_of_the_agents_are_refused(play: Play) -> None:
+    """A reward model gives each its own, and miles takes one for a rollout."""
+    changes = {"custom_agent_function_path": f"{AGENTS}.run_unscored"}
+    async with miles_run(*SHORT, options=("--harness-selection", "turns"), **changes) as run:
+        with pytest.raises(
+            AdapterError, match=r"^--harness-selection: .* a number in `reward` of its result, got None$"
+        ):
+            await generate(state_of(run))
+
+
+async def test_branches_that_a_limit_ended_before_a_reward_are_aborted(play: Play) -> None:
+    """The agent could not state one."""
+    options = ("--harness-selection", "turns", "--max-seq-len", "150")
+    async with miles_run(*SHORT, options=options) as run:
+        samples = await generate(state_of(run), metadata={"index": 7, "group": miles_agents.ENDLESS})
+
+    assert len(samples) > 1
+    assert {(sample.status.value, sample.reward) for sample in samples} == {("aborted", None)}
+    assert {sample.metadata["harness"]["outcome"] for sample in samples} == {"limited"}
+
+
+async def test_an_agent_that_fails_is_an_aborted_sample(play: Play) -> None:
+    """The run goes on, and no column is None."""
+    async with miles_run(*SHORT, custom_agent_function_path=f"{AGENTS}.crash") as run:
         sample = await generate(state_of(run))
 
     sample.validate()
     assert (sample.status.value, sample.reward) == ("aborted", None)
-    assert sample.metadata["harness"].get("outcome") == outcome
+    assert sample.metadata["harness"]["outcome"] == "crashed"
     assert sample.metadata["harness"]["outcome_detail"]
     assert [sample.loss_mask, sample.rollout_log_probs, sample.tokens, sample.train_metadata["proximal_log_probs"]] == (
         [[]] * 4
@@ -149,6 +176,13 @@ async def test_a_session_server_that_is_not_there_costs_samples_and_no_run(play:
         assert (first.status.value, "127.0.0.1:9" in first.metadata["harness"]["outcome_detail"]) == ("aborted", True)
 
 
+async def test_an_agent_that_is_not_there_is_named(play: Play) -> None:
+    """With a rollout function that has not looked for it."""
+    async with miles_run(*SHORT, custom_agent_function_path=f"{AGENTS}.no_such_agent") as run:
+        with pytest.raises(AdapterError, match=r"^--custom-agent-function-path .*no_such_agent: AttributeError: "):
+            await generate(state_of(run))
+
+
 async def test_a_session_server_of_another_version_is_named(play: Play) -> None:
     """Its samples might be of another form: none is made."""
     description = {"harness": "0.0.1", "start": "s", "serves": {}, "engines": []}
@@ -158,10 +192,10 @@ async def test_a_session_server_of_another_version_is_named(play: Play) -> None:
             await generate(state_of(run))
 
 
-async def test_a_module_may_ask_for_the_end_itself(play: Play) -> None:
+async def test_a_module_may_ask_for_the_end_itself(play: Play, admin_token: str | None) -> None:
     """`abort(args)` returns when every rollout has ended; another run's go on, and new ones begin afterwards."""
     hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
-    async with miles_run(hangs, *SHORT) as run:
+    async with miles_run(hangs, *SHORT, admin_token=admin_token) as run:
         state = state_of(run)
         going = asyncio.create_task(generate(state))
         await eventually(lambda: any(live.sampled for live in run.engine.live))
@@ -171,7 +205,7 @@ async def test_a_module_may_ask_for_the_end_itself(play: Play) -> None:
         sample = await going
         assert (sample.status.value, len(run.server.server.sessions)) == ("aborted", 0)
         sample.validate()
-        assert sample.response_length == 3
+        assert (sample.response_length, sample.metadata["harness"]["outcome"]) == (3, "drained")
 
 
 async def test_after_an_abort_nothing_begins(play: Play) -> None:
@@ -183,6 +217,29 @@ async def test_after_an_abort_nothing_begins(play: Play) -> None:
         assert play.given == []
         state.reset()
         assert (await generate(state)).status.value == "completed"
+
+
+async def test_a_directory_goes_while_the_loop_works(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes, and whoever is cancelled meanwhile: nothing of it is left."""
+    begun, may_go_on, directories = threading.Event(), threading.Event(), []
+
+    class SlowDisk(TemporaryDirectory[str]):
+        def cleanup(self) -> None:
+            directories.append(Path(self.name))
+            begun.set()
+            assert may_go_on.wait(60)  # the loop has to get on to this
+            super().cleanup()
+
+    monkeypatch.setattr("harness.adapters.miles.generate.TemporaryDirectory", SlowDisk)
+    async with miles_run(*SHORT) as run:
+        going = asyncio.create_task(generate(state_of(run)))
+        await eventually(begun.is_set)
+        going.cancel()
+        await asyncio.sleep(0)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+    assert [directory.exists() for directory in directories] == [False]
 
 
 async def test_a_cancelled_sample_leaves_nothing_behind(play: Play) -> None:
@@ -221,14 +278,17 @@ async def test_a_rollout_that_begins_while_the_last_one_ends_goes_on(play: Play,
 
 @pytest.mark.agent
 async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path: Path) -> None:
-    """It finds the messages in a file, and what it leaves as its result is in the sample."""
+    """It finds messages and metadata in files, without the answer; what it leaves as its result is in the sample."""
     script = tmp_path / "agent.py"
     script.write_text(PROGRAM)
     async with miles_run(*SHORT, options=("--harness-agent", str(script))) as run:
-        sample = await generate(state_of(run), prompt=[{"role": "system", "content": "Be brief."}, *PROMPT])
+        prompt = [{"role": "system", "content": "Be brief."}, *PROMPT]
+        metadata = {"answer": "42", "tests": "x" * 200_000, "agent": {"game": {"rounds": 2}}}
+        sample = await generate(state_of(run), prompt=prompt, metadata=metadata)
 
     sample.validate()
     assert (sample.status.value, sample.reward, sample.metadata["roles"]) == ("completed", 0.25, ["system", "user"])
+    assert sample.metadata["seen"] == {"game": {"rounds": 2}, "index": 7, "group_index": 1}
 
 
 @pytest.mark.parametrize(
@@ -263,13 +323,32 @@ async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, c
             {"custom_generate_function_path": None},
             "^--custom-generate-function-path: expected harness",
         ),
+        ({"harness_agent": "plain_caht"}, "^--harness-agent: no bundled agent 'plain_caht'"),
+        ({"harness_agent": "no/agent.py"}, "^--harness-agent: no agent script at no/agent.py"),
+        (of_function("no_such_module.run"), "^--custom-agent-function-path no_such_module.run: ModuleNotFoundError"),
+        (of_function(f"{AGENTS}.no_such_agent"), "no_such_agent: AttributeError: "),
+        (of_function(f"{AGENTS}.ENDLESS"), "ENDLESS: expected a function, got int"),
     ],
 )
 def test_our_rollout_function_refuses_when_it_is_made(changes: dict[str, Any], message: str) -> None:
     """Before an engine has been asked for anything."""
-    args = miles_args("--harness-session-server", "http://s", "--harness-agent", "plain_chat", **changes)
+    options = ("--harness-session-server", "http://s", "--harness-agent", "plain_chat")
+    args = argparse.Namespace(**{**vars(miles_args(*options)), **changes})
     with pytest.raises(AdapterError, match=message):
         RolloutFn(SimpleNamespace(args=args, data_source=None))
+
+
+async def test_a_step_that_cannot_begin_ends_the_run(play: Play) -> None:
+    """Every group of it would be filtered out, for ever."""
+    from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput
+
+    description = {"harness": "0.0.1", "start": "s", "serves": {}, "engines": []}
+    async with canned_server(http_answer(200, description)) as other, miles_run(*SHORT) as run:
+        for url, error in [(other.url, AdapterError), ("http://127.0.0.1:9", SessionServerError)]:
+            args = argparse.Namespace(**{**vars(run.args), "harness_session_server": url})
+            with pytest.raises(error, match=url.removeprefix("http://")):
+                await RolloutFn(RolloutFnConstructorInput(args, None))(RolloutFnTrainInput(0))
+            await close(args)
 
 
 async def test_our_rollout_function_is_miles_own(play: Play) -> None:

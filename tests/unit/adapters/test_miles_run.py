@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from harness.adapters.miles import convert
+from harness.client.connections import SessionServerAddress
 from harness.client.gate import GateClient
 from harness.client.session_server import SessionServerClient
 from harness.engines.scripted import ScriptStep
@@ -59,7 +60,7 @@ async def bring_weights(run: MilesRun, play: Play, agents: int) -> None:
 
 
 @pytest.mark.usefixtures("miles")
-async def test_a_step_of_miles(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_of_miles(monkeypatch: pytest.MonkeyPatch, admin_token: str | None) -> None:
     """8 groups of 4 out of 16, one of them filtered out, seven of them endless; then the abort."""
     from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
     from miles.rollout.inference_rollout.inference_rollout_train import generate_rollout_async
@@ -67,13 +68,13 @@ async def test_a_step_of_miles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     play = Play()
     monkeypatch.setattr(miles_agents, "play", play)
-    async with miles_run(*SHORT, STORY, rollout_max_response_len=10_000) as run:
+    async with miles_run(*SHORT, STORY, rollout_max_response_len=10_000, admin_token=admin_token) as run:
         state, source = GenerateState(run.args), DataSource(4)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(bring_weights(run, play, 64))
             step = tasks.create_task(generate_rollout_async(state, 0, source.get_samples))
         groups, aborted = step.result()
-        async with SessionServerClient(run.server.url) as client:
+        async with SessionServerClient(SessionServerAddress(run.server.url, admin_token)) as client:
             gate = await GateClient.report(client.gate(), deadline_s=10)
         assert (len(run.server.server.sessions), run.engine.live) == (0, ())
 

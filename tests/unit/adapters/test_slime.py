@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.adapters.miles.samples import FIELDS
-from harness.adapters.slime import close
+from harness.adapters.slime import check_no_aborted, close
 from harness.engines.scripted import ScriptedFault, ScriptStep
-from harness.errors import AdapterError
+from harness.errors import AdapterError, SessionServerError
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
 from tests.unit.adapters.conftest import STAND_INS
@@ -69,6 +69,36 @@ async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch)
     assert (cut.status.value, play.statuses[8][-1]) == ("aborted", 404)
 
 
+@pytest.mark.usefixtures("miles")
+async def test_a_group_with_an_agent_that_failed_is_filtered_out() -> None:
+    """Its samples have no reward, which slime could not make a tensor of; in an evaluation, without filters, 0.
+
+    Where no sample could be made at all, the run ends.
+    """
+    from slime.rollout.sglang_rollout import generate_and_rm
+    from slime.utils.types import Sample
+
+    async with miles_run(ScriptStep(text="Done.")) as run:
+        args = slime_args(run)
+        args.custom_agent_function_path = f"{AGENTS}.crash"
+        nowhere = argparse.Namespace(**{**vars(args), "harness_session_server": "http://127.0.0.1:9"})
+        try:
+            with pytest.raises(SessionServerError, match=r"127\.0\.0\.1:9"):
+                await generate_and_rm(nowhere, Sample(index=7, prompt=PROMPT), dict(PARAMS))
+            await close(nowhere)
+            failed, evaluated = [
+                await generate_and_rm(args, Sample(index=7, prompt=PROMPT), dict(PARAMS), evaluation)
+                for evaluation in (False, True)
+            ]
+        finally:
+            await close(args)
+
+    whole = Sample(status=Sample.Status.COMPLETED, reward=1.0)
+    assert [(each.status.value, each.reward) for each in (failed, evaluated)] == [("aborted", None), ("aborted", 0.0)]
+    assert check_no_aborted(args, [whole, [whole, failed]]).reason == "group_has_aborted"
+    assert [check_no_aborted(args, group).keep for group in ([whole, failed], [whole, [whole]])] == [False, True]
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_the_facts_of_slime(source: Path) -> None:
     """The fields of a sample, the state's, and how a generate function is called."""
@@ -76,7 +106,10 @@ def test_the_facts_of_slime(source: Path) -> None:
     sample = next(node for node in types.body if isinstance(node, ast.ClassDef) and node.name == "Sample")
     fields = {each.target.id for each in sample.body if isinstance(each, ast.AnnAssign)}
     rollout = (source / "slime/rollout/sglang_rollout.py").read_text(encoding="utf-8")
+    filters = (source / "slime/rollout/filter_hub/base_types.py").read_text(encoding="utf-8")
     assert fields >= FIELDS
+    assert "keep: bool\n    reason: str | None = None\n" in filters
+    assert "evaluation=evaluation)" in rollout
     assert "class GenerateState" in rollout
     assert "(args, sample, sampling_params)" in rollout
     for attribute in ("self.args", "self.tokenizer", ".aborted"):

@@ -1,5 +1,7 @@
 """The one state of a run, and a sample through its generate function."""
 
+import inspect
+
 from slime.utils.misc import load_function
 
 _states = {}
@@ -21,4 +23,7 @@ class GenerateState:
 
 async def generate_and_rm(args, sample, sampling_params, evaluation=False):
     """One sample."""
-    return await load_function(args.custom_generate_function_path)(args, sample, sampling_params)
+    generate = load_function(args.custom_generate_function_path)
+    if "evaluation" in inspect.signature(generate).parameters:
+        return await generate(args, sample, sampling_params, evaluation=evaluation)
+    return await generate(args, sample, sampling_params)

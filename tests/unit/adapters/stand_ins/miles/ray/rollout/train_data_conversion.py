@@ -10,6 +10,11 @@ def convert_samples_to_train_data(
     if custom_convert_samples_to_train_data_func is not None:
         return custom_convert_samples_to_train_data_func(args, samples)
     rewards = [sample.reward for sample in samples]
+    shared = {}
+    for sample in samples:
+        key = sample.index if sample.rollout_id is None else sample.rollout_id
+        if shared.setdefault(key, sample.reward) != sample.reward:
+            raise ValueError(f"all samples in rollout {key!r} must share one reward")
     data = {
         "tokens": [sample.tokens for sample in samples],
         "response_lengths": [sample.response_length for sample in samples],

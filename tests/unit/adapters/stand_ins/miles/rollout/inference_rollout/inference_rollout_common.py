@@ -58,7 +58,7 @@ async def generate_and_rm(state, sample, sampling_params, evaluation=False):
     if not any(each.status is Sample.Status.ABORTED for each in many):
         for each in many:
             if each.reward is None:
-                each.reward = 0.0
+                each.reward = float(len(each.tokens))  # of a reward model, which scores them one by one
     return sample
 
 

@@ -20,6 +20,7 @@ from harness.adapters.miles.sampling import session_sampling
 from harness.adapters.miles.settings import REFUSALS, read_settings
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError, SessionServerError
+from harness.rollouts.agents.task import ProgramAgent
 from harness.samples.rollout import OutcomeKind
 from tests.session_servers.scripted import canned_server, http_answer
 from tests.session_servers.served import eventually
@@ -274,6 +275,14 @@ async def test_a_rollout_that_begins_while_the_last_one_ends_goes_on(play: Play,
             assert [each and each.outcome.kind for each in (await first, second)] == [OutcomeKind.FINISHED] * 2
         finally:
             await rollouts.close()
+
+
+def test_metadata_of_a_program_are_an_object(tmp_path: Path) -> None:
+    """A mistake of the data set, named."""
+    settings = read_settings(miles_args("--harness-session-server", "http://s", "--harness-agent", "plain_chat"))
+    sample = SimpleNamespace(index=7, group_index=1, prompt=PROMPT, metadata={"agent": "42"})
+    with pytest.raises(AdapterError, match=r"^sample 7: metadata\['agent'\]: expected an object, got str$"):
+        make_task(settings, ProgramAgent("probe", ("probe",)), sample, {}, tmp_path)
 
 
 @pytest.mark.agent

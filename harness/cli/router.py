@@ -74,6 +74,7 @@ def router(
     """
     import uvloop
 
+    from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
     from harness.router.gateway_program import gateway_program
     from harness.router.routed import RouterSettings, route_forever
@@ -81,6 +82,7 @@ def router(
     from harness.telemetry.logging import configure_logging
 
     configure_logging()
+    raise_descriptor_limit()
     settings = server.settings()
     routing = RouterSettings(
         worker_urls=tuple(url.strip() for url in worker_urls.split(",") if url.strip()),

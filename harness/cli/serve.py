@@ -58,12 +58,14 @@ def serve(
 
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
+    from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
     from harness.server.serving import Around, alone, serve_forever
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
 
     configure_logging()
+    raise_descriptor_limit()
     settings = server.settings()
     model_dir = None if model is None else models.fetch(model)
     chat_tokenizer = server.open_tokenizer(model_dir)

@@ -3,7 +3,8 @@
 Whoever reaches the port costs a connection, before anybody has asked for a credential. uvicorn and its parser take any
 number of header lines, of any length, at any pace, and hold an answer for ever that is not read. Here
 
-- connections are counted, so that descriptors are left for engines and the store;
+- connections are counted, so that descriptors are left for engines and the store; where there are too many, those that
+  are kept and idle make room;
 - header lines, and what frames the chunks of a body, are counted and bounded;
 - the head of a request has to arrive in time, and its body too: its reader waits for it no longer, and afterwards it
   is discarded for a moment only;
@@ -13,7 +14,7 @@ number of header lines, of any length, at any pace, and hold an answer for ever 
   reading, and tells only the last one that its client has left.)
 
 Times are looked at every second for all connections of a server together, which costs a request nothing. The bound of
-a body is its reader's (`server.wire.read_body`).
+a whole body is its reader's (`server.wire.read_body`): here one ends that stands still.
 """
 
 import asyncio
@@ -48,14 +49,14 @@ class ConnectionBounds:
     """The most that a connection may cost, and how many there may be."""
 
     connections: int
-    """At one time; one that is too much is reset."""
+    """At one time; one that is too much is reset, unless an idle one can be closed for it."""
     header_bytes: int
     """Of the first line of a request and its header lines together."""
     header_lines: int
     header_s: float
     """For all of them to arrive, from the first byte on."""
     body_s: float
-    """For the body behind them. Its reader gives it up then; the connection follows if nobody reads it."""
+    """Without a byte of the body behind them, though it would be taken."""
     write_s: float
     """Without a client taking anything of what it was sent."""
 
@@ -70,6 +71,8 @@ class ServerConnections(ServerState):
         self.bounds = bounds
         self.answer = answer
         """To what no application has seen, and counts it."""
+        self.idle: dict[BoundedProtocol, None] = {}
+        """Those that were answered and wait for another request; the one that has waited longest comes first."""
 
     async def watch_for_ever(self) -> None:
         """End every connection whose time is over."""
@@ -79,6 +82,15 @@ class ServerConnections(ServerState):
             for connection in list(self.connections):
                 if isinstance(connection, BoundedProtocol):
                     connection.look(loop.time())
+
+    def close_idle(self) -> bool:
+        """Close the connection that has been idle longest, and has its whole answer; whether there is one."""
+        for connection in self.idle:
+            if not connection.transport.get_write_buffer_size():
+                del self.idle[connection]
+                connection.transport.close()
+                return True
+        return False
 
     def reset_all(self) -> None:
         """Reset every connection, and every one that comes."""
@@ -106,7 +118,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _error: RequestError | None = None
     _is_deaf = False  # nothing more is read
     _is_in_head = True
-    _arrives_since: float | None = None  # the request that arrives now; None between two
+    _arrives_since: float | None = None  # what arrives now: a head from its beginning, of a body more; or None
+    _has_moved = False  # the body, since somebody looked
     _ends_at: float | None = None
     _head_bytes = _header_lines = _beside_body_bytes = 0
     _unread_bytes = 0
@@ -120,23 +133,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._server = self.server_state
         self._arrives_since = self.loop.time()
         most = self._server.bounds.connections
-        if len(self._server.connections) > most:
+        if self._server.are_reset:
+            _reset(transport)
+        elif len(self._server.connections) > most and not self._server.close_idle():
             self._server.answer(
                 TooMany(f"expected at most {most} connections (the server's limit `connections`)", limit="connections")
             )
             _reset(transport)
-        elif self._server.are_reset:
-            _reset(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        self._server.idle.pop(self, None)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take in `data`; the connection ends when there is too much around the body of a request."""
+        if self._arrives_since is None and not self._is_deaf:
+            data = data.lstrip(b"\r\n")  # some clients put a line end behind a body: it begins nothing
+            if not data:
+                return
         self._beside_body_bytes += len(data)
         if self._is_deaf:
             if self._beside_body_bytes > 2 * FRAMING_BYTES:
                 _reset(self.transport)
             return
-        if self._arrives_since is None:
-            self._arrives_since = self.loop.time()
         super().data_received(data)
         self._bound_rest()
 
@@ -145,6 +165,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_answering():
             raise MalformedRequest("expected no request before the answer to the last one")
         super().on_message_begin()
+        self._server.idle.pop(self, None)
+        self._arrives_since = self.loop.time()
         self._is_in_head = True
 
     def on_url(self, url: bytes) -> None:
@@ -170,6 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body, whose length its reader bounds."""
+        self._has_moved = True
         self._beside_body_bytes -= len(body)
         super().on_body(body)
 
@@ -177,14 +200,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request is complete; another one may begin."""
         self._arrives_since = self._ends_at = None
         self._head_bytes = self._header_lines = self._beside_body_bytes = 0
-        self._is_in_head = True
+        self._is_in_head, self._has_moved = True, False
         super().on_message_complete()
+        self._note_idle()
 
     def on_response_complete(self) -> None:
         """The answer is complete, which may be before its request is."""
         super().on_response_complete()
         if self._arrives_since is not None and not self._is_deaf:
             self._ends_at = self.loop.time() + _LINGER_S
+        self._note_idle()
 
     def send_400_response(self, msg: str) -> None:
         """Read nothing more; answer, unless a complete request still waits for its own answer, with which it ends."""
@@ -216,7 +241,9 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._arrives_since is not None and not self._is_deaf:
             bounds = self._server.bounds
             if not self._is_in_head:
-                if now > self._arrives_since + bounds.body_s + _LINGER_S:  # its reader would have ended it
+                if self._has_moved or self.flow.read_paused:
+                    self._arrives_since, self._has_moved = now, False
+                elif now > self._arrives_since + bounds.body_s + _LINGER_S:  # its reader would have ended it
                     self.transport.abort()
             elif now > self._arrives_since + bounds.header_s:
                 if self._beside_body_bytes:
@@ -242,6 +269,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
+
+    def _note_idle(self) -> None:
+        if self._arrives_since is None and not self._is_answering() and not self.transport.is_closing():
+            self._server.idle[self] = None
 
     def _bound_rest(self) -> None:
         """Bound what the parser has taken and handed to nobody."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from harness.engines.base import ContinuesAtEntry, ProvesScripts, TokenProvider
 from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
+from harness.machine.descriptors import descriptor_limit
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.machine.http_protocol import ResetAwareProtocol
 from harness.server.app import SessionServer
@@ -34,6 +34,7 @@ log = structlog.get_logger()
 
 _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
 _SHUTDOWN_S = 5
+_OWN_DESCRIPTORS = 128  # for the store, logs, and questions to engines that belong to no turn
 SWITCH_S = 0.0005
 """How long the event loop of a program of its own waits at most for the interpreter while a thread computes: Python's
 own 5 ms, several times in a turn, are more than the turn takes."""
@@ -161,9 +162,11 @@ async def serve_forever(
 
 def _bounds(settings: ServerSettings) -> ConnectionBounds:
     limits = settings.limits
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    connections, descriptors = limits.connections, descriptor_limit()
+    if descriptors is not None:  # a turn has two: its client's and its engine's
+        connections = min(connections, max(1, (descriptors - _OWN_DESCRIPTORS) // 2))
     return ConnectionBounds(
-        connections=limits.connections if descriptors < 0 else min(limits.connections, descriptors * 3 // 4),
+        connections=connections,
         header_bytes=limits.header_bytes,
         header_lines=limits.header_lines,
         header_s=limits.header_seconds,

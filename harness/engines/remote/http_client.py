@@ -226,7 +226,7 @@ class EngineClient:
             async with asyncio.timeout_at(at):
                 yield
         except CannotConnect as error:
-            raise EngineUnavailable(f"{self.name} cannot be reached ({error}); is the server running?") from error
+            raise EngineUnavailable(f"{self.name} cannot be reached: {error}") from error
         except TimeoutError as error:
             # A generation that got no answer may have been sampled; every other call just was not served.
             kind = EngineConnectionLost if call.request_id else EngineUnavailable

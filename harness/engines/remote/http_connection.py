@@ -13,12 +13,15 @@ that of a new connection, deadlines belong to the caller. Who leaves before the 
 """
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
+
+from harness.machine.descriptors import descriptor_limit
 
 _CONNECT_S = 10.0
 _CLOSE_S = 2.0
@@ -260,9 +263,14 @@ class Connections:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(Connection, host, port, ssl=self._tls)
         except TimeoutError as error:
-            raise CannotConnect(f"no connection within {_CONNECT_S:g} s") from error
+            raise CannotConnect(f"no connection within {_CONNECT_S:g} s; is the server running?") from error
         except (OSError, ValueError) as error:  # of a name or a port that is none, too
-            raise CannotConnect(str(error)) from error
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise CannotConnect(
+                    f"not the server's fault: this process has all its {descriptor_limit()} descriptors open; raise"
+                    " `ulimit -n`, or lower the limit `connections`"
+                ) from error
+            raise CannotConnect(f"{error}; is the server running?") from error
         self._open.add(connection)
         return connection
 

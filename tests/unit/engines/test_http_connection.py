@@ -1,6 +1,8 @@
 """One engine server's HTTP as it comes over the wire, broken in every way that a server can break it."""
 
 import asyncio
+import os
+import resource
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -158,3 +160,18 @@ async def test_a_server_that_cannot_be_reached_is_unavailable(url: str):
         finally:
             await other.close()
         assert (raw.requests, other.generations_sent) == ([], 0)
+
+
+async def test_a_process_without_descriptors_does_not_blame_the_server():
+    """It names the limit, of its own."""
+    async with asking(BY_LENGTH) as (client, _):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            with pytest.raises(EngineUnavailable, match=f"not the server's fault: .* all its {free} descriptors"):
+                await client.ask(GET)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert await client.ask(GET) == (200, BODY)

@@ -14,16 +14,14 @@ that of a new connection, deadlines belong to the caller. Who leaves before the 
 
 import asyncio
 import errno
-import ssl
 from collections.abc import Sequence
 from typing import cast
-from urllib.parse import urlsplit
 
 import httptools
 
 from harness.machine.descriptors import descriptor_limit
+from harness.machine.dial import CONNECT_S, DialedAddress
 
-_CONNECT_S = 10.0
 _CLOSE_S = 2.0
 _KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost
 _MOST_HEAD_BYTES = 256 << 10
@@ -217,8 +215,7 @@ class Connections:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = urlsplit(url)
-        self._tls = ssl.create_default_context() if self._url.scheme == "https" else None
+        self._address = DialedAddress(url)
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
         """The one that was used last comes last, and is used next."""
@@ -257,13 +254,11 @@ class Connections:
             await asyncio.wait([connection.closed for connection in closing], timeout=_CLOSE_S)
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
-            host, port = self._url.hostname or "", self._url.port or (80 if self._tls is None else 443)
-            async with asyncio.timeout(_CONNECT_S):
-                _, connection = await loop.create_connection(Connection, host, port, ssl=self._tls)
+            async with asyncio.timeout(CONNECT_S):
+                connection = await self._address.connect(Connection)
         except TimeoutError as error:
-            raise CannotConnect(f"no connection within {_CONNECT_S:g} s; is the server running?") from error
+            raise CannotConnect(f"no connection within {CONNECT_S:g} s; is the server running?") from error
         except (OSError, ValueError) as error:  # of a name or a port that is none, too
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise CannotConnect(

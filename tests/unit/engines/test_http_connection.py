@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from harness.engines.remote.http_client import EngineClient, HttpCall
+from harness.engines.remote.http_client import EngineClient, HttpAnswer, HttpCall
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable
 
 GET = HttpCall("GET", "/x", 30.0)
@@ -175,3 +175,40 @@ async def test_a_process_without_descriptors_does_not_blame_the_server():
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert await client.ask(GET) == (200, BODY)
+
+
+def test_an_address_that_is_silent_costs_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch):
+    """The next one is tried, found first afterwards, and the name is looked up once."""
+    looked_up: list[str] = []
+    tried: list[str] = []
+
+    class Loop(asyncio.SelectorEventLoop):
+        """One whose resolver knows two addresses of a name, of which one is behind a firewall."""
+
+        async def getaddrinfo(self, host, port, **options):
+            if host != "engine.test":
+                return await super().getaddrinfo(host, port, **options)
+            looked_up.append(host)
+            return [(2, 1, 6, "", ("192.0.2.1", port)), (2, 1, 6, "", ("127.0.0.1", port))]
+
+        async def sock_connect(self, sock, address):
+            tried.append(address[0])
+            if address[0] == "192.0.2.1":
+                await self.create_future()
+            await super().sock_connect(sock, address)
+
+    async def ask() -> list[HttpAnswer]:
+        async with asking(BY_LENGTH, BY_LENGTH) as (client, _):
+            named = EngineClient(client.url.replace("127.0.0.1", "engine.test"), "sglang")
+            named.open()
+            try:
+                return [await named.ask(HttpCall("POST", "/x", 30.0, {})) for _ in range(2)]
+            finally:
+                await named.close()
+
+    monkeypatch.setattr("harness.machine.dial.CONNECT_S", 4.0)
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        answers = runner.run(ask())
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert (looked_up, tried) == (["engine.test"], ["192.0.2.1", "127.0.0.1", "127.0.0.1"])

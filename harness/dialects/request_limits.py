@@ -48,7 +48,7 @@ class RequestLimits:
     waiting_bytes: int = 256 * _MIB
     """Of all the requests that wait for a place off the event loop together; beyond that, 503 and `retry-after`."""
     connections: int = 8_192
-    """At one time, and at most three quarters of the descriptors that the process may have: the others are its own."""
+    """At one time, and at most half of the descriptors the server can spare: a turn has one for its engine, too."""
     header_bytes: int = 65_536
     """Of the first line of a request and its header lines together."""
     header_lines: int = 128

@@ -84,8 +84,7 @@ def test_every_dependency_is_imported_somewhere() -> None:
     names = {re.split(r"[<>=]", each)[0].replace("-", "_") for each in wanted}
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "harness").rglob("*.py"))
     imported = set(re.findall(r"^ *(?:from|import) (\w+)", source, flags=re.MULTILINE))
-    # uvicorn's protocol, which `machine/http_protocol.py` extends, is made of it
-    assert names - imported == {"httptools"}
+    assert names - imported == set()
 
 
 def test_the_wheel_carries_its_license(wheel_names: list[str]) -> None:

@@ -20,7 +20,7 @@ run: setup model  ## a scenario, end to end, on a real model
 	$(PY) -m harness run quickstart $(ARGS)
 
 # The type checker has one core, and the tests the other until it is done. Where make can, each recipe prints when it ends.
-check: setup-dev  ## what to run before every commit: two minutes, no model, no agents
+check: setup-dev  ## what to run before every commit: under three minutes, no model, no agents
 	@$(MAKE) --no-print-directory --jobs $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint types layers unit
 
 test: setup-dev model lint types layers pytest  ## everything that runs without a GPU

@@ -20,8 +20,6 @@ from time import perf_counter
 import httpx
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from tests.session_servers.served import Served, bearer, url_of
 from tests.system.abuse.hostile_requests import Prey, hostile_requests
 from tests.system.abuse.siege import Host, besiege, serve

@@ -23,11 +23,10 @@ import aiohttp
 import psutil
 import uvloop
 
-THIS = Path(__file__).resolve()
-sys.path.insert(0, str(THIS.parent.parent))
+from bench.collecting import copy_session, write_one_session
+from harness.client.session_server import SessionServerClient
 
-from bench.collecting import copy_session, write_one_session  # noqa: E402
-from harness.client.session_server import SessionServerClient  # noqa: E402
+THIS = Path(__file__).resolve()
 
 _AT_ONCE = 64
 _ALONE_S = 20.0

@@ -43,8 +43,6 @@ from harness.samples.segments import Segment
 from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.toy_model import write_toy_model
 
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 import aiohttp
 import uvloop
 
-THIS = Path(__file__).resolve()
-sys.path.insert(0, str(THIS.parent.parent))
+from bench.tool_loop.stand_in import StandIn, StandInProtocol
+from bench.tool_loop.words import outputs, tool_texts
+from bench.turn_overhead import converse, server_process
+from harness.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.tokens.tokenizer import Tokenizer
 
-from bench.tool_loop.stand_in import StandIn, StandInProtocol  # noqa: E402
-from bench.tool_loop.words import outputs, tool_texts  # noqa: E402
-from bench.turn_overhead import converse, server_process  # noqa: E402
-from harness.models.npm_tokenizer import QWEN3, fetch_tokenizer  # noqa: E402
-from harness.tokens.tokenizer import Tokenizer  # noqa: E402
+THIS = Path(__file__).resolve()
 
 MIB = 1 << 20
 AT_ONCE = 16

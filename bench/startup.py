@@ -48,7 +48,6 @@ def median_ms(*arguments: str) -> float:
 
 async def run_engine(tokenizer: Path) -> None:
     """Body of the engine's process: prints its URL, runs until its standard input closes."""
-    sys.path.insert(0, str(ROOT))
     from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
     from harness.tokens.tokenizer import Tokenizer
     from tests.fake_engines.fake_server import serving

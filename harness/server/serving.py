@@ -209,12 +209,6 @@ class _HangingUpServer(EmbeddedServer):
 
     def hang_up(self) -> None:
         """Stop listening and reset every connection; what is being answered goes on, for nobody."""
-        self.should_exit = self.force_exit = True
-        loop = asyncio.get_running_loop()
-        for server in self.servers:
-            for listener in server.sockets:
-                loop.remove_reader(listener.fileno())
-            # asyncio loses a connection that it has accepted and not begun when its listener closes; it begins a round
-            # later.
-            loop.call_soon(loop.call_soon, server.close)
+        self.force_exit = True
+        self.end()
         self._connections.reset_all()

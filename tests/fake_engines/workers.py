@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.engines.scripted import ScriptStep
+from harness.machine.asgi import EmbeddedServer, answering, listening
 from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.providers import scripted_engine
 from tests.fake_engines.worker_program import make_worker
@@ -26,19 +26,10 @@ _PROGRAM = Path(__file__).with_name("worker_program.py")
 @asynccontextmanager
 async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
     """The base address of `app`."""
-    listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1, http="httptools")
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server._serve([listener]))
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not server.started:
-                await asyncio.sleep(0.005)
-        yield "http://{}:{}".format(*listener.getsockname()[:2])
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
+    with listening("127.0.0.1", 0) as listener:
+        async with answering(EmbeddedServer(config), listener):
+            yield "http://{}:{}".format(*listener.getsockname()[:2])
 
 
 @asynccontextmanager

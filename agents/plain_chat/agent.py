@@ -189,7 +189,7 @@ def read_file(variable: str) -> str | None:
 
 def main() -> None:
     """Play one dialogue and leave its result."""
-    request_kwargs = json.loads(os.environ.get("HARNESS_REQUEST_KWARGS", "{}"))
+    request_kwargs = json.loads(read_file("HARNESS_REQUEST_KWARGS_FILE") or "{}")
     messages = request_kwargs.pop("messages", [])
     environment = choose_environment(json.loads(read_file("HARNESS_METADATA_FILE") or "{}"), messages)
     instruction, prompt = read_file("HARNESS_INSTRUCTION_FILE"), read_file("HARNESS_MESSAGES_FILE")

@@ -204,7 +204,8 @@ def read_prompt() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run one tool loop and leave its result."""
-    agent = Agent(json.loads(os.environ.get("HARNESS_REQUEST_KWARGS", "{}")))
+    arguments = os.environ.get("HARNESS_REQUEST_KWARGS_FILE")
+    agent = Agent(json.loads(Path(arguments).read_text(encoding="utf-8")) if arguments else {})
 
     ended = agent.run(read_prompt(), int(os.environ.get("HARNESS_MAX_TURNS", "50")))
 

@@ -2,7 +2,7 @@
 
 By that contract `base_url` ends in the session's id, without `/v1`, and `prompt` is what the data set has: a text or a
 list of messages. Functions are trusted with the whole metadata of a sample, as by miles. A program acts for the model,
-which must not read the answer there: it gets what the data set puts under `AGENT_METADATA`, and so does the session.
+which must not read the answer there: it gets `program_metadata`, and so does the session.
 """
 
 from collections.abc import Awaitable, Callable
@@ -10,45 +10,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.adapters.miles.sampling import session_sampling
+from harness.adapters.agents import LoadFunction, find_function, find_script, program_metadata
 from harness.adapters.miles.settings import MilesSettings
-from harness.errors import AdapterError, AgentError
-from harness.rollouts.agents.programs import bundled_agent
+from harness.adapters.sampling import session_sampling
+from harness.adapters.trainer_sessions import MODEL
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.types import Json
 
-MODEL = "policy"
-"""The model's name for clients that have to state one."""
-
 MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
 """`async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
-
-LoadFunction = Callable[[Any], Any]
-"""Finds what a path names, as the framework does; None for none."""
-
-AGENT_METADATA = "agent"
-"""Key in a sample's metadata of the object whose items become the metadata of a program."""
 
 
 def find_agent(settings: MilesSettings, load: LoadFunction) -> Path | MilesAgent:
     """The script or the function that the options name. Raises `AdapterError` naming the option of one not there."""
     if settings.agent is not None:
-        script = Path(settings.agent)
-        try:
-            script = script if script.suffix == ".py" else bundled_agent(settings.agent)
-        except AgentError as error:
-            raise AdapterError(f"--harness-agent: {error.message}") from error
-        if not script.is_file():
-            raise AdapterError(f"--harness-agent: no agent script at {script}")
-        return script
-    option = f"--custom-agent-function-path {settings.agent_function_path}"
-    try:
-        agent: MilesAgent = load(settings.agent_function_path)
-    except Exception as error:  # importing runs the module: it may raise anything
-        raise AdapterError(f"{option}: {type(error).__name__}: {error}") from error
-    if not callable(agent):
-        raise AdapterError(f"{option}: expected a function, got {type(agent).__name__}")
-    return agent
+        return find_script(settings.agent, "--harness-agent")
+    return find_function(settings.agent_function_path, "--custom-agent-function-path", load)
 
 
 def make_task(
@@ -67,6 +44,8 @@ def make_task(
         "selection": str(settings.selection),
         "matching": list(settings.matching),
     }
+    is_program = isinstance(agent, ProgramAgent)
+    known = program_metadata(sample.metadata, f"sample {sample.index}: metadata") if is_program else {}
     return AgentTask(
         agent=agent if isinstance(agent, ProgramAgent) else _call_as_miles(agent, settings, sample, sampling),
         prompt=sample.prompt,
@@ -74,17 +53,8 @@ def make_task(
         model=MODEL,
         deadline_s=settings.deadline_s,
         session=session,
-        metadata={**_program_metadata(sample), **place} if isinstance(agent, ProgramAgent) else place,
+        metadata={**known, **place},
     )
-
-
-def _program_metadata(sample: Any) -> Json:
-    metadata = sample.metadata.get(AGENT_METADATA, {})
-    if not isinstance(metadata, dict):
-        raise AdapterError(
-            f"sample {sample.index}: metadata[{AGENT_METADATA!r}]: expected an object, got {type(metadata).__name__}"
-        )
-    return metadata
 
 
 def _call_as_miles(agent: MilesAgent, settings: MilesSettings, sample: Any, sampling: Json) -> FunctionAgent:

@@ -5,21 +5,18 @@ since every one of them would be wrong.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
 import structlog
 
-from harness.adapters.miles.agents import LoadFunction, make_task
+from harness.adapters.agents import LoadFunction
+from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.samples import aborted_sample, require_fields, samples_of
-from harness.adapters.miles.settings import MilesSettings, add_arguments
+from harness.adapters.miles.settings import add_arguments
+from harness.adapters.trainer_sessions import rollout_directory
 from harness.errors import AdapterError
-from harness.machine.deadlines import to_the_end
 from harness.samples.merge import Selection
 from harness.samples.rollout import Rollout
 from harness.types import Json
@@ -99,27 +96,14 @@ async def close(args: Any) -> None:
 
 async def _generate(rollouts: MilesRollouts, state: Any, sample: Any, sampling_params: Json) -> list[Any]:
     agent = await rollouts.open()
-    async with _workdir(rollouts.settings, sample) as workdir:
+    name = f"{sample.group_index}-{sample.index}-{uuid4().hex[:8]}"
+    async with rollout_directory(rollouts.settings.workdir, name) as workdir:
         task = make_task(rollouts.settings, agent, sample, sampling_params, workdir)
         rollout: Rollout | None = await rollouts.run(task, state)
     if rollout is None:
         return [aborted_sample(sample, "the step was aborted")]
     # In the loop, as miles does: its tokenizer may be busy there, and does not bear two threads.
     return samples_of(sample, rollout, state.tokenizer.decode)
-
-
-@asynccontextmanager
-async def _workdir(settings: MilesSettings, sample: Any) -> AsyncIterator[Path]:
-    """A directory for one rollout, which stays where the settings name a place for it."""
-    name = f"{sample.group_index}-{sample.index}-{uuid4().hex[:8]}"
-    if settings.workdir is not None:
-        yield settings.workdir / name
-        return
-    directory = TemporaryDirectory(prefix="harness-miles-", ignore_cleanup_errors=True)
-    try:
-        yield Path(directory.name) / name
-    finally:
-        await to_the_end(asyncio.to_thread(directory.cleanup))  # an agent may leave a hundred thousand files
 
 
 def _rollouts_of(state: Any, load: LoadFunction) -> MilesRollouts:

@@ -8,24 +8,20 @@ session server go on, and there is nothing to open afterwards. A rollout that wa
 """
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
-from harness import __version__
-from harness.adapters.miles.agents import LoadFunction, MilesAgent, find_agent
+from harness.adapters.agents import LoadFunction
+from harness.adapters.miles.agents import MilesAgent, find_agent
 from harness.adapters.miles.settings import read_settings
+from harness.adapters.trainer_sessions import TrainerSessions
 from harness.client.connections import SessionServerAddress
-from harness.client.session_server import SessionServerClient
-from harness.errors import AdapterError
 from harness.machine.deadlines import read_end, to_the_end, within
-from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 
 LOOK_S = 0.05
 """Between two looks at `state.aborted`."""
-_ANSWER_S = 10.0
 
 
 class MilesRollouts:
@@ -33,11 +29,13 @@ class MilesRollouts:
 
     def __init__(self, args: Any, load: LoadFunction) -> None:
         self.args = args
-        self._load = load
-        self.settings = read_settings(args)
+        self.settings = settings = read_settings(args)
         self.loop = asyncio.get_running_loop()
-        self._opening: asyncio.Task[ProgramAgent | MilesAgent] | None = None
-        self._client: SessionServerClient | None = None
+        self._sessions: TrainerSessions[MilesAgent] = TrainerSessions(
+            SessionServerAddress(settings.session_server, settings.admin_token),
+            lambda: find_agent(settings, load),
+            settings.agent_env,
+        )
         self._manager: SessionManager | None = None
         self._running: dict[asyncio.Task[Rollout], AgentTask] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -45,15 +43,9 @@ class MilesRollouts:
         self._wants_end = asyncio.Event()
 
     async def open(self) -> ProgramAgent | MilesAgent:
-        """The agent, with the manager ready to run it; opened once, tried again after a failure.
-
-        Raises `SessionServerError` when the session server does not answer, `AgentError` when the environment of a
-        program cannot be made, `AdapterError` for an agent that is not there and a server of another version.
-        """
-        if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
-            self._opening = asyncio.create_task(self._open(), name="miles adapter: open")
-            self._opening.add_done_callback(read_end)  # whoever waits for it may be cancelled
-        return await asyncio.shield(self._opening)
+        """The agent, with the manager ready to run it; raises what `TrainerSessions.open` raises."""
+        self._manager, agent = await self._sessions.open()
+        return agent
 
     async def run(self, task: AgentTask, state: Any) -> Rollout | None:
         """The rollout of `task`; None when an abort came before it had a session, or it could not be ended."""
@@ -86,26 +78,7 @@ class MilesRollouts:
     async def close(self) -> None:
         """End every rollout, and what was opened for them. Idempotent."""
         await self.end()
-        if self._opening is not None:
-            await asyncio.wait({self._opening})
-        manager, client, self._manager, self._client, self._opening = self._manager, self._client, None, None, None
-        if manager is not None:
-            await manager.__aexit__(None, None, None)
-        if client is not None:
-            await client.close()
-
-    async def _open(self) -> ProgramAgent | MilesAgent:
-        settings = self.settings
-        if self._client is None:
-            self._client = SessionServerClient(SessionServerAddress(settings.session_server, settings.admin_token))
-        server = await self._client.describe(deadline_s=_ANSWER_S)
-        if server.harness != __version__:
-            raise AdapterError(f"{settings.session_server} is of version {server.harness}, expected {__version__}")
-        found = find_agent(settings, self._load)
-        agent = await prepare_agent(found) if isinstance(found, Path) else found
-        self._manager = SessionManager(settings.session_server, admin_token=settings.admin_token, client=self._client)
-        await self._manager.__aenter__()
-        return agent
+        await self._sessions.close()
 
     async def _end_when_aborted(self, state: Any) -> None:
         while not state.aborted and not await within(LOOK_S, self._wants_end.wait()):
@@ -135,7 +108,3 @@ class MilesRollouts:
             self._watch = None  # a rollout that begins meanwhile gets a watch of its own
             watch.cancel()
         await to_the_end(asyncio.wait({watch}))
-
-
-def _has_failed(task: asyncio.Task[Any]) -> bool:
-    return task.cancelled() or task.exception() is not None

@@ -6,18 +6,18 @@ another distribution, trains to its end and is worth nothing.
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE
 from harness.errors import AdapterError
 from harness.samples.merge import Selection
 
 COMMIT = "31f1ca96"
 """Of radixark/miles: the interface that everything here is written for."""
 
-ADMIN_TOKEN_VARIABLE = "HARNESS_ADMIN_TOKEN"  # noqa: S105  # the name of a variable
 DEADLINE_S = 1800.0
 
 
@@ -31,6 +31,8 @@ class MilesSettings:
     """Of miles' own `--custom-agent-function-path`; None where `agent` is a program."""
     agent: str | None
     """Name of a bundled agent, or path of a script."""
+    agent_env: Mapping[str, str]
+    """Added to the environment of a program."""
     deadline_s: float
     max_seq_len: int | None
     """Tokens of a session's longest branch, prompt included."""
@@ -47,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seq-len", type=int, default=None, help="Most tokens of a session's sequence, prompt included.")
     add("--harness-session-server", type=str, default=None, help="URL of the session server.")
     add("--harness-agent", type=str, default=None, help="A bundled agent or a script, in place of an agent function.")
+    add("--harness-agent-env", type=str, nargs="*", default=[], help="NAME=VALUE, for the environment of a program.")
     add("--harness-deadline", type=float, default=DEADLINE_S, help="Seconds that an agent may take.")
     add("--harness-matching", type=str, nargs="*", default=[], help="Differences in histories that do not count.")
     add(
@@ -69,20 +72,34 @@ def read_settings(args: Any) -> MilesSettings:
         raise AdapterError("--harness-session-server: expected the URL of a session server (`harness serve`), got none")
     require_kept(args)
     function_path, agent = getattr(args, "custom_agent_function_path", None), getattr(args, "harness_agent", None)
-    workdir = getattr(args, "harness_workdir", None)
+    workdir, env = getattr(args, "harness_workdir", None), read_variables(getattr(args, "harness_agent_env", ()))
     if bool(function_path) == bool(agent):
         raise AdapterError("expected one of --custom-agent-function-path and --harness-agent")
+    if env and not agent:
+        raise AdapterError("--harness-agent-env: a function has no environment of its own; it is for --harness-agent")
     return MilesSettings(
         session_server=server,
         admin_token=os.environ.get(ADMIN_TOKEN_VARIABLE),
         agent_function_path=function_path,
         agent=agent,
+        agent_env=env,
         deadline_s=getattr(args, "harness_deadline", DEADLINE_S),
         max_seq_len=getattr(args, "max_seq_len", None),
         matching=tuple(getattr(args, "harness_matching", ())),
         selection=_selection(args),
         workdir=None if workdir is None else Path(workdir),
     )
+
+
+def read_variables(assignments: Sequence[str]) -> dict[str, str]:
+    """The variables of these `NAME=VALUE`. Raises `AdapterError` for anything else; values are not in its message."""
+    variables: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = str(assignment).partition("=")
+        if not name or not equals:
+            raise AdapterError(f"--harness-agent-env: expected NAME=VALUE, got one that begins with {name[:16]!r}")
+        variables[name] = value
+    return variables
 
 
 def _selection(args: Any) -> Selection:

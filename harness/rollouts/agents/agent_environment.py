@@ -17,15 +17,17 @@ from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.machine.inherited_variables import for_programs
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.types import Json
 
 INSTRUCTION_FILE = "instruction.md"
 MESSAGES_FILE = "messages.json"
 METADATA_FILE = "metadata.json"
+REQUEST_KWARGS_FILE = "request_kwargs.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "agent.log"
 
 MAX_VARIABLE_BYTES = 64 * 1024
-"""A longer instruction, or longer metadata, is handed over by file only; Linux refuses variables of 128 KiB."""
+"""What is longer is handed over by file only; Linux refuses variables of 128 KiB."""
 
 _PREFIXES = ("UV_", "PIP_")
 _SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
@@ -60,14 +62,14 @@ def agent_environment(
         "HARNESS_SESSION_ID": session.session_id,
         **_prompt_variables(task, workdir),
         "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
-        "HARNESS_REQUEST_KWARGS": json.dumps(task.request_kwargs),
-        **_metadata_variables(task, workdir),
+        **_object_variables("HARNESS_REQUEST_KWARGS", workdir / REQUEST_KWARGS_FILE, task.request_kwargs),
+        **_object_variables("HARNESS_METADATA", workdir / METADATA_FILE, task.metadata),
         **agent.env,
     }
 
 
 def prepare_workdir(task: AgentTask) -> None:
-    """Make the working directory of `task` ready: prompt and metadata in place, no result of an earlier attempt."""
+    """Make the working directory of `task` ready: its files in place, no result of an earlier attempt."""
     workdir = task.workdir
     workdir.mkdir(parents=True, exist_ok=True)
     if task.instruction is not None:
@@ -75,6 +77,8 @@ def prepare_workdir(task: AgentTask) -> None:
     if not isinstance(task.prompt, str):
         (workdir / MESSAGES_FILE).write_text(json.dumps(task.prompt), encoding="utf-8")
     (workdir / METADATA_FILE).write_text(json.dumps(task.metadata), encoding="utf-8")
+    if isinstance(task.agent, ProgramAgent):  # a function is called with them, and may have any objects among them
+        (workdir / REQUEST_KWARGS_FILE).write_text(json.dumps(task.request_kwargs), encoding="utf-8")
     (workdir / RESULT_FILE).unlink(missing_ok=True)
 
 
@@ -91,10 +95,10 @@ def _prompt_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
     return variables
 
 
-def _metadata_variables(task: AgentTask, workdir: Path) -> dict[str, str]:
-    """Where a program finds its metadata; the object itself, too, where it fits into a variable."""
-    variables = {"HARNESS_METADATA_FILE": str(workdir / METADATA_FILE)}
-    metadata = json.dumps(task.metadata)
-    if len(metadata) <= MAX_VARIABLE_BYTES:
-        variables["HARNESS_METADATA"] = metadata
+def _object_variables(name: str, file: Path, value: Json) -> dict[str, str]:
+    """The name of the file where a program finds `value`; the object itself, too, where it fits into a variable."""
+    variables = {f"{name}_FILE": str(file)}
+    text = json.dumps(value)
+    if len(text) <= MAX_VARIABLE_BYTES:
+        variables[name] = text
     return variables

@@ -58,15 +58,15 @@ class AgentTask:
     """The instruction, or the messages that a conversation begins with. Functions get it as it is, programs an
     instruction by file and environment variable, messages as a JSON file (`HARNESS_MESSAGES_FILE`)."""
     workdir: Path
-    """A directory of this rollout's own: `instruction.md` or `messages.json`, `metadata.json`, `agent.log`,
-    `result.json`."""
+    """A directory of this rollout's own: `instruction.md` or `messages.json`, `metadata.json`,
+    `request_kwargs.json`, `agent.log`, `result.json`."""
     model: str
     """Model name for the agent's client."""
     deadline_s: float = 600.0
     session: Json = field(default_factory=dict)
     """Body of `POST /sessions`: limits, sampling, after_incomplete, script."""
     request_kwargs: Json = field(default_factory=dict)
-    """Passed to function agents, and to programs as JSON in `HARNESS_REQUEST_KWARGS`."""
+    """Passed to function agents, and to programs as a JSON file (`HARNESS_REQUEST_KWARGS_FILE`)."""
     metadata: Json = field(default_factory=dict)
     resumes: str | None = None
     """The session of a rollout that was cut short with `Keep.SESSIONS`: this one goes on from what it has recorded."""

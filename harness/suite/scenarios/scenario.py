@@ -64,7 +64,7 @@ class AgentSpec(_Strict):
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the environment of the agent."""
     request_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of every model call, such as `tools`; handed over as `HARNESS_REQUEST_KWARGS`."""
+    """Arguments of every model call, such as `tools`; handed over as `HARNESS_REQUEST_KWARGS_FILE`."""
     deadline_s: float = Field(default=600.0, gt=0)
     """The agent is stopped after this many seconds."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.adapters.miles.settings import ADMIN_TOKEN_VARIABLE
+from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 

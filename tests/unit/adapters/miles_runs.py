@@ -90,5 +90,7 @@ async def miles_run(
         finally:
             await close(args)
         assert len(server.server.sessions) == 0
-        left = [task for task in asyncio.all_tasks() - tasks if "miles" in task.get_name()]
+        left = [
+            task for task in asyncio.all_tasks() - tasks if "miles" in task.get_name() or "adapter" in task.get_name()
+        ]
         assert not left

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.adapters.miles.samples import FIELDS
-from harness.adapters.miles.sampling import ABOUT_TEXT, NAMES
 from harness.adapters.miles.settings import COMMIT, REFUSALS
+from harness.adapters.sampling import ABOUT_TEXT, NAMES
 from tests.unit.adapters.conftest import STAND_INS
 
 CHECKOUT = os.environ.get("HARNESS_MILES_SRC")

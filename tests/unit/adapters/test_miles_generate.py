@@ -16,8 +16,8 @@ from harness import __version__
 from harness.adapters.miles import Generate, RolloutFn, abort, close, convert
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
-from harness.adapters.miles.sampling import session_sampling
 from harness.adapters.miles.settings import REFUSALS, read_settings
+from harness.adapters.sampling import session_sampling
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError, SessionServerError
 from harness.rollouts.agents.task import ProgramAgent
@@ -44,7 +44,8 @@ headers = {"content-type": "application/json", "authorization": "Bearer " + os.e
 urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers))
 metadata = json.load(open(os.environ["HARNESS_METADATA_FILE"]))
 with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
-    json.dump({"reward": 0.25, "roles": [message["role"] for message in messages], "seen": metadata}, file)
+    json.dump({"reward": 0.25, "roles": [message["role"] for message in messages], "seen": metadata,
+               "said": os.environ.get("GREETING")}, file)
 """
 
 pytestmark = pytest.mark.usefixtures("miles")
@@ -231,7 +232,7 @@ async def test_a_directory_goes_while_the_loop_works(play: Play, monkeypatch: py
             assert may_go_on.wait(60)  # the loop has to get on to this
             super().cleanup()
 
-    monkeypatch.setattr("harness.adapters.miles.generate.TemporaryDirectory", SlowDisk)
+    monkeypatch.setattr("harness.adapters.trainer_sessions.TemporaryDirectory", SlowDisk)
     async with miles_run(*SHORT) as run:
         going = asyncio.create_task(generate(state_of(run)))
         await eventually(begun.is_set)
@@ -290,7 +291,8 @@ async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path:
     """It finds messages and metadata in files, without the answer; what it leaves as its result is in the sample."""
     script = tmp_path / "agent.py"
     script.write_text(PROGRAM)
-    async with miles_run(*SHORT, options=("--harness-agent", str(script))) as run:
+    options = ("--harness-agent", str(script), "--harness-agent-env", "GREETING=hi=ho", "EMPTY=")
+    async with miles_run(*SHORT, options=options) as run:
         prompt = [{"role": "system", "content": "Be brief."}, *PROMPT]
         metadata = {"answer": "42", "tests": "x" * 200_000, "agent": {"game": {"rounds": 2}}}
         sample = await generate(state_of(run), prompt=prompt, metadata=metadata)
@@ -298,6 +300,7 @@ async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path:
     sample.validate()
     assert (sample.status.value, sample.reward, sample.metadata["roles"]) == ("completed", 0.25, ["system", "user"])
     assert sample.metadata["seen"] == {"game": {"rounds": 2}, "index": 7, "group_index": 1}
+    assert sample.metadata["said"] == "hi=ho"
 
 
 @pytest.mark.parametrize(
@@ -337,6 +340,9 @@ async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, c
         (of_function("no_such_module.run"), "^--custom-agent-function-path no_such_module.run: ModuleNotFoundError"),
         (of_function(f"{AGENTS}.no_such_agent"), "no_such_agent: AttributeError: "),
         (of_function(f"{AGENTS}.ENDLESS"), "ENDLESS: expected a function, got int"),
+        ({"harness_agent_env": ["=sekret"]}, "^--harness-agent-env: expected NAME=VALUE, got one that begins with ''$"),
+        ({"harness_agent_env": ["GREETING"]}, "^--harness-agent-env: expected NAME=VALUE"),
+        (of_function(f"{AGENTS}.run") | {"harness_agent_env": ["A=1"]}, "^--harness-agent-env: a function has no"),
     ],
 )
 def test_our_rollout_function_refuses_when_it_is_made(changes: dict[str, Any], message: str) -> None:

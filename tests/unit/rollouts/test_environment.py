@@ -116,16 +116,17 @@ def test_an_instruction_that_no_variable_can_hold_is_in_the_file_only(prompt: st
     assert (tmp_path / "instruction.md").read_text() == prompt
 
 
-def test_metadata_that_no_variable_can_hold_is_in_the_file_only(tmp_path: Path):
+@pytest.mark.parametrize("part", ["metadata", "request_kwargs"])
+def test_an_object_that_no_variable_can_hold_is_in_the_file_only(part: str, tmp_path: Path):
     """The kernel refuses the start of a process whose variable is longer than 128 KiB."""
     agent = ProgramAgent("probe", ("probe",))
-    metadata = {"tests": "x" * MAX_VARIABLE_BYTES}
-    task = AgentTask(agent, "Guess.", tmp_path, "smollm2", metadata=metadata)
+    value = {"tests": "x" * MAX_VARIABLE_BYTES}
+    task = AgentTask(agent, "Guess.", tmp_path, "smollm2", **{part: value})
     prepare_workdir(task)
     env = agent_environment(agent, task, SESSION, {})
 
-    assert "HARNESS_METADATA" not in env
-    assert json.loads(Path(env["HARNESS_METADATA_FILE"]).read_text()) == metadata
+    assert f"HARNESS_{part.upper()}" not in env
+    assert json.loads(Path(env[f"HARNESS_{part.upper()}_FILE"]).read_text()) == value
 
 
 def test_a_result_of_an_earlier_attempt_is_not_found(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""miles' sampling parameters, which are SGLang's, as those of a session. Pure."""
+"""The sampling parameters of trainers, which are named as SGLang names them, as those of a session. Pure."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "stop_token_ids": ("stop_token_ids", _as_list),
     "sampling_seed": ("seed", _same),
 }
-"""By miles' name: the session's name, and the value there."""
+"""By SGLang's name: the session's name, and the value there."""
 
 ABOUT_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """They say how SGLang writes text. A session keeps the tokens, all of them, and reads them itself."""

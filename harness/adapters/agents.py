@@ -1,0 +1,49 @@
+"""The agent that an option of a trainer names: a program, or a function that can be imported."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.errors import AdapterError, AgentError
+from harness.rollouts.agents.programs import bundled_agent
+from harness.types import Json
+
+LoadFunction = Callable[[Any], Any]
+"""Finds what a dotted path names, as the framework does; None for none."""
+
+AGENT_METADATA = "agent"
+"""Key in a sample's metadata of the object whose items become the metadata of a program.
+
+A program acts for the model, which must not read the answer there; functions are trusted with everything.
+"""
+
+
+def find_script(name: str, option: str) -> Path:
+    """The script that ships under `name`, or the one at that path. Raises `AdapterError` naming `option`."""
+    script = Path(name)
+    try:
+        script = script if script.suffix == ".py" else bundled_agent(name)
+    except AgentError as error:
+        raise AdapterError(f"{option}: {error.message}") from error
+    if not script.is_file():
+        raise AdapterError(f"{option}: no agent script at {script}")
+    return script
+
+
+def find_function(path: str | None, option: str, load: LoadFunction) -> Callable[..., Any]:
+    """The function at that dotted path. Raises `AdapterError` naming `option`."""
+    try:
+        function = load(path)
+    except Exception as error:  # importing runs the module: it may raise anything
+        raise AdapterError(f"{option} {path}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise AdapterError(f"{option} {path}: expected a function, got {type(function).__name__}")
+    return function  # type: ignore[no-any-return]  # it is whatever the path names
+
+
+def program_metadata(metadata: Mapping[str, Any], place: str) -> Json:
+    """The items that a program may know of. Raises `AdapterError` naming `place` where they are no object."""
+    given = metadata.get(AGENT_METADATA, {})
+    if not isinstance(given, dict):
+        raise AdapterError(f"{place}[{AGENT_METADATA!r}]: expected an object, got {type(given).__name__}")
+    return given

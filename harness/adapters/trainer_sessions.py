@@ -1,0 +1,106 @@
+"""A `SessionManager` inside a trainer's own loop, opened by the first rollout that needs it.
+
+Trainers make their plug-ins before any loop runs. So connection, manager and the environment of a program are made
+once, in the loop of the first rollout; what fails is tried again by the next one. Nothing here works in another loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Generic, NamedTuple, TypeVar
+
+from harness import __version__
+from harness.client.connections import SessionServerAddress
+from harness.client.session_server import SessionServerClient
+from harness.errors import AdapterError
+from harness.machine.deadlines import read_end, to_the_end
+from harness.rollouts.agents.programs import prepare_agent
+from harness.rollouts.agents.task import ProgramAgent
+from harness.rollouts.manager import SessionManager
+
+ADMIN_TOKEN_VARIABLE = "HARNESS_ADMIN_TOKEN"  # noqa: S105  # the name of a variable
+MODEL = "policy"
+"""The model's name for clients that have to state one."""
+
+_ANSWER_S = 10.0
+
+_Function = TypeVar("_Function")
+
+
+class OpenSessions(NamedTuple, Generic[_Function]):
+    """What rollouts run on."""
+
+    manager: SessionManager
+    agent: ProgramAgent | _Function
+
+
+class TrainerSessions(Generic[_Function]):
+    """One session server and one agent.
+
+    Args:
+        server: The session server; it has to run this version of the harness.
+        find_agent: The script of the agent, or a function; called when the sessions are opened.
+        env: Added to the environment of a program.
+    """
+
+    def __init__(
+        self, server: SessionServerAddress, find_agent: Callable[[], Path | _Function], env: Mapping[str, str]
+    ) -> None:
+        self._server = server
+        self._find_agent = find_agent
+        self._env = env
+        self._opening: asyncio.Task[OpenSessions[_Function]] | None = None
+        self._client: SessionServerClient | None = None
+
+    async def open(self) -> OpenSessions[_Function]:
+        """The manager and its agent; opened once, tried again after a failure.
+
+        Raises `SessionServerError` when the session server does not answer, `AgentError` when the environment of a
+        program cannot be made, `AdapterError` for an agent that is not there and a server of another version.
+        """
+        if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
+            self._opening = asyncio.create_task(self._open(), name="adapter: open")
+            self._opening.add_done_callback(read_end)  # whoever waits for it may be cancelled
+        return await asyncio.shield(self._opening)
+
+    async def close(self) -> None:
+        """End what was opened. Idempotent."""
+        opening, client, self._opening, self._client = self._opening, self._client, None, None
+        if opening is not None:
+            await asyncio.wait({opening})
+            if not _has_failed(opening):
+                await opening.result().manager.__aexit__(None, None, None)
+        if client is not None:
+            await client.close()
+
+    async def _open(self) -> OpenSessions[_Function]:
+        if self._client is None:
+            self._client = SessionServerClient(self._server)
+        server = await self._client.describe(deadline_s=_ANSWER_S)
+        if server.harness != __version__:
+            raise AdapterError(f"{self._server.url} is of version {server.harness}, expected {__version__}")
+        found = self._find_agent()
+        agent = replace(await prepare_agent(found), env=dict(self._env)) if isinstance(found, Path) else found
+        manager = SessionManager(self._server.url, admin_token=self._server.admin_token, client=self._client)
+        await manager.__aenter__()
+        return OpenSessions(manager, agent)
+
+
+@asynccontextmanager
+async def rollout_directory(keep: Path | None, name: str) -> AsyncIterator[Path]:
+    """A directory for one rollout, called `name`; it stays below `keep`, and without that goes with the rollout."""
+    if keep is not None:
+        yield keep / name
+        return
+    directory = TemporaryDirectory(prefix="harness-rollout-", ignore_cleanup_errors=True)
+    try:
+        yield Path(directory.name) / name
+    finally:
+        await to_the_end(asyncio.to_thread(directory.cleanup))  # an agent may leave a hundred thousand files
+
+
+def _has_failed(task: asyncio.Task[object]) -> bool:
+    return task.cancelled() or task.exception() is not None

@@ -291,7 +291,7 @@ class Turn:
     """The answer was handed to the client's connection completely."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Facts worth keeping: `malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`, `attempts`,
-    `script_step`."""
+    `script_step`; of its call `dialect`, `response_id`, `client` and what its dialect says (`ModelRequest.notes`)."""
     forced_tokens: int = 0
     """Tokens at the end of `output_ids` that a guard forced; never trained."""
     discarded: tuple[Discarded, ...] = ()

@@ -2,8 +2,8 @@
 
 A dialect says where its clients ask, what their requests mean and how answers look: the body of a whole one, the parts
 of a stream, errors. It takes values and returns values. Everything else is the server's, the same for every dialect:
-who may ask, the life of the turn, retries, the HTTP status of an error, `x-should-retry` and `retry-after`, comments
-that keep a stream alive.
+who may ask, the life of the turn, retries, the HTTP status of an error, `x-should-retry` and `retry-after`, and when a
+stream has to be kept alive.
 
 A further dialect is two modules beside `openai_chat_request` and `openai_chat`, and a row of `DIALECTS`; how to write
 one is in docs/extending.md.
@@ -12,7 +12,7 @@ one is in docs/extending.md.
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from harness.dialects.model_request import ModelAnswer, ModelRequest
+from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError
@@ -31,8 +31,8 @@ class Dialect(Protocol):
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """The environment variables by which clients of the dialect find a session."""
 
-    def parse(self, body: bytes, limits: RequestLimits, history: History) -> ModelRequest:
-        """The request in `body`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
+    def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
+        """The request in `call`. Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
 
         It may ask `history` which of the messages need not be read again.
         """
@@ -40,14 +40,23 @@ class Dialect(Protocol):
     def answer(self, answer: ModelAnswer) -> Json:
         """The body of a whole answer."""
 
+    def keep_alive(self, head: AnswerHead) -> bytes:
+        """The part of a stream that says no more than that the answer is being worked on.
+
+        It is an event: clients that give up on a silent stream do not count comments. The first one begins the stream.
+        """
+
     def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
-        """Everything that a client reads of a streamed answer, as server-sent events (`dialects.sse`), in order."""
+        """The rest of a streamed answer, as server-sent events (`dialects.sse`), in order."""
 
-    def error_body(self, error: HarnessError, message: str) -> Json:
-        """The body of the answer to a request that failed; `message` is what this client may read of `error`."""
+    def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
+        """The body of the answer to a request that failed; `message` is what this client may read of `error`.
 
-    def error_part(self, error: HarnessError, message: str) -> bytes:
-        """The same as the end of a stream that has begun."""
+        The server's log has the error under `request_id`.
+        """
+
+    def error_part(self, error: HarnessError, message: str, head: AnswerHead) -> bytes:
+        """The same as the end of a stream that has begun; the response id of `head` is its request id."""
 
 
 DIALECTS: tuple[Dialect, ...] = (OpenAIChat(),)

@@ -5,10 +5,10 @@ knows neither JSON nor route of any dialect. Messages and tools have the form of
 spelling: a history that a client sends back, through whichever dialect, is compared with what was recorded in it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import overload
+from typing import Any, overload
 
 from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.parsing import ParsedOutput
@@ -24,6 +24,24 @@ class ToolMode(StrEnum):
     """Calls are not parsed; the output is content."""
     REQUIRED = "required"
     """The answer begins as a call."""
+
+
+def _knows_no_answer(response_id: str) -> Sequence[Turn]:
+    del response_id
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class WireCall:
+    """A model call as it came."""
+
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """With lower-case names."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    turns_until: Callable[[str], Sequence[Turn]] = _knows_no_answer
+    """The turns of its session from the root up to the one that was answered under a response id; none when there is no
+    such answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,8 @@ class ModelRequest:
     """None when the answer is wanted whole."""
     recall: Recall = NOTHING_RECALLED
     """What is known of it by its bytes."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What a reader of the record should know of the request: what was ignored, normalized or left out."""
 
 
 class PartlyRead(Sequence[Message]):
@@ -79,6 +99,21 @@ class PartlyRead(Sequence[Message]):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What is known of an answer before there is one: enough to begin its stream, and to keep that alive."""
+
+    request: ModelRequest
+    response_id: str
+    """32 hex digits, the same for all retries of a call; a dialect may put a word before it."""
+    model: str
+    """The model's name in answers."""
+    created_at: float
+    """Unix seconds."""
+    keep_alives: int = 0
+    """How many parts that only keep the stream alive have gone out before."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelAnswer:
     """A recorded turn and what else its answer says."""
 
@@ -93,6 +128,15 @@ class ModelAnswer:
     """Alternatives to the output tokens. They are not stored: the answer to a retry has none."""
     is_guarded: bool = False
     """The engine runs a repeat guard; the answer says, beyond its dialect, whether that ended the turn."""
+    keep_alives: int = 0
+    """How many parts that only keep the stream alive have gone out before it."""
+
+    @property
+    def response_id(self) -> str:
+        """The id of the answer: that of the call which the turn was admitted for; 32 hex digits."""
+        turn = self.turn
+        known: str | None = turn.notes.get("response_id")
+        return known or (turn.segments[-1].request_id if turn.segments else turn.request_digest)
 
 
 def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:

@@ -7,10 +7,12 @@ back, and an answer that a drain cuts short must not be read as one.
 
 from collections.abc import Iterator
 
-from harness.dialects.model_request import ModelAnswer
+from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.openai_chat_request import NAME, parse_request
+from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, raw_event
 from harness.errors import HarnessError, RequestError
+from harness.tokens.history import History
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
 from server_patch.repeat_terminate.envelope import signal
@@ -21,6 +23,8 @@ DONE = raw_event(b"[DONE]")
 _SHORTEST_PIECE = 128  # characters of a delta
 _MOST_PIECES = 32  # deltas of a text: several for a client that shows them, few for one that parses them
 _HEAD = ("id", "created", "model")
+_ID = "chatcmpl-"
+_CHUNK = "chat.completion.chunk"
 
 
 class OpenAIChat:
@@ -39,7 +43,9 @@ class OpenAIChat:
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
 
-    parse = staticmethod(parse_request)
+    def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
+        """See `Dialect`."""
+        return parse_request(call.body, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
         """The `chat.completion` object. A retry's is the same, but for the alternatives to its tokens."""
@@ -50,7 +56,7 @@ class OpenAIChat:
         if answer.request.wants_logprobs:
             choice["logprobs"] = {"content": _logprob_entries(answer)}
         return {
-            "id": f"chatcmpl-{turn.segments[-1].request_id if turn.segments else turn.request_digest}",
+            "id": _ID + answer.response_id,
             "object": "chat.completion",
             "created": int(turn.created_at),
             "model": answer.model,
@@ -64,6 +70,11 @@ class OpenAIChat:
             **(signal(triggered=turn.repeat_terminated) if answer.is_guarded else {}),
         }
 
+    def keep_alive(self, head: AnswerHead) -> bytes:
+        """A chunk with an empty delta; the role comes with the answer, because clients put deltas together."""
+        chunk: Json = {"id": _ID + head.response_id, "object": _CHUNK, "created": int(head.created_at)}
+        return event(chunk | {"model": head.model, "choices": [{"index": 0, "delta": {}, "finish_reason": None}]})
+
     def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
         """The `chat.completion.chunk`s of the answer, and `DONE`."""
         streaming = answer.request.streaming
@@ -71,16 +82,17 @@ class OpenAIChat:
             yield event(chunk)
         yield DONE
 
-    def error_body(self, error: HarnessError, message: str) -> Json:
-        """The error object that OpenAI clients parse."""
+    def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
+        """The error object that OpenAI clients parse; it has no place for the request id."""
+        del request_id
         is_of_request = isinstance(error, RequestError)
         kind = "invalid_request_error" if is_of_request else f"{error.cause}_error"
         param = error.param if isinstance(error, RequestError) else None
         return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
 
-    def error_part(self, error: HarnessError, message: str) -> bytes:
+    def error_part(self, error: HarnessError, message: str, head: AnswerHead) -> bytes:
         """The error object as an event, and `DONE`."""
-        return event(self.error_body(error, message)) + DONE
+        return event(self.error_body(error, message, head.response_id)) + DONE
 
 
 def base_url(session_url: str) -> str:
@@ -93,7 +105,7 @@ def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
 
     The rest (logprobs, keys beyond the dialect) is in the chunk that says how it finished.
     """
-    head = {"object": "chat.completion.chunk", **{key: completion[key] for key in _HEAD}}
+    head = {"object": _CHUNK, **{key: completion[key] for key in _HEAD}}
     usage = {"usage": None} if wants_usage else {}
     choice = completion["choices"][0]
     message = choice["message"]

@@ -14,9 +14,9 @@ _encoder = msgspec.json.Encoder()
 _ESCAPES = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
 
 
-def event(value: Json) -> bytes:
-    """An event with `value` as its data."""
-    return raw_event(_encoder.encode(value))
+def event(value: Json, name: str = "") -> bytes:
+    """An event with `value` as its data, called `name` where clients tell events apart by a name."""
+    return (f"event: {name}\n".encode() if name else b"") + raw_event(_encoder.encode(value))
 
 
 def raw_event(data: bytes) -> bytes:
@@ -25,9 +25,3 @@ def raw_event(data: bytes) -> bytes:
     for text, escape in _ESCAPES.items():
         data = data.replace(text, escape)
     return b"data: " + data + b"\n\n"
-
-
-def comment(text: str) -> bytes:
-    """A line that clients skip; it tells them and every proxy between that somebody is still there."""
-    assert "\n" not in text, text
-    return f": {text}\n\n".encode()

@@ -9,6 +9,7 @@ to end by themselves, then they are dismissed, and their engines get a while to 
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -19,6 +20,7 @@ from starlette.types import Receive
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
 from harness.machine.deadlines import within
+from harness.types import Json
 
 HAND_OVER_S = 5.0
 """Long enough for an engine to notice an abort between two tokens; a client that comes back waits for it."""
@@ -27,6 +29,9 @@ SERVER_STOPPED = "server_stopped"
 """Logged once when a server has sent everybody away."""
 
 _LONGEST_COUNT = 9  # digits
+_LONGEST_NOTE = 200  # characters of a header
+_MOST_NOTES = 8
+_OWN_ID = re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$")  # names of headers
 _LAST_HAND_OVER_S = 3.0  # of an engine, when the server stops
 _ANSWER_S = 1.0  # to write a turn to the disk and its answer to the connection, once an engine has given up
 
@@ -49,12 +54,19 @@ class ClientConnection:
         """Why nothing more is to be waited for on its behalf; None as long as it is served."""
         self.hand_over_s = HAND_OVER_S
         """The time an engine gets, from the dismissal on, to hand over what it has sampled for the client."""
+        self.headers = headers
         self.idempotency_key = headers.get("idempotency-key", "")
         count = headers.get("x-stainless-retry-count", "")  # of the SDKs of OpenAI and Anthropic
         self.says_retry = bool(self.idempotency_key) or (
             count.isdecimal() and len(count) <= _LONGEST_COUNT and int(count) > 0
         )
         """The client says that it has asked before."""
+
+    def notes(self) -> Json:
+        """What it says of itself, for the record of its turns: its program, and the ids of its own that it sends."""
+        own = {name: value[:_LONGEST_NOTE] for name, value in self.headers.items() if _OWN_ID.search(name)}
+        agent = self.headers.get("user-agent", "")[:_LONGEST_NOTE]
+        return {"user_agent": agent} | ({"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {})
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:

@@ -8,7 +8,7 @@ from the recorded turn by the dialect of the route that it came to.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -20,8 +20,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from harness.dialects.dialect import Dialect
-from harness.dialects.model_request import ModelAnswer
-from harness.dialects.sse import MEDIA_TYPE, comment
+from harness.dialects.model_request import ModelAnswer, WireCall
+from harness.dialects.sse import MEDIA_TYPE
 from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import HarnessError
 from harness.machine.http_protocol import Delivery
@@ -36,17 +36,8 @@ from harness.sessions.session import Session
 _T = TypeVar("_T")
 
 _HEADERS_OF_STREAMS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_WAITING = comment("waiting")
 _MANY_LOGPROBS = 3_000  # entries of an answer, written in some milliseconds
 _ENTRY_BYTES = 500  # of memory
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A turn, and everything that is sent of it."""
-
-    served: ServedTurn
-    content: bytes
 
 
 class ModelCalls:
@@ -83,47 +74,63 @@ class ModelCalls:
     ) -> Response:
         """The answer to the call that `body` is; a streamed one keeps its `place`."""
         client = ClientConnection(request.receive, request.headers)
+        wire = WireCall(body, request.headers, request.query_params, session.turns_until)
         with _count_refusals(session):
-            call = await self._turns.read(session, dialect, body, client)
+            call = await self._turns.read(session, dialect, wire, client)
         if call.request.streaming is not None:
             turn = StreamedTurn(
-                serve=partial(self._serve, dialect, call),
-                content=lambda answer: answer.content,
-                failure=partial(self._errors.end_stream, request),
-                delivery=lambda answer: self._delivery(request, call, answer),
+                serve=partial(self._serve, call),
+                content=partial(self._write, dialect, call),
+                keep_alive=lambda sent: dialect.keep_alive(replace(call.head, keep_alives=sent)),
+                failure=lambda error, sent: self._errors.end_stream(
+                    request, error, replace(call.head, keep_alives=sent)
+                ),
+                delivery=partial(self._delivery, request, call),
             )
             return StreamedAnswer(turn, client, place.pop_all(), comment_every_s=self._settings.comment_every_s)
         async with client.watch():
-            answer = await self._serve(dialect, call)
+            served = await self._serve(call)
+            content = await self._write(dialect, call, served)
             is_delivered = await client.is_still_there()
-        response = Response(answer.content, media_type="application/json")
+        response = Response(content, media_type="application/json")
         if is_delivered:
-            response.background = BackgroundTask(self._delivery(request, call, answer).hand_over)
+            response.background = BackgroundTask(self._delivery(request, call, served).hand_over)
         return response
 
-    async def _serve(self, dialect: Dialect, call: ModelCall) -> _Answer:
-        """Have the call served, and write its answer; one with many logprobs is written off the event loop."""
+    async def _serve(self, call: ModelCall) -> ServedTurn:
         turns = self._turns
         with _count_refusals(call.session), self._sessions.in_use(call.session), turns.callers.present(call.client):
             served = await turns.serve(call)
-            is_guarded = turns.engine.capabilities.repeat_guard is not None
-            token_text = turns.chat_tokenizer.tokenizer.token_text
-            answer = ModelAnswer(call.request, served.turn, turns.model, token_text, served.top_logprobs, is_guarded)
-
-            def write() -> bytes:
-                if call.request.streaming is None:
-                    return msgspec.json.encode(dialect.answer(answer))
-                return b"".join(dialect.stream_parts(answer))
-
-            alternatives = 0 if served.top_logprobs is None else served.top_logprobs.ids.shape[1]
-            entries = int(served.turn.output_ids.size) * (1 + alternatives) if call.request.wants_logprobs else 0
-            is_long = entries > _MANY_LOGPROBS
-            content = await turns.heavy_work.do(entries * _ENTRY_BYTES, write) if is_long else write()
         turns.metrics.turn_served(max(0.0, turns.clock() - call.began_at - served.turn.seconds))
-        return _Answer(served, content)
+        return served
 
-    def _delivery(self, request: Request, call: ModelCall, answer: _Answer) -> Delivery:
-        return Delivery(request.scope, partial(self._turns.mark_delivered, call, answer.served))
+    async def _write(self, dialect: Dialect, call: ModelCall, served: ServedTurn, keep_alives: int = 0) -> bytes:
+        """The answer with a turn, after so many keep-alives; one with many logprobs is written off the event loop."""
+        turns = self._turns
+        answer = ModelAnswer(
+            call.request,
+            served.turn,
+            turns.model,
+            turns.chat_tokenizer.tokenizer.token_text,
+            served.top_logprobs,
+            is_guarded=turns.engine.capabilities.repeat_guard is not None,
+            keep_alives=keep_alives,
+        )
+
+        def write() -> bytes:
+            if call.request.streaming is None:
+                return msgspec.json.encode(dialect.answer(answer))
+            return b"".join(dialect.stream_parts(answer))
+
+        alternatives = 0 if served.top_logprobs is None else served.top_logprobs.ids.shape[1]
+        entries = int(served.turn.output_ids.size) * (1 + alternatives) if call.request.wants_logprobs else 0
+        if entries <= _MANY_LOGPROBS:
+            return write()
+        with _count_refusals(call.session):
+            return await turns.heavy_work.do(entries * _ENTRY_BYTES, write)
+
+    def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
+        return Delivery(request.scope, partial(self._turns.mark_delivered, call, served))
 
     async def _models(self, request: Request) -> Response:
         if not is_operator(request.headers, self._settings.admin_token):
@@ -156,10 +163,12 @@ class StreamedTurn(Generic[_T]):
 
     serve: Callable[[], Coroutine[Any, Any, _T]]
     """Serves the turn; raises `HarnessError`."""
-    content: Callable[[_T], bytes]
-    """Everything that is sent of a served turn."""
-    failure: Callable[[HarnessError], bytes]
-    """Everything that is sent of an error, once the answer has begun."""
+    content: Callable[[_T, int], Coroutine[Any, Any, bytes]]
+    """Everything that is sent of a served turn, after so many keep-alives; raises `HarnessError`."""
+    keep_alive: Callable[[int], bytes]
+    """The keep-alive after so many others."""
+    failure: Callable[[HarnessError, int], bytes]
+    """Everything that is sent of an error, once the answer has begun, after so many keep-alives."""
     delivery: Callable[[_T], Delivery]
     """Is told when a served turn has been handed over to a client that is still there."""
 
@@ -168,9 +177,10 @@ class StreamedAnswer(Response, Generic[_T]):
     """The response that serves a turn while its client listens, as server-sent events.
 
     An error that comes soon has its own status, as in an answer that is not streamed. A client that has waited for a
-    while gets a comment, and one more every so often while the gate holds its turn or the engine samples, so that
-    nobody times out; an error is then an event in the form of the dialect, and ends the answer. Of the turn nothing is
-    sent before it is durable (I9): deltas are cut from the recorded answer, not passed on while the engine samples.
+    while gets an event that says no more than that, and one more every so often while the gate holds its turn or the
+    engine samples, so that nobody times out; an error is then an event in the form of the dialect, and ends the answer.
+    Of the turn nothing is sent before it is durable (I9): deltas are cut from the recorded answer, not passed on while
+    the engine samples.
     """
 
     media_type = MEDIA_TYPE
@@ -194,19 +204,23 @@ class StreamedAnswer(Response, Generic[_T]):
 
     async def _serve_and_send(self, send: Send) -> None:
         async with self._client.watch(), _run(self._turn.serve()) as serving:
-            if await self._ends_soon(serving):
-                await serving
+            content = await self._turn.content(await serving, 0) if await self._ends_soon(serving) else None
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            keep_alives = 0
             while not serving.done():
-                await send({"type": "http.response.body", "body": _WAITING, "more_body": True})
+                part = self._turn.keep_alive(keep_alives)
+                keep_alives += 1
+                await send({"type": "http.response.body", "body": part, "more_body": True})
                 await self._ends_soon(serving)
             try:
                 answer = await serving
+                if content is None:
+                    content = await self._turn.content(answer, keep_alives)
             except HarnessError as error:  # a bug goes its way: an answer without an end is never read as whole
-                await send({"type": "http.response.body", "body": self._turn.failure(error)})
+                await send({"type": "http.response.body", "body": self._turn.failure(error, keep_alives)})
                 return
             delivery = self._turn.delivery(answer)
-            await send({"type": "http.response.body", "body": self._turn.content(answer), "more_body": True})
+            await send({"type": "http.response.body", "body": content, "more_body": True})
             # Asked before the end: the web server reports every client as gone once its response is complete.
             is_delivered = await self._client.is_still_there()
             await send({"type": "http.response.body"})
@@ -214,7 +228,7 @@ class StreamedAnswer(Response, Generic[_T]):
                 await delivery.hand_over()
 
     async def _ends_soon(self, serving: asyncio.Task[_T]) -> bool:
-        """Whether the turn has an outcome, now or before the next comment is due."""
+        """Whether the turn has an outcome, now or before the next keep-alive is due."""
         await asyncio.wait([serving], timeout=self._comment_every_s)
         return serving.done()
 

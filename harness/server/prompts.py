@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TypeVar
 
 from harness.dialects.dialect import Dialect
-from harness.dialects.model_request import ModelRequest, ToolMode
+from harness.dialects.model_request import ModelRequest, ToolMode, WireCall
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import ServerBusy
@@ -111,14 +111,15 @@ class Prompts:
     def __post_init__(self) -> None:
         assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
 
-    async def read(self, dialect: Dialect, body: bytes, history: History, idempotency_key: str) -> ReadCall:
-        """The call that `body` is in `dialect`, to a session with that `history`.
+    async def read(self, dialect: Dialect, wire: WireCall, history: History, idempotency_key: str) -> ReadCall:
+        """The call that `wire` is in `dialect`, to a session with that `history`.
 
         Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
         """
+        body = wire.body
 
         def work() -> ReadCall:
-            asked = dialect.parse(body, self.limits, history)
+            asked = dialect.parse(wire, self.limits, history)
             prefixes = history.read(asked.messages, asked.tools, asked.recall)
             context_length = self.engine.capabilities.context_length
             told, said = prefixes[-1].told, prefixes[-1].said

@@ -5,6 +5,7 @@ through, counted and in the log. Status and headers are the server's, the body h
 ask there. The meaning of a model call's error for its session is not decided here (`turns`).
 """
 
+import secrets
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from harness.dialects.dialect import DIALECTS, Dialect, dialect_of
+from harness.dialects.model_request import AnswerHead
 from harness.errors import (
     GateClosed,
     HarnessError,
@@ -50,8 +52,10 @@ def json_response(value: Any, status: int = HTTPStatus.OK, headers: dict[str, st
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 
-def error_response(error: HarnessError, *, to_agent: bool, dialect: Dialect = DIALECTS[0]) -> Response:
-    """The answer for `error`, with a body in the form of `dialect`.
+def error_response(
+    error: HarnessError, *, to_agent: bool, request_id: str = "", dialect: Dialect = DIALECTS[0]
+) -> Response:
+    """The answer for `error`, with a body in the form of `dialect`; the log has it under `request_id`, if anywhere.
 
     A refused turn carries `x-should-retry: false`, a closed gate or a busy server `retry-after`. Agents read less than
     operators: see `HarnessError.message_to_agents`.
@@ -62,7 +66,7 @@ def error_response(error: HarnessError, *, to_agent: bool, dialect: Dialect = DI
     elif isinstance(error, TurnRefused) or not error.retryable:
         headers["x-should-retry"] = "false"
     message = error.message_to_agents if to_agent else error.message
-    return json_response(dialect.error_body(error, message), error.status, headers)
+    return json_response(dialect.error_body(error, message, request_id), error.status, headers)
 
 
 class ErrorAnswers:
@@ -91,34 +95,36 @@ class ErrorAnswers:
 
     async def refuse(self, request: Request, error: HarnessError) -> Response:
         """The answer to an error of ours."""
-        self._note(request, error)
+        request_id = _new_id()
+        self._note(request, error, request_id)
         to_agent = not is_operator(request.headers, self._admin_token)
-        return error_response(error, to_agent=to_agent, dialect=self._dialect_of(request))
+        return error_response(error, to_agent=to_agent, request_id=request_id, dialect=self._dialect_of(request))
 
     def refuse_connection(self, error: RequestError) -> Response:
         """The answer to what no route has seen, because it is no request, too long or too slow."""
         self._count(error)
-        log.info("connection_refused", code=error.code, error=error.message)
-        return error_response(error, to_agent=True)
+        request_id = _new_id()
+        log.info("connection_refused", code=error.code, error=error.message, request_id=request_id)
+        return error_response(error, to_agent=True, request_id=request_id)
 
-    def end_stream(self, request: Request, error: HarnessError) -> bytes:
-        """The same as the end of a streamed answer that has begun."""
-        self._note(request, error)
+    def end_stream(self, request: Request, error: HarnessError, head: AnswerHead) -> bytes:
+        """The same as the end of a streamed answer that has begun with `head`."""
+        self._note(request, error, head.response_id)
         to_agent = not is_operator(request.headers, self._admin_token)
         message = error.message_to_agents if to_agent else error.message
-        return self._dialect_of(request).error_part(error, message)
+        return self._dialect_of(request).error_part(error, message, head)
 
     def _count(self, error: HarnessError) -> None:
         self._metrics.error_answered(error.code)
         if isinstance(error, OverLimit):
             self._metrics.over_limit(error.limit)
 
-    def _note(self, request: Request, error: HarnessError) -> None:
+    def _note(self, request: Request, error: HarnessError, request_id: str) -> None:
         self._count(error)
         # A message about the request itself quotes it: its sender reads it, the log does not.
         is_quote = isinstance(error, RequestError | SessionNotFound)
         about = {"param": getattr(error, "param", None)} if is_quote else {"error": error.message}
-        log.info("request_refused", path=_path_in_log(request), code=error.code, **about)
+        log.info("request_refused", path=_path_in_log(request), code=error.code, request_id=request_id, **about)
 
     def _dialect_of(self, request: Request) -> Dialect:
         return dialect_of(request.url.path, self._dialects)
@@ -136,7 +142,7 @@ class ErrorAnswers:
         if pattern is not None:
             hint = "told once: an agent with another dialect or base URL?"
             log.warning(answer.code, route=shorten_secrets(pattern), hint=hint)
-        return error_response(answer, to_agent=True, dialect=self._dialect_of(request))
+        return error_response(answer, to_agent=True, request_id=_new_id(), dialect=self._dialect_of(request))
 
     async def _answer_nobody(self, request: Request, error: ClientDisconnect) -> Response:
         """The client left while it was sending."""
@@ -144,10 +150,15 @@ class ErrorAnswers:
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
     async def _answer_bug(self, request: Request, error: Exception) -> Response:
-        log.error("request_failed", path=_path_in_log(request), exc_info=error)
+        request_id = _new_id()
+        log.error("request_failed", path=_path_in_log(request), request_id=request_id, exc_info=error)
         self._metrics.error_answered(HarnessError.code)
         told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
-        return error_response(told, to_agent=False, dialect=self._dialect_of(request))
+        return error_response(told, to_agent=False, request_id=request_id, dialect=self._dialect_of(request))
+
+
+def _new_id() -> str:
+    return secrets.token_hex(16)
 
 
 def _path_in_log(request: Request) -> str:

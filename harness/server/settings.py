@@ -47,7 +47,7 @@ class ServerSettings:
     stop_grace_s: float = 5.0
     """How long turns in flight may go on when the server is told to end; the rest waits on disk for the next server."""
     comment_every_s: float = 5.0
-    """How long a streamed answer waits before it begins with a comment, and between two comments."""
+    """How long a streamed answer waits before it begins with an event that keeps it alive, and between two of them."""
     write_timeout_s: float = 60.0
     """How long an answer may wait for a client that takes nothing of it; then the client counts as one that left."""
     engine_attempts: int = 3

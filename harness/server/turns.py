@@ -28,7 +28,7 @@ from typing import assert_never
 from structlog.contextvars import bound_contextvars
 
 from harness.dialects.dialect import Dialect
-from harness.dialects.model_request import ModelRequest, ToolMode, reply_message
+from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, WireCall, reply_message
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import MalformedRequest, TurnAborted
@@ -74,6 +74,7 @@ class ModelCall:
     session: Session
     read: ReadCall
     client: ClientConnection
+    head: AnswerHead
     began_at: float
 
     @property
@@ -116,10 +117,10 @@ class TurnService:
         """The model's name in answers."""
         return self.settings.model or self.engine.capabilities.model
 
-    async def read(self, session: Session, dialect: Dialect, body: bytes, client: ClientConnection) -> ModelCall:
-        """The call that `body` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
+    async def read(self, session: Session, dialect: Dialect, wire: WireCall, client: ClientConnection) -> ModelCall:
+        """The call that `wire` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
-        read = await self.prompts.read(dialect, body, session.history, client.idempotency_key)
+        read = await self.prompts.read(dialect, wire, session.history, client.idempotency_key)
         asked, able = read.request.sampling, self.engine.capabilities
         if (asked.top_logprobs or 0) > able.max_top_logprobs:
             raise MalformedRequest(
@@ -129,7 +130,9 @@ class TurnService:
             raise MalformedRequest(
                 f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
             )
-        return ModelCall(session, read, client, began_at)
+        known = session.response_id(read.digest, says_retry=client.says_retry)
+        head = AnswerHead(read.request, known or secrets.token_hex(16), self.model, began_at)
+        return ModelCall(session, read, client, head, began_at)
 
     async def serve(self, call: ModelCall) -> ServedTurn:
         """The turn that answers a model call (steps 2 to 8).
@@ -198,7 +201,9 @@ class TurnService:
         if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
         delta = tuple(asked.messages[point.matched :])
-        request = TurnRequest(delta, context_ids, asked.sampling, call.read.digest, step, diverged)
+        about = {"dialect": asked.dialect, "response_id": call.head.response_id, "client": call.client.notes()}
+        notes = {**asked.notes, **about}
+        request = TurnRequest(delta, context_ids, asked.sampling, call.read.digest, step, diverged, notes)
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 

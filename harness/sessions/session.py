@@ -121,14 +121,20 @@ class Session:
         Raises `SessionClosing`.
         """
         self._require_open()
-        index = self._latest_with_body.get(digest, -1)
-        if index < 0:
-            found = Standing.UNKNOWN
-        elif index in self._in_flight:
-            found = Standing.ABANDONED if index in self._abandoned else Standing.AWAITED
-        else:
-            found = standing(self._tree.turn(index))
-        return TREATMENTS[found, says_retry], index
+        return self._treatment(digest, says_retry)
+
+    def response_id(self, digest: str, *, says_retry: bool) -> str | None:
+        """The id of the answer that a request with that body digest asks for again; None when it is no retry."""
+        treatment, index = self._treatment(digest, says_retry)
+        if treatment is Treatment.SAMPLE:
+            return None
+        admission = self._in_flight.get(index)
+        return self._tree.turn(index).notes.get("response_id") if admission is None else admission.response_id
+
+    def turns_until(self, response_id: str) -> list[Turn]:
+        """The turns from the root to the one that was answered under that id; none when there is no such answer."""
+        turns = self.turns
+        return next((self.branch(turn.index) for turn in turns if turn.notes.get("response_id") == response_id), [])
 
     def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
         """Where a request with the prefix digests `keys` continues.
@@ -330,6 +336,16 @@ class Session:
     def prompt_ids(self, turn: Turn) -> TokenIds:
         """The whole prompt of a recorded turn."""
         return self._tree.path(turn.index).ids[: turn.prompt_length]
+
+    def _treatment(self, digest: str, says_retry: bool) -> tuple[Treatment, int]:
+        index = self._latest_with_body.get(digest, -1)
+        if index < 0:
+            found = Standing.UNKNOWN
+        elif index in self._in_flight:
+            found = Standing.ABANDONED if index in self._abandoned else Standing.AWAITED
+        else:
+            found = standing(self._tree.turn(index))
+        return TREATMENTS[found, says_retry], index
 
     def _waiting_in_branch(self, leaf: int | None, version: int, is_comparable: IsComparable) -> list[Turn]:
         candidates = self._waiting.waiting_for(version)

@@ -37,6 +37,8 @@ class TurnRequest:
     """The step that it says of the session's script; None leaves that to the model."""
     divergence: Divergence | None = None
     """Why this request starts a branch, when an earlier one went on from the same place."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What the record says of the call beside its messages (`Turn.notes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class Admission:
     def attempt(self) -> int:
         """Which time this is that the turn is in flight, from 1."""
         return 1 if self.prior is None else self.prior.attempts + 1
+
+    @property
+    def response_id(self) -> str | None:
+        """The id of its answer; None where nobody has chosen one."""
+        notes = self.request.notes if self.prior is None else self.prior.notes
+        return notes.get("response_id")
 
     def output_so_far(self) -> Output:
         """The output of earlier requests of this turn."""
@@ -111,6 +119,7 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
     notes: Json = {"cached_tokens": output.cached_tokens} if output.segments else {}
     if prior is not None:
         notes |= {name: value for name, value in prior.notes.items() if name != "error"}
+    notes |= request.notes
     if request.divergence is not None:
         notes["diverged"] = request.divergence.to_json()
     if request.script_step is not None:

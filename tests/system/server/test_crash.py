@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
@@ -156,13 +157,15 @@ async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed(
     engine = ScriptedEngine(toy_tokenizer(), Script(steps=(ScriptStep(text="first"), ScriptStep(text="second"))))
     service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
     service.admitted.commit_s = 0.05  # the disk is stuck for good, however long one waits
-    asking = asyncio.create_task(service.serve(await service.read(session, OpenAIChat(), body(HI), patient_client())))
+    asking = asyncio.create_task(
+        service.serve(await service.read(session, OpenAIChat(), WireCall(body(HI)), patient_client()))
+    )
     while engine.played.total() == 0 or engine.live:
         await asyncio.sleep(0)
     asking.cancel()
     [cancelled] = await asyncio.gather(asking, return_exceptions=True)
     [given_up] = session.turns
-    again = await service.serve(await service.read(session, OpenAIChat(), body(HI), patient_client()))
+    again = await service.serve(await service.read(session, OpenAIChat(), WireCall(body(HI)), patient_client()))
 
     assert isinstance(cancelled, asyncio.CancelledError)
     assert given_up.status is TurnStatus.FAILED

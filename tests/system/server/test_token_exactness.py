@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.sessions.session import AfterIncomplete, Session
@@ -49,7 +50,7 @@ async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -
             {"role": role, "content": text} | ({"tool_call_id": "c"} if role == "tool" else {}) for role, text in inputs
         ]
         request = body(messages, tools=[tool("add")] if has_tools else [])
-        served = await service.serve(await service.read(session, OpenAIChat(), request, patient_client()))
+        served = await service.serve(await service.read(session, OpenAIChat(), WireCall(request), patient_client()))
         messages.append(json.loads(json.dumps(served.turn.reply)))
     return session
 

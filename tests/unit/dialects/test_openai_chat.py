@@ -391,7 +391,7 @@ def test_any_body_is_a_request_or_a_request_error(raw):
     """Wrong types anywhere, huge numbers, duplicate keys, lone surrogates: never another exception."""
     error = outcome_of(serve, raw)
 
-    assert error is None or json.dumps(OpenAIChat().error_body(error, error.message)).encode()
+    assert error is None or json.dumps(OpenAIChat().error_body(error, error.message, "")).encode()
 
 
 @settings(deadline=None)
@@ -473,4 +473,4 @@ def test_a_completion_says_what_the_turn_is():
 def test_errors_have_the_form_that_clients_parse(error, kind, param):
     """Message, type, param and code, as OpenAI's own API."""
     told = {"message": "no more", "type": kind, "param": param, "code": error.code}
-    assert OpenAIChat().error_body(error, "no more") == {"error": told}
+    assert OpenAIChat().error_body(error, "no more", "req") == {"error": told}

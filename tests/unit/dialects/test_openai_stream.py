@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.dialects.model_request import ModelAnswer
 from harness.dialects.openai_chat import DONE, OpenAIChat, chunks
 from harness.dialects.openai_chat_request import parse_request
-from harness.dialects.sse import comment, event
+from harness.dialects.sse import event
 from tests.builders import body, new_session, take_turn, toy_tokenizer, user
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
@@ -133,6 +133,6 @@ def test_a_body_is_lines_of_json_up_to_done_for_every_way_to_split_lines(message
 
 
 def test_line_ends_of_unicode_are_escaped():
-    """Events and comments stay one line."""
+    """The data of an event stays one line."""
     assert event({"a": "\x85\u2028\n\u2029"}) == b'data: {"a":"\\u0085\\u2028\\n\\u2029"}\n\n'
-    assert comment("waiting") == b": waiting\n\n"
+    assert event({}, "ping") == b"event: ping\ndata: {}\n\n"

@@ -37,13 +37,12 @@ async def ask(client: Client, session: Served, headers: dict[str, str] | None = 
     return await client.http.post(f"{session.base_url}/toy/questions", json=body, headers=headers)
 
 
-def lines_of(stream: httpx.Response) -> tuple[list[str], list[Any]]:
-    """Comments and events of a streamed answer."""
-    lines = [line for line in stream.text.splitlines() if line]
-    comments = [line for line in lines if line.startswith(":")]
-    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    assert len(comments) + len(events) == len(lines)
-    return comments, events
+def lines_of(stream: httpx.Response) -> tuple[list[Any], list[Any]]:
+    """Keep-alives and the other events of a streamed answer."""
+    events = [json.loads(line.removeprefix("data: ")) for line in stream.text.splitlines() if line]
+    keep_alives = [event for event in events if "patience" in event]
+    assert keep_alives == events[: len(keep_alives)] == [{"patience": i} for i in range(len(keep_alives))]
+    return keep_alives, events[len(keep_alives) :]
 
 
 async def test_a_question_is_answered_and_the_next_one_goes_on() -> None:
@@ -69,14 +68,14 @@ async def test_a_key_is_enough_to_find_the_session() -> None:
     assert answer.json() == {"said": "four", "turn": 0}
 
 
-async def test_an_answer_is_streamed_after_comments() -> None:
+async def test_an_answer_is_streamed_after_keep_alives() -> None:
     """The server keeps the client patient; the parts are the dialect's."""
     async with toy_server(ScriptStep(text="yes", delay_s=0.1), comment_every_s=0.02) as (client, session):
         stream = await ask(client, session, ask="ready?", aloud=True)
 
-    comments, events = lines_of(stream)
+    keep_alives, events = lines_of(stream)
     assert stream.headers["content-type"].startswith("text/event-stream")
-    assert comments
+    assert keep_alives
     assert events == [{"letter": "y"}, {"letter": "e"}, {"letter": "s"}, {"turn": 0}]
 
 
@@ -162,14 +161,14 @@ async def test_a_closed_gate_says_when_to_come_back(aloud: bool) -> None:
 
 
 async def test_an_error_ends_a_stream_that_has_begun() -> None:
-    """As an event of the dialect, after the comments."""
+    """As an event of the dialect, after the keep-alives."""
     async with toy_server(pause_timeout_s=0.2, comment_every_s=0.02) as (client, session):
         await client.http.post("/sessions/pause")
         stream = await ask(client, session, ask="2+2?", aloud=True)
 
-    comments, [failure] = lines_of(stream)
+    keep_alives, [failure] = lines_of(stream)
     assert (stream.status_code, failure["code"]) == (200, "gate_closed")
-    assert comments
+    assert keep_alives
 
 
 def test_an_agent_finds_its_session_by_the_variables_of_every_dialect() -> None:

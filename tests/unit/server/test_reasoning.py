@@ -3,6 +3,7 @@
 import pytest
 from tokenizers import AddedToken
 
+from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
@@ -30,7 +31,9 @@ async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning
     session = new_session(matching=matching)
 
     async def say(messages):
-        return await service.serve(await service.read(session, OpenAIChat(), body(messages), patient_client()))
+        return await service.serve(
+            await service.read(session, OpenAIChat(), WireCall(body(messages)), patient_client())
+        )
 
     async with engine:
         first = await say([user("a")])

@@ -34,18 +34,24 @@ class Stream:
     response: httpx.Response
     lines: AsyncIterator[str]
 
-    async def comment(self) -> None:
-        """Return at the next comment."""
+    async def keep_alive(self) -> None:
+        """Return at the next event that says nothing."""
         async for line in self.lines:
-            if line.startswith(":"):
+            if line and says_nothing(json.loads(line.removeprefix("data: "))):
                 return
-        pytest.fail("no comment came")
+        pytest.fail("no keep-alive came")
 
     async def events(self) -> list[Any]:
-        """The data of all further events; `[DONE]` is the last."""
+        """The data of all further events that say something; `[DONE]` is the last."""
         data = [line.removeprefix("data: ") async for line in self.lines if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
-        return [json.loads(line) for line in data[:-1]]
+        events = [json.loads(line) for line in data[:-1]]
+        return [event for event in events if not says_nothing(event)]
+
+
+def says_nothing(event: Any) -> bool:
+    """Whether it is a chunk with an empty delta, and does not finish the answer."""
+    return [(choice["delta"], choice["finish_reason"]) for choice in event.get("choices", [])] == [({}, None)]
 
 
 @asynccontextmanager
@@ -119,13 +125,13 @@ async def test_usage_and_logprobs_come_when_they_are_asked_for():
 
 
 async def test_a_held_turn_is_told_that_somebody_is_there():
-    """Comments while the gate is shut, the answer after it opened; nothing else in between."""
+    """Events while the gate is shut, the answer after it opened; nothing else in between."""
     async with serving(*says("hello"), settings=TALKATIVE) as client:
         session = await client.create()
         await client.http.post("/sessions/pause")
         async with streaming(client, session) as stream:
             for _ in range(3):
-                await stream.comment()
+                await stream.keep_alive()
             assert (await client.gate())["held"] == 1
             await client.http.post("/sessions/resume")
             events = await stream.events()
@@ -133,13 +139,13 @@ async def test_a_held_turn_is_told_that_somebody_is_there():
     assert text_of(events) == "hello"
 
 
-async def test_a_slow_engine_is_waited_for_with_comments():
+async def test_a_slow_engine_is_waited_for_with_events():
     """No delta before the turn is recorded."""
     async with serving(*says("hello"), settings=TALKATIVE) as client:
         session = await client.create()
         await client.engine.pause(PauseMode.KEEP)
         async with streaming(client, session) as stream:
-            await stream.comment()
+            await stream.keep_alive()
             assert (await client.record(session))["turns"] == []
             await client.engine.resume()
             events = await stream.events()
@@ -186,7 +192,7 @@ async def test_an_error_after_the_answer_has_begun_is_an_event():
     async with serving(HANGS, settings=TALKATIVE) as client:
         session = await client.create()
         async with streaming(client, session) as stream:
-            await stream.comment()
+            await stream.keep_alive()
             await client.turns_in_flight(1)
             await client.http.post("/sessions/drain")
             await client.engine.abort(None)
@@ -206,7 +212,7 @@ async def test_a_drain_ends_a_held_stream():
         session = await client.create()
         await client.http.post("/sessions/pause")
         async with streaming(client, session) as stream:
-            await stream.comment()
+            await stream.keep_alive()
             await client.http.post("/sessions/drain")
             events = await stream.events()
 
@@ -219,7 +225,7 @@ async def test_a_client_that_leaves_a_held_stream_is_noticed():
         session = await client.create()
         await client.http.post("/sessions/pause")
         async with streaming(client, session) as stream:
-            await stream.comment()
+            await stream.keep_alive()
         await eventually(lambda: client.server.gatekeeper.held == 0)
         await client.http.post("/sessions/resume")
         record = await client.record(session)
@@ -248,7 +254,7 @@ async def test_a_client_that_comes_back_for_its_stream_gets_the_whole_answer():
     async with serving(SLOW, settings=TALKATIVE) as client:
         session = await client.create()
         async with streaming(client, session) as stream:
-            await stream.comment()
+            await stream.keep_alive()
             await client.sampling()
         await client.turns_in_flight(0)
         events = await take_all(client, session)
@@ -274,7 +280,9 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
     async def send(message):
         sent.append(message)
 
-    turn = StreamedTurn(serve=serve, content=bytes, failure=pytest.fail, delivery=pytest.fail)
+    turn = StreamedTurn(
+        serve=serve, content=pytest.fail, keep_alive=lambda sent: b"", failure=pytest.fail, delivery=pytest.fail
+    )
     answer = StreamedAnswer(turn, ClientConnection(receive, {}), ExitStack(), comment_every_s=0.01)
     with pytest.raises(ZeroDivisionError):
         await answer({}, receive, send)
@@ -309,3 +317,36 @@ async def test_many_streams_at_once_leave_nothing_behind():
     assert [text_of(events) for events in answers] == ["hello"] * 32
     assert flags == [[True]] * 32
     assert (gate["held"], gate["turns_in_flight"]) == (0, 0)
+
+
+async def test_the_record_says_who_asked_and_under_which_id_it_was_answered():
+    """The same id in every part, the keep-alives included; the client's own ids are cut, its key is nowhere."""
+    headers = {"user-agent": "probe/1", "x-probe-session-id": "s" * 500, "thread-id": "t1", "x-api-key": "sk-hidden"}
+    async with serving(ScriptStep(text="hello", delay_s=0.1), settings=TALKATIVE) as client:
+        session = await client.create()
+        content = {"messages": HI, "stream": True}
+        answer = await client.http.post(url_of(session), json=content, headers=headers)
+        [turn] = (await client.record(session))["turns"]
+
+    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    events = [json.loads(line) for line in data[:-1]]
+    assert says_nothing(events[0])
+    assert {event["id"] for event in events} == {"chatcmpl-" + turn["notes"]["response_id"]}
+    assert turn["notes"]["dialect"] == "openai_chat"
+    ids = {"x-probe-session-id": "s" * 200, "thread-id": "t1"}
+    assert turn["notes"]["client"] == {"user_agent": "probe/1", "ids": ids}
+
+
+async def test_a_retry_has_the_id_of_the_answer_that_it_waits_for():
+    """Also where its stream begins before the turn, which the first request has begun, has ended."""
+    async with serving(SLOW, settings=TALKATIVE) as client:
+        session = await client.create()
+        async with streaming(client, session) as stream:
+            await stream.keep_alive()
+            await client.sampling()
+        await client.turns_in_flight(0)
+        answer = await client.http.post(url_of(session), json={"model": "m", "messages": HI, "stream": True})
+        [turn] = (await client.record(session))["turns"]
+
+    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert {json.loads(line)["id"] for line in data[:-1]} == {"chatcmpl-" + turn["notes"]["response_id"]}

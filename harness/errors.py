@@ -12,7 +12,10 @@
     │   ├── Unauthorized           401
     │   ├── ScriptRefused          403, a script where tokens may not be forced, or cannot be
     │   ├── RouteNotFound          404
+    │   ├── ResponseNotFound       404, no answer of the session has this id
+    │   │   └── PreviousResponseNotFound   400, `previous_response_not_found`
     │   ├── MethodNotAllowed       405
+    │   ├── UpgradeRefused         426, a WebSocket
     │   ├── HoldNotFound           404, nothing to release at the gate
     │   ├── HoldExpired            409, the hold ran out before its holder came back
     │   └── EnginesHeld            409, another hold has paused the engines
@@ -193,11 +196,38 @@ class RouteNotFound(RequestError):
     code = "route_not_found"
 
 
+class ResponseNotFound(RequestError):
+    """No answer of the session has this id: it is another session's, or the turn has no answer."""
+
+    status = 404
+    code = "response_not_found"
+
+    def __init__(self, response_id: str, *, param: str | None = None) -> None:
+        super().__init__(f"no answer of this session has the id {response_id[:64]!r}", param=param)
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    """A request goes on from an answer that the session does not have."""
+
+    status = 400
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(response_id, param="previous_response_id")
+
+
 class MethodNotAllowed(RequestError):
     """The route exists, the method does not."""
 
     status = 405
     code = "method_not_allowed"
+
+
+class UpgradeRefused(RequestError):
+    """A WebSocket is asked for; clients that can do without one ask again by HTTP, at once."""
+
+    status = 426
+    code = "upgrade_refused"
 
 
 class HoldNotFound(RequestError):

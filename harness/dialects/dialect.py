@@ -14,6 +14,7 @@ from typing import Protocol
 
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.openai_chat import OpenAIChat
+from harness.dialects.openai_responses import OpenAIResponses
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError
 from harness.tokens.history import History
@@ -27,6 +28,8 @@ class Dialect(Protocol):
     """Goes with each of its requests."""
     path: str
     """Where its clients ask, behind the base URL of a session."""
+    stored_path: str | None
+    """Where they ask for an answer by its `{response_id}`; None when they cannot."""
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """The environment variables by which clients of the dialect find a session."""
@@ -59,7 +62,7 @@ class Dialect(Protocol):
         """The same as the end of a stream that has begun; the response id of `head` is its request id."""
 
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(),)
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), OpenAIResponses())
 """Every dialect that a server speaks; the first one gives answers their form that belong to none."""
 
 

@@ -32,6 +32,7 @@ class OpenAIChat:
 
     name = NAME
     path = "/v1/chat/completions"
+    stored_path: str | None = None
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """See `Dialect`; what the SDKs, litellm and aider read."""
@@ -54,7 +55,7 @@ class OpenAIChat:
         finish_reason = TURN_ENDS[turn.end].finish_reason
         choice: Json = {"index": 0, "message": turn.reply, "finish_reason": finish_reason, "logprobs": None}
         if answer.request.wants_logprobs:
-            choice["logprobs"] = {"content": _logprob_entries(answer)}
+            choice["logprobs"] = {"content": logprob_entries(answer)}
         return {
             "id": _ID + answer.response_id,
             "object": "chat.completion",
@@ -111,10 +112,10 @@ def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
     message = choice["message"]
     deltas: list[Json] = [{"role": message["role"], "content": None if message["content"] is None else ""}]
     for field in ("reasoning_content", "content"):
-        deltas += [{field: piece} for piece in _pieces(message.get(field) or "")]
+        deltas += [{field: piece} for piece in text_pieces(message.get(field) or "")]
     for index, call in enumerate(message.get("tool_calls", ())):
         deltas.append({"tool_calls": [{"index": index, **call, "function": call["function"] | {"arguments": ""}}]})
-        pieces = _pieces(call["function"]["arguments"])
+        pieces = text_pieces(call["function"]["arguments"])
         deltas += [{"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in pieces]
     for delta in deltas:
         yield head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}]} | usage
@@ -125,13 +126,14 @@ def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
         yield head | {"choices": [], "usage": completion["usage"]}
 
 
-def _pieces(text: str) -> Iterator[str]:
+def text_pieces(text: str) -> Iterator[str]:
+    """A text as the deltas of a stream: some to show, few to parse."""
     size = max(_SHORTEST_PIECE, -(-len(text) // _MOST_PIECES))
     return (text[start : start + size] for start in range(0, len(text), size))
 
 
-def _logprob_entries(answer: ModelAnswer) -> list[Json]:
-    """Of every sampled token, the stop id included."""
+def logprob_entries(answer: ModelAnswer) -> list[Json]:
+    """The logprobs of every sampled token, the stop id included."""
     turn, top, token_text = answer.turn, answer.top_logprobs, answer.token_text
     entries: list[Json] = []
     for i, token_id in enumerate(turn.output_ids):

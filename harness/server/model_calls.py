@@ -20,10 +20,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from harness.dialects.dialect import Dialect
-from harness.dialects.model_request import ModelAnswer, WireCall
+from harness.dialects.model_request import ModelAnswer, ModelRequest, ToolMode, WireCall
 from harness.dialects.sse import MEDIA_TYPE
 from harness.engines.remote.served_model import SESSION_SERVER
-from harness.errors import HarnessError
+from harness.errors import HarnessError, MalformedRequest, ResponseNotFound
 from harness.machine.http_protocol import Delivery
 from harness.server.access import credential, is_operator, require_key
 from harness.server.connection import CallPlaces, ClientConnection
@@ -32,6 +32,7 @@ from harness.server.responses import ErrorAnswers, json_response
 from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.server.wire import read_body
 from harness.sessions.session import Session
+from harness.types import Json, SamplingWishes
 
 _T = TypeVar("_T")
 
@@ -57,6 +58,12 @@ class ModelCalls:
                 Route(f"{base}{dialect.path}", partial(self._answer, dialect), methods=["POST"])
                 for base in ("/sessions/{id}", "")
                 for dialect in self._settings.dialects
+            ),
+            *(
+                Route(f"{base}{dialect.stored_path}", partial(self._stored, dialect), methods=["GET"])
+                for base in ("/sessions/{id}", "")
+                for dialect in self._settings.dialects
+                if dialect.stored_path is not None
             ),
             Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
@@ -132,11 +139,25 @@ class ModelCalls:
     def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
         return Delivery(request.scope, partial(self._turns.mark_delivered, call, served))
 
+    async def _stored(self, dialect: Dialect, request: Request) -> Response:
+        """The answer that was given under an id, once more; one that no agent may see was not given (I2)."""
+        session, response_id = self._session_of(request), request.path_params["response_id"]
+        turns = session.turns_until(response_id)
+        if not turns or not session.serves(turns[-1]):
+            raise ResponseNotFound(response_id)
+        if request.query_params.get("stream", "false") != "false":
+            raise MalformedRequest("stream: expected false, a stored answer is given whole", param="stream")
+        asked = ModelRequest(dialect.name, (), (), ToolMode.AUTO, None, SamplingWishes(), False, self._turns.model)
+        token_text = self._turns.chat_tokenizer.tokenizer.token_text
+        return json_response(dialect.answer(ModelAnswer(asked, turns[-1], self._turns.model, token_text)))
+
     async def _models(self, request: Request) -> Response:
         if not is_operator(request.headers, self._settings.admin_token):
             self._session_of(request)
         card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": SESSION_SERVER}
-        return json_response({"object": "list", "data": [card]})
+        # A client that says which one it is wants descriptions of its own form, and takes none for an answer.
+        described: Json = {"models": []} if "client_version" in request.query_params else {}
+        return json_response({"object": "list", "data": [card], **described})
 
     def _session_of(self, request: Request) -> Session:
         """The session that a request is for. Raises `Unauthorized` or `SessionNotFound`."""

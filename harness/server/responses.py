@@ -29,6 +29,7 @@ from harness.errors import (
     SessionNotFound,
     TooMany,
     TurnRefused,
+    UpgradeRefused,
 )
 from harness.server.access import is_operator
 from harness.server.settings import ServerSettings
@@ -132,8 +133,11 @@ class ErrorAnswers:
     async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
         method, path = request.method, request.url.path
         what = f"{method} {path[:200]}"
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            answer: HarnessError = MethodNotAllowed(f"{what}: this route has other methods")
+        answer: HarnessError
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            answer = UpgradeRefused(f"{what}: no WebSocket is served; ask by HTTP, answers are streamed there, too")
+        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            answer = MethodNotAllowed(f"{what}: this route has other methods")
         else:
             paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")

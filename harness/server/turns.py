@@ -45,13 +45,12 @@ from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
-from harness.sessions.session import AfterIncomplete, Session
+from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
-from harness.turn_ends import TurnStatus
 from harness.types import TopLogprobs, Turn
 
 _NOTICE_S = 0.02
@@ -148,7 +147,7 @@ class TurnService:
             await self.gatekeeper.enter(Work.TURN, call.client, session)
             served = await self._find_or_sample(call)
         turn = served.turn
-        if turn.status is TurnStatus.ABORTED and session.config.after_incomplete is not AfterIncomplete.SERVE:
+        if not session.serves(turn):
             raise TurnAborted(
                 f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"
             )

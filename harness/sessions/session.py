@@ -136,6 +136,12 @@ class Session:
         turns = self.turns
         return next((self.branch(turn.index) for turn in turns if turn.notes.get("response_id") == response_id), [])
 
+    def serves(self, turn: Turn) -> bool:
+        """An agent may read the answer of that turn (I2)."""
+        return turn.is_usable and (
+            turn.status is not TurnStatus.ABORTED or self.config.after_incomplete is AfterIncomplete.SERVE
+        )
+
     def attach(self, keys: Sequence[ChainKey]) -> AttachPoint:
         """Where a request with the prefix digests `keys` continues.
 

@@ -35,11 +35,12 @@ env = dict(os.environ)
 asked = json.loads(env["HARNESS_METADATA"])
 host, own = env["OPENAI_BASE_URL"].removesuffix("/v1").split("/sessions/")
 key = env["OPENAI_API_KEY"]
-CHAT = {"messages": [{"role": "user", "content": "Hello."}]}
+CALLS = {"/completions": {"messages": [{"role": "user", "content": "Hello."}]}, "/responses": {"input": "Hello."}}
 seen = []
 
 def ask(method, path, headers):
-    body = json.dumps(CHAT if path.endswith("/completions") else {}).encode() if method in ("POST", "PUT") else None
+    said = next((call for end, call in CALLS.items() if path.endswith(end)), {})
+    body = json.dumps(said).encode() if method in ("POST", "PUT") else None
     request = urllib.request.Request(host + path, body, {"content-type": "application/json", **headers}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -101,6 +102,7 @@ LIVENESS: Mapping[Route, set[str]] = {
 OWN: set[Route] = {
     ("POST", "/sessions/{id}/v1/chat/completions"),
     ("POST", "/v1/chat/completions"),
+    *(("POST", f"{prefix}/v1/responses") for prefix in ("/sessions/{id}", "")),
     *((method, f"{prefix}/v1/models") for method in ("GET", "HEAD") for prefix in ("/sessions/{id}", "")),
 }
 """Open to the session's own key, for that session."""
@@ -131,7 +133,7 @@ def judge(result: dict[str, Any], liveness: Mapping[Route, set[str]]) -> int:
             assert status in (401, 404), what
             assert "OTHER" not in text, what
     assert result["turns"] == [200, 200]
-    return 2 + sum(row[4] == 200 for row in result["seen"] if row[1].endswith("/completions"))
+    return 2 + sum(row[4] == 200 for row in result["seen"] if row[1].endswith(("/completions", "/responses")))
 
 
 async def try_everything(

@@ -16,6 +16,7 @@ class ToyDialect:
 
     name = NAME
     path = "/toy/questions"
+    stored_path: str | None = None
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """See `Dialect`."""

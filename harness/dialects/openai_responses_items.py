@@ -1,0 +1,252 @@
+"""The input items of OpenAI Responses as messages: which items are one message, and what it says.
+
+Pure. A reply of the model comes back as several items (reasoning, a message, calls), everything else is a message of
+its own. Items are told apart by their heads alone, so that those which a session has read before need not be read
+again.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.openai_responses_tools import (
+    CUSTOM,
+    FUNCTION,
+    LOCAL_SHELL,
+    CallForm,
+    custom_arguments,
+    recorded_id,
+    shell_arguments,
+)
+from harness.dialects.request_limits import RequestLimits
+from harness.errors import MalformedRequest
+from harness.types import Json, Message
+
+_Role = Literal["user", "assistant", "system", "developer"]
+_OURS = "harness."  # before the base64 of a reasoning's text
+
+
+class _Head(msgspec.Struct):
+    type: str | None = None
+    role: str | None = None
+    call_id: str | None = None
+    id: str | None = None
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: _Role
+    content: str | list[_Part] | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    summary: list[_Part] | None = None
+    content: list[_Part] | None = None
+    encrypted_content: str | None = None
+
+
+class _FunctionCall(msgspec.Struct):
+    name: str
+    call_id: str
+    arguments: str = "{}"
+    namespace: str | None = None
+
+
+class _CustomCall(msgspec.Struct):
+    name: str
+    call_id: str
+    input: str = ""
+    namespace: str | None = None
+
+
+class _ShellCall(msgspec.Struct):
+    call_id: str
+    action: dict[str, Any]
+
+
+class _Result(msgspec.Struct):
+    output: str | list[_Part] | None = None
+
+
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+_TYPES = ("message", "reasoning", *_CALLS, *_RESULTS)
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+_head_decoder = msgspec.json.Decoder(_Head)
+_message_decoder = msgspec.json.Decoder(_Message)
+_reasoning_decoder = msgspec.json.Decoder(_Reasoning)
+_result_decoder = msgspec.json.Decoder(_Result)
+_call_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {
+    "function_call": msgspec.json.Decoder(_FunctionCall),
+    "custom_tool_call": msgspec.json.Decoder(_CustomCall),
+    "local_shell_call": msgspec.json.Decoder(_ShellCall),
+}
+
+
+class Item(NamedTuple):
+    """An input item whose head has been read."""
+
+    raw: msgspec.Raw
+    field: str
+    type: str
+    is_reply: bool
+    """It is part of something that the model said."""
+    call_id: str
+    """Of the recorded call that it is, or answers."""
+
+
+class MessageItems(NamedTuple):
+    """The items that are one message."""
+
+    items: list[Item]
+
+    @property
+    def raw(self) -> msgspec.Raw:
+        """All of their bytes."""
+        return msgspec.Raw(b",".join(item.raw for item in self.items))
+
+
+def group_items(raws: Sequence[msgspec.Raw], asked_before: Sequence[Message]) -> list[MessageItems]:
+    """The messages that input items are, behind a conversation that the session has.
+
+    Raises `MalformedRequest` when an item is of no known type, or calls and results do not go together.
+    """
+    groups: list[MessageItems] = []
+    calls = {call["id"] for message in asked_before for call in message.get("tool_calls") or ()}
+    for i, raw in enumerate(raws):
+        item = _read_head(raw, f"input[{i}]")
+        _check_call_id(item, calls)
+        if groups and item.is_reply and _belongs(item, groups[-1].items):
+            groups[-1].items.append(item)
+        else:
+            groups.append(MessageItems([item]))
+    return groups
+
+
+def _read_head(raw: msgspec.Raw, field: str) -> Item:
+    head = decode_json(_head_decoder, raw, field)
+    kind = head.type or ("message" if head.role is not None else "")
+    if kind not in _TYPES:
+        raise MalformedRequest(
+            f"{field}.type: expected one of {', '.join(_TYPES)}; {kind[:64]!r} cannot be recorded",
+            param=f"{field}.type",
+        )
+    call_id = recorded_id(head.call_id or (head.id if kind == "local_shell_call_output" else None) or "")
+    is_reply = kind == "reasoning" or kind in _CALLS or (kind == "message" and head.role == "assistant")
+    return Item(raw, field, kind, is_reply, call_id)
+
+
+def _check_call_id(item: Item, calls: set[str]) -> None:
+    """Raises `MalformedRequest` for a call that was there before, and for a result without its call."""
+    if item.type not in _CALLS and item.type not in _RESULTS:
+        return
+    field = f"{item.field}.call_id"
+    if not item.call_id:
+        raise MalformedRequest(f"{field}: expected the id of a call, got none", param=field)
+    if (item.call_id in calls) == (item.type in _CALLS):
+        wrong = "another call has this id" if item.type in _CALLS else "no call before it has this id"
+        raise MalformedRequest(f"{field}: {wrong}: {item.call_id[:64]!r}", param=field)
+    calls.add(item.call_id)
+
+
+def _belongs(item: Item, group: Sequence[Item]) -> bool:
+    """It is part of the same reply: one has its reasoning first, and one text."""
+    types = {each.type for each in group}
+    return group[0].is_reply and (
+        types <= {"reasoning"} if item.type == "reasoning" else item.type != "message" or "message" not in types
+    )
+
+
+def read_message(group: MessageItems, limits: RequestLimits) -> Message:
+    """The message that these items are, in normal form. Raises `MalformedRequest` naming the field."""
+    first = group.items[0]
+    if first.type in _RESULTS:
+        result = decode_json(_result_decoder, first.raw, first.field)
+        content = read_text(result.output, f"{first.field}.output")
+        return {"role": "tool", "content": content, "tool_call_id": first.call_id}
+    if not first.is_reply:
+        said = _decode_message(first)
+        return {"role": said.role, "content": read_text(said.content, f"{first.field}.content")}
+    content, reasoning, calls = "", "", []
+    for item in group.items:
+        if item.type == "message":
+            content += read_text(_decode_message(item).content, f"{item.field}.content")
+        elif item.type == "reasoning":
+            reasoning += _read_reasoning(item)
+        else:
+            calls.append(_read_call(item, limits))
+    message: Json = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def read_text(content: str | Sequence[_Part] | None, field: str) -> str:
+    """The text of a content. Raises `MalformedRequest` naming a part that is none."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for i, part in enumerate(content or ()):
+        text = part.text if part.type in _TEXTS else part.refusal if part.type == "refusal" else None
+        if text is None:
+            where = f"{field}[{i}]"
+            raise MalformedRequest(
+                f"{where}: expected a text, {part.type[:64]!r} cannot be recorded", param=f"{where}.type"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _decode_message(item: Item) -> _Message:
+    try:
+        return decode_json(_message_decoder, item.raw, item.field)
+    except MalformedRequest as error:
+        if not (error.param or "").endswith(".role"):
+            raise
+        roles = ", ".join(get_args(_Role))
+        raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
+
+
+def _read_call(item: Item, limits: RequestLimits) -> Json:
+    wire = decode_json(_call_decoders[item.type], item.raw, item.field)
+    match wire:
+        case _FunctionCall():
+            form = CallForm(FUNCTION, wire.name, wire.namespace)
+            arguments = wire.arguments
+        case _CustomCall():
+            form = CallForm(CUSTOM, wire.name, wire.namespace)
+            arguments = custom_arguments(wire.call_id, wire.input)
+        case _:
+            check_json(wire.action, f"{item.field}.action", limits.json_depth)
+            form = CallForm(LOCAL_SHELL, LOCAL_SHELL)
+            arguments = shell_arguments(wire.action)
+    return {"id": item.call_id, "type": "function", "function": {"name": form.function, "arguments": arguments}}
+
+
+def seal_reasoning(text: str) -> str:
+    """The `encrypted_content` by which a reasoning is known whose text the client does not send back."""
+    return _OURS + b64encode(text.encode()).decode()
+
+
+def _read_reasoning(item: Item) -> str:
+    """The reasoning as it was recorded; somebody else's is what its texts say."""
+    wire = decode_json(_reasoning_decoder, item.raw, item.field)
+    sealed = wire.encrypted_content or ""
+    if sealed.startswith(_OURS):
+        try:
+            return b64decode(sealed.removeprefix(_OURS), validate=True).decode()
+        except ValueError as error:
+            field = f"{item.field}.encrypted_content"
+            raise MalformedRequest(f"{field}: expected it as it was served", param=field) from error
+    return read_text(wire.content or wire.summary, f"{item.field}.content")

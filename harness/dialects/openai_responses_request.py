@@ -1,0 +1,254 @@
+"""OpenAI Responses, as they are asked for: from wire JSON to the normal form.
+
+Pure. `openai_responses_items` says which messages the input items are, `openai_responses_tools` which functions the
+model is offered; here is everything else of a body. What cannot be served is refused by name; what changes nothing for
+a model of ours is ignored, and the notes say so.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.model_request import ModelRequest, PartlyRead, Streaming, ToolMode, WireCall
+from harness.dialects.openai_responses_items import group_items, read_message
+from harness.dialects.openai_responses_tools import CALL_KINDS, CallForm, ToolList
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
+from harness.errors import MalformedRequest, PreviousResponseNotFound
+from harness.tokens.history import NOTHING_RECALLED, History
+from harness.types import Json, Message, SamplingWishes
+
+NAME = "openai_responses"
+"""The dialect's name."""
+ID_PREFIX = "resp_"
+"""Before the 32 hex digits of a response's id."""
+
+INSTRUCTIONS = "instructions"
+"""The note of a turn whose first message are the instructions: the next response has its own."""
+CALL_FORMS = "call_forms"
+"""The note of how its calls look to the client."""
+
+_LOGPROBS = "message.output_text.logprobs"
+_LONGEST_NOTE = 200  # characters
+
+
+_NOTHING = msgspec.Raw(b"null")
+
+
+class _NamedTool(msgspec.Struct):
+    type: str
+    name: str = ""
+    namespace: str | None = None
+
+
+class _Format(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    schema: msgspec.Raw = _NOTHING
+
+
+class _Text(msgspec.Struct):
+    format: _Format | None = None
+    verbosity: str | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _WireRequest(msgspec.Struct):
+    input: str | list[msgspec.Raw] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    max_output_tokens: int | None = None
+    text: _Text | None = None
+    include: list[str] | None = None
+    # Ignored, and noted
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    reasoning: _Reasoning | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    truncation: str | None = None
+    # Refused
+    background: bool | None = None
+    conversation: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    n: int | None = 1
+    logit_bias: msgspec.Raw = _NOTHING
+    modalities: list[str] | None = None
+
+
+_decoder = msgspec.json.Decoder(_WireRequest)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def parse_request(
+    call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
+) -> ModelRequest:
+    """The request in `call`; of its messages, those that `history` knows are not read.
+
+    Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit, `PreviousResponseNotFound`.
+    """
+    wire = decode_json(_decoder, call.body)
+    _refuse_unsupported(wire)
+    before = _read_before(wire, call)
+    text = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else []
+    raws = list(map(_raw, text)) if isinstance(wire.input, str) else wire.input or []
+    limits.require("messages", len(before) + len(raws), "input")
+    groups = group_items(raws, before)
+    tool_list = ToolList(wire.tools or ())
+    recall = NOTHING_RECALLED
+    if history is not None:
+        # In another dialect, and as an item, the same bytes may mean something else.
+        begins = [_raw([NAME, message]) for message in before]
+        recall = history.recall([_raw(NAME), *(wire.tools or ())], [*begins, *(group.raw for group in groups)])
+    tools = tool_list.read(limits) if recall.tools is None else recall.tools
+
+    def read(number: int) -> Message:
+        behind = number - len(before)
+        return before[number] if behind < 0 else read_message(groups[behind], limits)
+
+    new = tuple(map(read, range(recall.known, len(before) + len(groups))))
+    messages = PartlyRead(recall.known, new, read) if recall.known else new
+    if not messages:
+        raise MalformedRequest("input: expected at least one item, got none", param="input")
+    wants_logprobs = _LOGPROBS in (wire.include or ())
+    mode, name = _read_choice(wire, tool_list)
+    request = ModelRequest(
+        dialect=NAME,
+        messages=messages,
+        tools=tools,
+        tool_mode=mode,
+        tool_name=name,
+        sampling=SamplingWishes(
+            max_new_tokens=wire.max_output_tokens,
+            temperature=wire.temperature,
+            top_p=wire.top_p,
+            top_logprobs=wire.top_logprobs if wants_logprobs else None,
+            json_schema=_read_schema(wire, tool_list, limits),
+        ),
+        wants_logprobs=wants_logprobs,
+        model=wire.model or "",
+        streaming=Streaming(wants_usage=True) if wire.stream else None,
+        recall=recall,
+        notes=_notes(wire, tool_list),
+    )
+    calls = recall.prefixes[-1].calls if recall.prefixes else 0
+    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
+    return request
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _refuse_unsupported(wire: _WireRequest) -> None:
+    """Raises `MalformedRequest` for what is asked for and not offered."""
+    refusals = (
+        ("background", wire.background, "expected false: an answer is given to the request that asks for it"),
+        ("conversation", _is_given(wire.conversation), "expected none; send the items, or previous_response_id"),
+        ("prompt", _is_given(wire.prompt), "expected none; send its text as instructions and input"),
+        ("n", wire.n not in (None, 1), "expected 1; create one session per sample"),
+        ("logit_bias", _is_given(wire.logit_bias), "expected none: it would be no sample of the model"),
+        ("modalities", wire.modalities not in (None, [], ["text"]), "expected text: nothing else can be recorded"),
+    )
+    for name, is_asked, message in refusals:
+        if is_asked:
+            raise MalformedRequest(f"{name}: {message}", param=name)
+    bounds: tuple[tuple[str, float, float], ...] = (
+        ("temperature", 0, 100),
+        ("top_p", 1e-9, 1),
+        ("top_logprobs", 0, 2**31 - 1),
+        ("max_output_tokens", 1, 2**31 - 1),
+    )
+    for name, low, high in bounds:
+        value = getattr(wire, name)
+        if value is not None and not low <= value <= high:
+            raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
+
+
+def _is_given(raw: msgspec.Raw) -> bool:
+    return bytes(raw) not in (b"null", b"{}")
+
+
+def _read_before(wire: _WireRequest, call: WireCall) -> list[Message]:
+    """The messages that come before the input: instructions, then what was said up to the previous response."""
+    before: list[Message] = []
+    if wire.instructions:
+        before.append({"role": "system", "content": wire.instructions})
+    if wire.previous_response_id:
+        found = wire.previous_response_id.removeprefix(ID_PREFIX)
+        turns = call.turns_until(found)
+        if not turns:
+            raise PreviousResponseNotFound(wire.previous_response_id)
+        said = [message for turn in turns for message in (*turn.messages_delta, turn.reply)]
+        before += said[1:] if turns[-1].notes.get(INSTRUCTIONS) else said
+    return before
+
+
+def _read_choice(wire: _WireRequest, tools: ToolList) -> tuple[ToolMode, str | None]:
+    """How far the model is free to call tools, and the function it has to call."""
+    choice = wire.tool_choice
+    if not isinstance(choice, _NamedTool):
+        if choice == "required" and not tools.names:
+            raise MalformedRequest("tool_choice: 'required' needs tools that can be offered", param="tool_choice")
+        return ToolMode(choice or "auto"), None
+    name = CallForm(choice.type, choice.name or choice.type, choice.namespace).function
+    if choice.type not in CALL_KINDS or name not in tools.names:
+        raise MalformedRequest(
+            f"tool_choice: expected a tool that is offered; {name[:64]!r} is not, or only its vendor can run it",
+            param="tool_choice",
+        )
+    return ToolMode.REQUIRED, name
+
+
+def _read_schema(wire: _WireRequest, tools: ToolList, limits: RequestLimits) -> str | None:
+    """The schema that the answer has to follow; None when it is free."""
+    wanted = None if wire.text is None else wire.text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    if tools.names:
+        raise MalformedRequest(
+            f"text.format: expected no tools beside type {wanted.type!r}, whose answers call none", param="text.format"
+        )
+    if wanted.type == "json_object":
+        return '{"type":"object"}'
+    if not _is_given(wanted.schema):
+        raise MalformedRequest("text.format.schema: expected beside type 'json_schema'", param="text.format.schema")
+    limits.require("schema_bytes", memoryview(wanted.schema).nbytes, "text.format.schema")
+    schema = decode_json(_object_decoder, wanted.schema, "text.format.schema")
+    check_json(schema, "text.format.schema", limits.json_depth)
+    return msgspec.json.encode(schema).decode()
+
+
+def _notes(wire: _WireRequest, tools: ToolList) -> Json:
+    """What the record says of the request beside its messages; an answer is written from it, too."""
+    ignored = {
+        "parallel_tool_calls": False if wire.parallel_tool_calls is False else None,
+        "max_tool_calls": wire.max_tool_calls,
+        "reasoning.effort": None if wire.reasoning is None else wire.reasoning.effort,
+        "text.verbosity": None if wire.text is None else wire.text.verbosity,
+        "prompt_cache_key": wire.prompt_cache_key,
+        "service_tier": wire.service_tier,
+        "truncation": wire.truncation if wire.truncation == "auto" else None,
+    }
+    shown = {
+        name: value[:_LONGEST_NOTE] if isinstance(value, str) else value
+        for name, value in ignored.items()
+        if value is not None
+    }
+    notes = {
+        INSTRUCTIONS: bool(wire.instructions),
+        CALL_FORMS: tools.forms,
+        "ignored": shown,
+        "left_out": [kind[:_LONGEST_NOTE] for kind in tools.left_out],
+    }
+    return {name: value for name, value in notes.items() if value}

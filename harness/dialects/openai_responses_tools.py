@@ -1,0 +1,212 @@
+"""The tools of OpenAI Responses as functions that any model can be offered, and its calls as the client knows them.
+
+Pure. A model of ours calls functions with JSON arguments. The kinds of tool that a client runs become such functions,
+and a call goes back as the kind that it was (`CallForm`): a custom tool, whose input is free text, is a function with
+one string; the tools of a namespace have its name before their own. A tool that only the vendor can run is not offered.
+
+What a call looks like is decided by the form alone, in both directions, so that a call which a client sends back is the
+call that was recorded.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.request_limits import RequestLimits
+from harness.errors import MalformedRequest
+from harness.types import Json
+
+FUNCTION, CUSTOM, LOCAL_SHELL = CALL_KINDS = ("function", "custom", "local_shell")
+"""The kinds of tools that a client runs."""
+
+_INPUT = "input"
+_AS_IT_IS = "_json"  # at the end of a call's id: the model gave a custom tool other arguments than one text
+
+_LOCAL_SHELL_PARAMETERS: Json = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}},
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "integer"},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["command"],
+}
+
+
+class CallForm(NamedTuple):
+    """How calls of a function look to the client."""
+
+    kind: str
+    """FUNCTION, CUSTOM or LOCAL_SHELL."""
+    name: str
+    namespace: str | None = None
+
+    @property
+    def function(self) -> str:
+        """The name that the model is shown."""
+        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
+
+
+class _Head(msgspec.Struct):
+    type: str
+    name: str = ""
+    tools: list[msgspec.Raw] = msgspec.field(default_factory=list)
+
+
+class _Function(msgspec.Struct, omit_defaults=True):
+    # Fields in OpenAI's order: a template that writes a tool as JSON shows the model what it was trained on.
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Format(msgspec.Struct):
+    type: str = "text"
+    syntax: str = ""
+    definition: str = ""
+
+
+class _Custom(msgspec.Struct):
+    description: str | None = None
+    format: _Format = msgspec.field(default_factory=_Format)
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+_function_decoder = msgspec.json.Decoder(_Function)
+_custom_decoder = msgspec.json.Decoder(_Custom)
+
+
+class _Offered(NamedTuple):
+    form: CallForm
+    raw: msgspec.Raw
+    field: str
+
+
+class ToolList:
+    """The tools of one request; reads no more of them than their kinds and names until somebody asks.
+
+    Raises `MalformedRequest` when a tool is none, or two have one name.
+    """
+
+    def __init__(self, raws: Sequence[msgspec.Raw]) -> None:
+        self._offered: dict[str, _Offered] = {}
+        self.left_out: list[str] = []
+        """Kinds of tools that are not offered."""
+        for i, raw in enumerate(raws):
+            self._add(raw, f"tools[{i}]", None)
+
+    def _add(self, raw: msgspec.Raw, field: str, namespace: str | None) -> None:
+        head = decode_json(_head_decoder, raw, field)
+        if head.type == "namespace" and namespace is None:
+            for i, inner in enumerate(head.tools):
+                self._add(inner, f"{field}.tools[{i}]", head.name)
+            return
+        if head.type not in CALL_KINDS:
+            self.left_out.append(head.type)
+            return
+        name = LOCAL_SHELL if head.type == LOCAL_SHELL else head.name
+        form = CallForm(head.type, name, namespace)
+        if not name:
+            raise MalformedRequest(f"{field}.name: expected the name of the tool, got none", param=f"{field}.name")
+        if form.function in self._offered:
+            raise MalformedRequest(f"{field}.name: another tool has this name", param=f"{field}.name")
+        self._offered[form.function] = _Offered(form, raw, field)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the functions that the model is offered."""
+        return list(self._offered)
+
+    @property
+    def forms(self) -> dict[str, list[str | None]]:
+        """The forms, as JSON, of those calls that a client does not know by the function's name."""
+        forms = ((name, offered.form) for name, offered in self._offered.items())
+        return {name: list(form) for name, form in forms if form != CallForm(FUNCTION, name)}
+
+    def read(self, limits: RequestLimits) -> tuple[Json, ...]:
+        """The functions, in normal form. Raises `MalformedRequest`, `OverLimit`."""
+        limits.require("tools", len(self._offered), "tools")
+        size = sum(memoryview(offered.raw).nbytes for offered in self._offered.values())
+        limits.require("schema_bytes", size, "tools")
+        return tuple(_function(offered, limits) for offered in self._offered.values())
+
+
+def _function(offered: _Offered, limits: RequestLimits) -> Json:
+    form, raw, field = offered
+    if form.kind == FUNCTION:
+        function = decode_json(_function_decoder, raw, field)
+        check_json(function.parameters, "tools", limits.json_depth)
+        function.name = form.function
+    elif form.kind == LOCAL_SHELL:
+        function = _Function(form.function, "Runs a command on the local machine.", _LOCAL_SHELL_PARAMETERS)
+    else:
+        custom = decode_json(_custom_decoder, raw, field)
+        wanted = custom.format
+        says = f"Text in this {wanted.syntax} grammar:\n{wanted.definition}" if wanted.definition else "Free text."
+        properties = {_INPUT: {"type": "string", "description": says}}
+        parameters = {"type": "object", "properties": properties, "required": [_INPUT]}
+        function = _Function(form.function, custom.description, parameters)
+    return {"type": "function", "function": msgspec.to_builtins(function)}
+
+
+def call_item(call: Json, forms: Mapping[str, Sequence[str | None]], item_id: str) -> Json:
+    """The output item for a call of a recorded reply; `forms` are those of its request."""
+    function = call["function"]
+    kind, name, namespace = forms.get(function["name"], (FUNCTION, function["name"], None))
+    within = {} if namespace is None else {"namespace": namespace}
+    head: Json = {"call_id": call["id"], "status": "completed"}
+    if kind == CUSTOM:
+        text = _only_input(function["arguments"])
+        if text is None:
+            head["call_id"] += _AS_IT_IS
+        said = function["arguments"] if text is None else text
+        return {"id": f"ctc_{item_id}", "type": "custom_tool_call", **head, "name": name, "input": said, **within}
+    if kind == LOCAL_SHELL:
+        action = _shell_action(function["arguments"])
+        if action is not None:
+            return {"id": f"lsh_{item_id}", "type": "local_shell_call", **head, "action": action}
+    said = function["arguments"]
+    return {"id": f"fc_{item_id}", "type": "function_call", **head, "name": name, "arguments": said, **within}
+
+
+def custom_arguments(call_id: str, text: str) -> str:
+    """The arguments of the recorded call, for a custom call with `text` that a client sends back."""
+    return text if call_id.endswith(_AS_IT_IS) else json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def recorded_id(call_id: str) -> str:
+    """The id of the recorded call, for the one that a client knows."""
+    return call_id.removesuffix(_AS_IT_IS)
+
+
+def shell_arguments(action: Json) -> str:
+    """The arguments of a call of the local shell, for the action that a client sends back."""
+    said = {name: value for name, value in action.items() if name != "type" and value not in (None, {})}
+    return json.dumps(said, ensure_ascii=False)
+
+
+def _only_input(arguments: str) -> str | None:
+    """The text of a custom call; None when arguments are something else, or would come back in another spelling."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    text = value.get(_INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) and custom_arguments("", text) == arguments else None
+
+
+def _shell_action(arguments: str) -> Json | None:
+    """The action of a call of the local shell; None when its arguments are none, or would come back in another form."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("command"), list):
+        return None
+    action = {"type": "exec", **value, "env": value.get("env") or {}}
+    return action if isinstance(action["env"], dict) and shell_arguments(action) == arguments else None

@@ -1,0 +1,177 @@
+"""Responses over HTTP: a conversation by ids, an answer asked for again, and what else its clients ask for."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.server.settings import ServerSettings
+from harness.types import Json
+from tests.session_servers.served import Client, Served, bearer, says, serving
+from tests.unit.dialects.test_openai_responses_stream import events_of
+
+
+async def respond(client: Client[Any], session: Served, **body: Any) -> httpx.Response:
+    """A model call in this dialect."""
+    url = f"/sessions/{session.session_id}/v1/responses"
+    return await client.http.post(url, json=body, headers=bearer(session.api_key))
+
+
+async def answer_of(client: Client[Any], session: Served, **body: Any) -> Json:
+    """The answer of one that must succeed."""
+    answer = await respond(client, session, **body)
+    assert answer.status_code == 200, answer.text
+    whole: Json = answer.json()
+    return whole
+
+
+async def ask_again(client: Client[Any], session: Served, response_id: str, query: str = "") -> httpx.Response:
+    """The stored answer."""
+    url = f"/sessions/{session.session_id}/v1/responses/{response_id}{query}"
+    return await client.http.get(url, headers=bearer(session.api_key))
+
+
+async def test_a_conversation_by_ids_is_one_branch_also_after_a_restart(tmp_path: Path):
+    """Rebuilt from the session's own turns; the answers stay what they were."""
+    store = tmp_path / "store.sqlite"
+    async with serving(*says("One.", "Two."), store=store) as client:
+        session = await client.create()
+        first = await answer_of(client, session, input="a", instructions="Be brief.")
+        second = await answer_of(client, session, input="b", instructions="Be brief.", previous_response_id=first["id"])
+    async with serving(*says("Three."), store=store) as client:
+        third = await answer_of(client, session, input="c", instructions="Be brief.", previous_response_id=second["id"])
+        assert (await ask_again(client, session, second["id"])).json() == second
+        record = await client.record(session)
+
+    assert [each["output"][0]["content"][0]["text"] for each in (first, second, third)] == ["One.", "Two.", "Three."]
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
+    assert [turn["notes"]["dialect"] for turn in record["turns"]] == ["openai_responses"] * 3
+
+
+async def test_unknown_ids_are_refused():
+    """Those of others, too."""
+    async with serving(*says("One.")) as client:
+        session, other = await client.create(), await client.create()
+        foreign = (await answer_of(client, other, input="a"))["id"]
+
+        for response_id in ("resp_x", "", foreign):
+            asked = await ask_again(client, session, response_id or "resp_")
+            assert asked.status_code == 404
+        refused = await respond(client, session, input="b", previous_response_id=foreign)
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "previous_response_not_found"
+
+
+async def test_a_stored_answer_is_not_streamed():
+    """It is refused, not answered in another form."""
+    async with serving(*says("One.")) as client:
+        session = await client.create()
+        answer = await answer_of(client, session, input="a")
+
+        assert (await ask_again(client, session, answer["id"], "?stream=true")).status_code == 400
+
+
+async def test_a_retry_has_the_id_of_the_answer_that_was_lost():
+    """Streamed or whole."""
+    async with serving(*says("One.")) as client:
+        session = await client.create()
+        url, headers = f"/sessions/{session.session_id}/v1/responses", bearer(session.api_key)
+        again = headers | {"x-stainless-retry-count": "1"}
+        body = {"input": "a", "stream": True}
+
+        first, second = [
+            events_of((await client.http.post(url, json=body, headers=each)).content) for each in (headers, again)
+        ]
+        record = await client.record(session)
+
+    assert first == second
+    assert len(record["turns"]) == 1
+
+
+async def test_a_stream_that_is_kept_alive_goes_on_under_its_id():
+    """Events, counted on; nothing after the one that ends it."""
+    async with serving(*says("One."), settings=ServerSettings(comment_every_s=0.02)) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause", json={"holder": "test"})
+        url, headers = f"/sessions/{session.session_id}/v1/responses", bearer(session.api_key)
+        body = {"input": "a", "stream": True}
+        async with client.http.stream("POST", url, json=body, headers=headers) as stream:
+            content = b""
+            async for piece in stream.aiter_bytes():
+                content += piece
+                if content.count(b"event: response.in_progress") == 3:
+                    await client.http.post("/sessions/resume", json={"holder": "test"})
+
+    events = events_of(content)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    assert events[-1]["type"] == "response.completed"
+
+
+async def test_a_session_that_changes_its_dialect_stays_one_branch():
+    """A client that falls back to chat completions goes on where it was, and back again."""
+    async with serving(*says("One.", "Two.", "Three.")) as client:
+        session = await client.create()
+        one = await answer_of(client, session, input=[{"role": "user", "content": "a"}])
+        two = await client.say(
+            session,
+            [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "One."},
+                {"role": "user", "content": "b"},
+            ],
+        )
+        items = [
+            {"role": "user", "content": "a"},
+            *one["output"],
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": two["content"]},
+            {"role": "user", "content": "c"},
+        ]
+        await answer_of(client, session, input=items)
+        record = await client.record(session)
+
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
+
+
+async def test_models_have_a_list_for_clients_that_want_their_own_form():
+    """Empty; others read the usual one."""
+    async with serving() as client:
+        session = await client.create()
+        url, headers = f"/sessions/{session.session_id}/v1/models", bearer(session.api_key)
+        usual = (await client.http.get(url, headers=headers)).json()
+        described = (await client.http.get(f"{url}?client_version=0.169.0", headers=headers)).json()
+
+    assert described == usual | {"models": []}
+
+
+@pytest.mark.parametrize("prefix", ["/sessions/{id}", ""])
+async def test_a_websocket_is_refused_at_once(prefix):
+    """So that its client asks by HTTP without a reconnect."""
+    async with serving() as client:
+        session = await client.create()
+        answer = await client.http.get(
+            f"{prefix.format(id=session.session_id)}/v1/responses",
+            headers={
+                **bearer(session.api_key),
+                "connection": "Upgrade",
+                "upgrade": "websocket",
+                "sec-websocket-version": "13",
+                "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+            },
+        )
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (426, "upgrade_refused")
+
+
+async def test_what_is_not_served_names_what_is():
+    """The compaction that only the vendor has, and completions of old."""
+    async with serving() as client:
+        session = await client.create()
+        for path in ("responses/compact", "completions", "responses/input_tokens"):
+            answer = await client.http.post(f"/sessions/{session.session_id}/v1/{path}", json={})
+
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_not_found")
+            assert "/v1/responses" in answer.json()["error"]["message"]

@@ -1,11 +1,13 @@
 """The agent that an option of a trainer names: a program, or a function that can be imported."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.errors import AdapterError, AgentError
 from harness.rollouts.agents.programs import bundled_agent
+from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
 
 LoadFunction = Callable[[Any], Any]
@@ -39,6 +41,24 @@ def find_function(path: str | None, option: str, load: LoadFunction) -> Callable
     if not callable(function):
         raise AdapterError(f"{option} {path}: expected a function, got {type(function).__name__}")
     return function  # type: ignore[no-any-return]  # it is whatever the path names
+
+
+def stated_number(value: object) -> float | None:
+    """A number that an agent states in its result, such as its `reward`; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]  # a number, as of the line above
+
+
+def stated_reward(rollout: Rollout) -> float | None:
+    """The `reward` of the agent's result; None where the rollout was ended before the agent could state one.
+
+    Raises `AdapterError` where the agent ended by itself without one: it never states any.
+    """
+    stated = (rollout.agent_result or {}).get("reward")
+    reward = stated_number(stated)
+    if reward is None and rollout.outcome.kind is OutcomeKind.FINISHED:
+        raise AdapterError(f"expected a number in `reward` of the agent's result, got {stated!r}")
+    return reward
 
 
 def program_metadata(metadata: Mapping[str, Any], place: str) -> Json:

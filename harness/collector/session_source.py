@@ -12,15 +12,13 @@ from harness.control.abort_report import AbortBudget, Keep, was_cut_short
 from harness.machine.deadlines import read_end
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
-from harness.samples.rollout import OutcomeKind, Rollout
+from harness.samples.rollout import ENDED_WELL, Rollout
 
 MakeTask = Callable[[RolloutIndex], AgentTask]
 """The task of a rollout: one prompt for all members of a group, and a working directory of its own for each attempt."""
 
 Reward = Callable[[RolloutIndex, Rollout], Awaitable[float | None]]
 """The reward of a rollout that ended well; None when there is none. What it raises is the reason why there is none."""
-
-_ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
 
 class SessionSource:
@@ -57,7 +55,7 @@ class SessionSource:
             rollout = await self._manager.run(task)
             del self._tasks[index]
             keep = self._told.get(index)
-            if rollout.outcome.kind in _ENDED_WELL and keep in (None, Keep.SESSIONS):
+            if rollout.outcome.kind in ENDED_WELL and keep in (None, Keep.SESSIONS):
                 return await self._score(index, rollout)
             has_kept_session = keep is Keep.SESSIONS and rollout.session_id is not None and was_cut_short(rollout)
             return ScoredRollout(index, rollout, None, has_kept_session=has_kept_session)

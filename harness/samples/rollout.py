@@ -36,6 +36,10 @@ class OutcomeKind(StrEnum):
     """The session server or the store failed."""
 
 
+ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
+"""Outcomes of rollouts that nothing cut short: their samples keep their own status."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a rollout ended, who is to blame, and a sentence for the reader."""

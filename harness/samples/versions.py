@@ -40,6 +40,11 @@ def policy_version(label: str) -> int:
     return int(label)
 
 
+def is_unlabeled(labels: Iterable[str]) -> bool:
+    """Whether these are labels of an engine whose trainer names no versions: it keeps the one it began with."""
+    return {"default"}.issuperset(labels)
+
+
 def version_of(labeled: VersionSpan | PromptLogprobs) -> int:
     """The policy version that sampled or scored. Raises `UnknownWeightVersion`."""
     return policy_version(labeled.version) if labeled.number is None else labeled.number

@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
+from harness.adapters.agents import stated_number
 from harness.adapters.miles.settings import COMMIT
 from harness.errors import AdapterError
-from harness.samples.rollout import OutcomeKind, Rollout
+from harness.samples.rollout import ENDED_WELL, OutcomeKind, Rollout
 from harness.types import Json, Sample, as_ids
-
-ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
-"""Outcomes whose samples keep their own status; those of all others are ABORTED."""
 
 FIELDS = frozenset(
     {
@@ -76,7 +74,7 @@ def _sample_of(origin: Any, ours: Sample, rollout: Rollout, decode: Decode) -> A
     status = ours.status.value if rollout.outcome.kind in ENDED_WELL else "aborted"
     sample.status = type(origin.status)(status)
     sample.metadata = {**origin.metadata, **result, STAMPS: {**ours.metadata, **_stamps(rollout)}}
-    reward = _number(result.get("reward"))
+    reward = stated_number(result.get("reward"))
     if reward is not None:
         sample.reward = reward
     own = set(ours.metadata["turns"])
@@ -117,11 +115,7 @@ def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
 def _time_elsewhere(result: Json, rollout: Rollout) -> float:
     """Seconds that passed outside of generations: by the agent's own account, or by the clocks of the session."""
     metrics = result.get("agent_metrics")
-    stated = _number(metrics.get("total_tool_time")) if isinstance(metrics, dict) else None
+    stated = stated_number(metrics.get("total_tool_time")) if isinstance(metrics, dict) else None
     if stated is not None:
         return stated
     return max(0.0, rollout.seconds - float(sum(turn["seconds"] for turn in rollout.session["turns"])))
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -16,7 +16,7 @@ from harness.machine.disk import disk_full
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.samples.codec import sample_to_json
-from harness.samples.rollout import Outcome, OutcomeKind, Rollout
+from harness.samples.rollout import ENDED_WELL, Outcome, OutcomeKind, Rollout
 from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.reward import Score, score_session
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
@@ -25,8 +25,6 @@ from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
 from harness.suite.scenarios.plan import PlannedRollout
-
-_ENDED_WELL = frozenset({OutcomeKind.FINISHED, OutcomeKind.LIMITED})
 
 
 class Progress(Protocol):
@@ -149,7 +147,7 @@ class RolloutBatch:
             problem, detail, may_be_mixed = error, error.message, True
         except HarnessError as error:
             problem, detail, is_disturbed = error, "the session server went away meanwhile", True
-        if not may_be_mixed and (not is_disturbed or rollout.outcome.kind in _ENDED_WELL):
+        if not may_be_mixed and (not is_disturbed or rollout.outcome.kind in ENDED_WELL):
             return rollout, problem
         detail = f"{detail}; {rollout.outcome.detail}"
         return replace(rollout, outcome=Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail)), problem

@@ -20,10 +20,10 @@ def _admin_token(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return token
 
 
-@pytest.fixture(name="miles")
-def _miles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`import miles` and `import slime` find the stand-ins, for the time of the test."""
+@pytest.fixture(name="trainers")
+def _trainers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`import miles` and its like find the stand-ins, for the time of the test."""
     monkeypatch.syspath_prepend(STAND_INS)
     yield
-    for name in [each for each in sys.modules if each.partition(".")[0] in ("miles", "slime")]:
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("miles", "slime", "areal", "verl")]:
         del sys.modules[name]

@@ -1,25 +1,41 @@
 """The example of docs/embedding.md, executed as it stands."""
 
+import asyncio
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness.adapters.miles.settings import REFUSALS
+from harness.adapters.verl import close
 from harness.engines.scripted import ScriptStep
 from tests.checkout import ROOT
 from tests.unit.adapters.miles_runs import miles_args, miles_run
+from tests.unit.adapters.verl_runs import verl_config
 
 PAGE = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+STEPS = (ScriptStep(text="It is 41."), ScriptStep(text="No, 42."), ScriptStep(text="42"))
+ROW = {"messages": [{"role": "user", "content": "6 x 7?"}], "answer": "42"}
 
 
-def block(language: str) -> str:
-    """The only block of the page in that language."""
-    [text] = re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    return text
+def blocks(section: str, language: str) -> list[str]:
+    """The blocks in that language below the heading of that name."""
+    [text] = [text for text in PAGE.split("\n## ") if text.startswith(f"{section}\n")]
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.usefixtures("miles")
+def with_module(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -> None:
+    """Modules of these names can be imported, for the time of the test."""
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.usefixtures("trainers")
 async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its options, its agent, a sample of a data set: a reward, and columns for the trainer."""
     from miles.rollout.base_types import GenerateFnInput
@@ -28,12 +44,11 @@ async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     from harness.adapters.miles import convert
 
-    (tmp_path / "sure_agent.py").write_text(block("python"))
-    monkeypatch.syspath_prepend(tmp_path)
-    shown = dict(line.split(" ", 1) for line in block("text").splitlines())
+    [agent], [options] = blocks("miles", "python"), blocks("miles", "text")
+    with_module(tmp_path, monkeypatch, sure_agent=agent)
+    shown = dict(line.split(" ", 1) for line in options.splitlines())
     paths = {name[2:].replace("-", "_"): path for name, path in shown.items() if name.endswith("-path")}
-    steps = (ScriptStep(text="It is 41."), ScriptStep(text="No, 42."), ScriptStep(text="42"))
-    async with miles_run(*steps, options=("--max-seq-len", shown["--max-seq-len"]), **paths) as run:
+    async with miles_run(*STEPS, options=("--max-seq-len", shown["--max-seq-len"]), **paths) as run:
         assert run.args.custom_generate_function_path == "harness.adapters.miles.Generate"
         state = GenerateState(run.args)
         sample = Sample(
@@ -45,6 +60,49 @@ async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     made.validate()
     assert (made.status.value, made.reward, made.metadata["harness"]["turns"]) == ("completed", 1.0, [0, 1, 2])
     assert len(columns["proximal_log_probs"][0]) == made.response_length
+
+
+@pytest.mark.usefixtures("trainers")
+async def test_the_example_of_areal_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agent and its script, in a loop of AReaL's own: a trajectory, which AReaL's checks let pass."""
+    from areal import PPOTrainer
+
+    agent, script = blocks("AReaL", "python")
+    with_module(tmp_path, monkeypatch, sure_agent=agent, areal_script=script)
+    async with miles_run(*STEPS) as run:
+        monkeypatch.setenv("SESSION_SERVER", run.server.url)
+        await asyncio.to_thread(import_module("areal_script").train, None, [ROW])
+
+    [made] = PPOTrainer.trajectories
+    assert made["rewards"].tolist() == [1.0]
+    assert made["loss_mask"].sum() == (made["versions"] == 0).sum() > 0
+
+
+@pytest.mark.usefixtures("trainers")
+async def test_the_example_of_verl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file and its options, with the agent of AReaL's: an output, which verl's padding takes."""
+    from verl.experimental.agent_loop.agent_loop import run_agent_loop
+
+    agent, _ = blocks("AReaL", "python")
+    [file], [options] = blocks("verl", "yaml"), blocks("verl", "text")
+    with_module(tmp_path, monkeypatch, sure_agent=agent)
+    loop_config = dict(line.removeprefix("- ").strip().split(": ", 1) for line in file.splitlines())
+    assert f"default_agent_loop={loop_config['name']}" in options
+    async with miles_run(*STEPS) as run:
+        loop_config["session_server"] = run.server.url
+        try:
+            made = await run_agent_loop(
+                loop_config,
+                verl_config(),
+                SimpleNamespace(eos_token_id=2),
+                {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True},
+                raw_prompt=ROW["messages"],
+                extra_info={"answer": "42"},
+            )
+        finally:
+            await close()
+
+    assert (made.reward_score, made.num_turns, set(made.response_mask)) == (1.0, 6, {0, 1})
 
 
 def test_every_option_is_on_the_page() -> None:

@@ -48,7 +48,7 @@ with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
                "said": os.environ.get("GREETING")}, file)
 """
 
-pytestmark = pytest.mark.usefixtures("miles")
+pytestmark = pytest.mark.usefixtures("trainers")
 
 
 @pytest.fixture(name="play")

@@ -59,7 +59,7 @@ async def bring_weights(run: MilesRun, play: Play, agents: int) -> None:
     play.updates[2].set()
 
 
-@pytest.mark.usefixtures("miles")
+@pytest.mark.usefixtures("trainers")
 async def test_a_step_of_miles(monkeypatch: pytest.MonkeyPatch, admin_token: str | None) -> None:
     """8 groups of 4 out of 16, one of them filtered out, seven of them endless; then the abort."""
     from miles.rollout.inference_rollout.inference_rollout_common import GenerateState

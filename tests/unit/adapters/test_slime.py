@@ -37,7 +37,7 @@ def slime_args(run: MilesRun) -> argparse.Namespace:
     )
 
 
-@pytest.mark.usefixtures("miles")
+@pytest.mark.usefixtures("trainers")
 async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample comes back whole; one that the end of a step meets comes back ABORTED."""
     from slime.rollout.sglang_rollout import GenerateState, generate_and_rm
@@ -69,7 +69,7 @@ async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch)
     assert (cut.status.value, play.statuses[8][-1]) == ("aborted", 404)
 
 
-@pytest.mark.usefixtures("miles")
+@pytest.mark.usefixtures("trainers")
 async def test_a_group_with_an_agent_that_failed_is_filtered_out() -> None:
     """Its samples have no reward, which slime could not make a tensor of; in an evaluation, without filters, 0.
 

@@ -1,0 +1,68 @@
+"""From a sample to the columns of an AReaL trajectory, and from its generation settings to ours. Pure.
+
+Every column is as long as the sequence, with its value at the token itself: AReaL rolls them where it needs the token
+before. A token that no policy sampled has mask 0, logprob 0 and version -1.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import AdapterError
+from harness.samples.versions import NOT_SAMPLED, is_unlabeled
+from harness.types import Json, Sample
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+_ALL_TOKENS = 10**8
+"""AReaL's `top_k` that keeps every token."""
+
+
+def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
+    """The columns of one trajectory: shape [tokens], and [] for the reward.
+
+    Args:
+        sample: One branch of a session.
+        reward: Of the whole rollout.
+        version: AReaL's own count when the episode began; stands for the engines' labels where those say nothing.
+    """
+    prompt = len(sample.tokens) - sample.response_length
+
+    def whole(column: npt.NDArray[Any], value: float, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        return np.concatenate([np.full(prompt, value, dtype), column.astype(dtype)])
+
+    versions = sample.behavior_versions
+    if is_unlabeled(sample.weight_versions):
+        versions = np.where(versions == NOT_SAMPLED, versions, np.int32(version))
+    return {
+        "input_ids": np.array(sample.tokens, dtype=np.int32),
+        "attention_mask": np.ones(len(sample.tokens), dtype=np.bool_),
+        "loss_mask": whole(sample.loss_mask, 0, np.int32),
+        "logprobs": whole(sample.rollout_log_probs, 0, np.float32),
+        "versions": whole(versions, NOT_SAMPLED, np.int32),
+        "proximal_logprobs": whole(sample.proximal_logprobs, 0, np.float32),
+        "proximal_versions": whole(sample.proximal_versions, NOT_SAMPLED, np.int32),
+        "rewards": np.array(reward, dtype=np.float32),
+    }
+
+
+def sglang_params(gconfig: Any) -> Json:
+    """The parameters of `GenerationHyperparameters`, as SGLang names them.
+
+    Raises `AdapterError` naming one that sessions cannot keep. `n_samples` is AReaL's own: it calls once for each.
+    """
+    for name, kept in [("frequency_penalty", 0.0), ("use_beam_search", False), ("ignore_eos", False)]:
+        if getattr(gconfig, name) != kept:
+            raise AdapterError(f"gconfig.{name}={getattr(gconfig, name)!r} cannot be kept; expected {kept!r}")
+    params: Json = {
+        "max_new_tokens": gconfig.max_new_tokens,
+        "min_new_tokens": gconfig.min_new_tokens,
+        "temperature": 0.0 if gconfig.greedy else gconfig.temperature,
+        "top_p": gconfig.top_p,
+        "top_k": -1 if gconfig.top_k >= _ALL_TOKENS else gconfig.top_k,
+        "stop": gconfig.stop or None,
+        "stop_token_ids": gconfig.stop_token_ids or None,
+    }
+    return params

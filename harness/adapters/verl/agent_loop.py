@@ -1,0 +1,109 @@
+"""What verl awaits for each sample: a rollout on a session server, and an `AgentLoopOutput` out of it.
+
+verl makes an agent loop for every sample, so nothing is kept here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.adapters.agents import stated_reward
+from harness.adapters.episodes import DEADLINE_S, EpisodeSettings, episodes_of
+from harness.adapters.verl.output import FIELDS, Room, output_fields
+from harness.errors import AdapterError
+from harness.rollouts.agents.task import AgentFunction
+from harness.samples.rollout import ENDED_WELL
+
+VERSION = "0.9.1"
+"""Of verl: the interface that everything here is written for."""
+
+_NOT_OURS = frozenset({"logprobs", "repetition_penalty"})
+"""Sampling parameters of verl that sessions do not know: every token has its logprob, and nothing is penalized."""
+
+
+class SessionAgentLoop:
+    """An agent loop of verl's: `_target_` of an item in the file of `agent_loop_config_path`.
+
+    Args:
+        trainer_config: With the rest of verl's own arguments; the rollout's lengths are read from it.
+        tokenizer: Fills a rollout without tokens with its end-of-sequence id.
+        session_server: URL of the session server; its admin token, where it has one, is in `HARNESS_ADMIN_TOKEN`.
+        agent: Dotted path of an async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, the name of
+            a program that ships, or the path of a script.
+        is_scored_by_agent: The agent states the reward; False leaves it to verl.
+        agent_env: Added to the environment of a program.
+        deadline_s: Seconds that an agent may take.
+        matching: Differences in histories that do not count.
+        workdir: Keeps the directories of rollouts here.
+
+    Raises `AdapterError` for an agent that is not there.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer_config: Any,
+        server_manager: Any = None,  # noqa: ARG002  # verl hands it to every loop, and sessions need none of these
+        tokenizer: Any,
+        processor: Any = None,  # noqa: ARG002
+        dataset_cls: Any = None,  # noqa: ARG002
+        data_config: Any = None,  # noqa: ARG002
+        hf_model_type: str | None = None,  # noqa: ARG002
+        tools: Any = None,  # noqa: ARG002
+        session_server: str,
+        agent: AgentFunction | str,
+        is_scored_by_agent: bool = True,
+        agent_env: Mapping[str, str] | None = None,
+        deadline_s: float = DEADLINE_S,
+        matching: Sequence[str] = (),
+        workdir: str | None = None,
+    ) -> None:
+        rollout = trainer_config.config.actor_rollout_ref.rollout
+        if getattr(rollout, "enable_rollout_routing_replay", False):
+            raise AdapterError(
+                "rollout.enable_rollout_routing_replay cannot be kept: sessions record no routed experts"
+            )
+        self._room = Room(rollout.prompt_length, rollout.response_length)
+        self._tokenizer = tokenizer
+        self._is_scored_by_agent = is_scored_by_agent
+        self._settings = EpisodeSettings.read(
+            session_server, agent, agent_env=agent_env, deadline_s=deadline_s, matching=matching, workdir=workdir
+        )
+
+    async def run(self, sampling_params: Mapping[str, Any], **fields: Any) -> Any:
+        """An `AgentLoopOutput` for the row `fields` of the data set; masked where the rollout was cut short.
+
+        Raises `AdapterError` for what cannot be kept and for an agent that states no reward where it has to, and what
+        keeps every rollout from running: `SessionServerError`, `AgentError`.
+        """
+        from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+        _require_fields(AgentLoopOutput)
+        sampling = {name: value for name, value in sampling_params.items() if name not in _NOT_OURS}
+        if sampling_params.get("repetition_penalty", 1.0) != 1.0:
+            raise AdapterError("sampling parameter 'repetition_penalty' cannot be kept; expected 1.0")
+        row = fields | dict(fields.get("extra_info") or {})
+        rollout = await episodes_of(self._settings).run(
+            [dict(message) for message in fields["raw_prompt"]], row, sampling, sum(self._room)
+        )
+        reward = stated_reward(rollout) if self._is_scored_by_agent else None
+        is_scored = reward is not None or not self._is_scored_by_agent
+        made = output_fields(
+            rollout,
+            self._room,
+            filler_id=self._tokenizer.eos_token_id,
+            global_steps=fields.get("global_steps"),
+            is_trained=is_scored and rollout.outcome.kind in ENDED_WELL,
+        )
+        if self._is_scored_by_agent and reward is None:
+            reward = 0.0  # verl would score this one by itself, and a batch has rewards from one place
+        return AgentLoopOutput(**made, reward_score=reward)
+
+
+def _require_fields(output: Any) -> None:
+    missing = sorted(FIELDS - output.model_fields.keys())
+    if missing:
+        from verl import __version__
+
+        raise AdapterError(
+            f"verl {__version__}: AgentLoopOutput has no {', '.join(missing)}; expected the interface of verl {VERSION}"
+        )

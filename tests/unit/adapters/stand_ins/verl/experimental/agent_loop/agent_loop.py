@@ -1,0 +1,59 @@
+"""Agent loops, and the worker that awaits one for each sample."""
+
+import importlib
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class AgentLoopMetrics(BaseModel):
+    """Seconds."""
+
+    generate_sequences: float = 0.0
+    tool_calls: float = 0.0
+    compute_score: float = 0.0
+    num_preempted: int = -1
+
+
+class AgentLoopOutput(BaseModel):
+    """What a loop makes of a sample."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    response_logprobs: list[float] | None = None
+    reward_score: float | None = None
+    num_turns: int = 0
+    metrics: AgentLoopMetrics
+    extra_fields: dict[str, Any] = {}
+
+
+class _Wrap:
+    def __init__(self, config):
+        self.config = config
+
+
+async def run_agent_loop(loop_config, config, tokenizer, sampling_params, **fields):
+    """One sample, with the checks of verl's padding."""
+    given = dict(loop_config)
+    given.pop("name")
+    module, _, name = given.pop("_target_").rpartition(".")
+    loop = getattr(importlib.import_module(module), name)(
+        trainer_config=_Wrap(config),
+        server_manager=object(),
+        tokenizer=tokenizer,
+        processor=None,
+        hf_model_type="qwen3",
+        dataset_cls=object,
+        data_config=_Wrap({}),
+        tools=object(),
+        **given,
+    )
+    output = await loop.run(sampling_params, **fields)
+    rollout = config.actor_rollout_ref.rollout
+    assert isinstance(output, AgentLoopOutput)
+    assert 1 <= len(output.prompt_ids) <= rollout.prompt_length
+    assert 1 <= len(output.response_ids) <= rollout.response_length
+    assert len(output.response_mask) == len(output.response_logprobs) == len(output.response_ids)
+    int(output.extra_fields["min_global_steps"]), int(output.extra_fields["max_global_steps"])
+    return output

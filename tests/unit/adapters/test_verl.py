@@ -1,0 +1,138 @@
+"""One sample of verl: an output that its padding takes, whatever became of the rollout."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.adapters.verl import SessionAgentLoop, close
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.errors import AdapterError, SessionServerError
+from harness.types import Json
+from tests.unit.adapters.miles_runs import MilesRun, miles_run
+from tests.unit.adapters.test_areal import STEPS, crash, two_turns, unscored
+from tests.unit.adapters.verl_runs import verl_config
+
+pytestmark = pytest.mark.usefixtures("trainers")
+
+PROMPT = [{"role": "user", "content": "Do it."}]
+PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+END = 2
+"""Of a sequence."""
+
+
+async def output(run: MilesRun, agent: Any, *, room: Json | None = None, params: Json = PARAMS, **loop: Any) -> Any:
+    """What verl gets for one sample."""
+    from verl.experimental.agent_loop.agent_loop import run_agent_loop
+
+    config = {
+        "name": "session_agent",
+        "_target_": "harness.adapters.verl.SessionAgentLoop",
+        "session_server": run.server.url,
+        "agent": agent,
+        **loop,
+    }
+    try:
+        return await run_agent_loop(
+            config,
+            verl_config(**(room or {})),
+            SimpleNamespace(eos_token_id=END),
+            params,
+            raw_prompt=PROMPT,
+            global_steps=5,
+            extra_info={"level": 3},
+        )
+    finally:
+        await close()
+
+
+async def test_an_output_has_tokens_reward_versions_and_proximal_values() -> None:
+    """As verl's own loops fill them."""
+    async with miles_run(*STEPS) as run:
+        run.engine.relabel("3")
+        made = await output(run, two_turns)
+
+    assert (made.reward_score, made.num_turns) == (0.5, 4)
+    assert set(made.response_mask) == {0, 1}
+    assert made.extra_fields["min_global_steps"] == made.extra_fields["max_global_steps"] == 3
+    assert made.extra_fields["proximal_log_probs"] == made.response_logprobs
+    assert len(made.extra_fields["proximal_versions"]) == len(made.response_ids)
+    assert made.extra_fields["harness"]["outcome"] == "finished"
+    assert made.metrics.generate_sequences > 0
+
+
+async def test_the_steps_own_version_stands_where_the_engines_name_none() -> None:
+    """Step 5 samples with version 4."""
+    async with miles_run(*STEPS) as run:
+        run.engine.relabel("default")
+        made = await output(run, two_turns)
+
+    assert (made.extra_fields["min_global_steps"], made.extra_fields["max_global_steps"]) == (4, 4)
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+async def test_a_rollout_that_is_cut_short_trains_nothing(has_tokens: bool) -> None:
+    """It comes back with its tokens masked, or as one token of nobody."""
+    hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
+    steps = (STEPS[0], hangs) if has_tokens else (hangs,)
+    async with miles_run(*steps) as run:
+        made = await output(run, two_turns, deadline_s=0.5) if has_tokens else await output(run, crash)
+
+    assert (set(made.response_mask), made.reward_score) == ({0}, 0.0)
+    assert (made.response_ids == [END]) is not has_tokens
+
+
+async def test_verl_scores_what_agents_do_not() -> None:
+    """Where its configuration says so; otherwise a reward that is no number is an error."""
+    async with miles_run(*STEPS) as run:
+        with pytest.raises(AdapterError, match=r", got True$"):
+            await output(run, unscored)
+        made = [await output(run, agent, is_scored_by_agent=False) for agent in (unscored, crash)]
+
+    assert [each.reward_score for each in made] == [None, None]
+
+
+async def test_a_sample_fits_into_verls_room() -> None:
+    """A response is cut at its end. What follows a prompt that is too long is not trained."""
+    async with miles_run(*STEPS) as run:
+        whole = await output(run, two_turns)
+        cut = await output(run, two_turns, room={"response_length": 4})
+        late = await output(run, two_turns, room={"prompt_length": len(whole.prompt_ids) - 1})
+
+    assert (cut.response_ids, cut.response_mask) == (whole.response_ids[:4], whole.response_mask[:4])
+    assert (late.prompt_ids, set(late.response_mask)) == (whole.prompt_ids[1:], {0})
+
+
+async def test_what_cannot_be_kept_is_refused_by_name() -> None:
+    """Sampling, replay, an agent and a server that are not there."""
+    async with miles_run(*STEPS) as run:
+        with pytest.raises(AdapterError, match="'repetition_penalty' cannot be kept"):
+            await output(run, two_turns, params=PARAMS | {"repetition_penalty": 1.1})
+        with pytest.raises(AdapterError, match=r"enable_rollout_routing_replay cannot be kept"):
+            await output(run, two_turns, room={"enable_rollout_routing_replay": True})
+        with pytest.raises(AdapterError, match=r"^agent: no bundled agent 'plain_caht'"):
+            await output(run, "plain_caht")
+        with pytest.raises(SessionServerError, match=r"127\.0\.0\.1:9"):
+            await output(run, two_turns, session_server="http://127.0.0.1:9")
+
+
+async def test_another_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what was expected of it."""
+    import verl
+    from pydantic import BaseModel
+    from verl.experimental.agent_loop import agent_loop
+
+    class Renamed(BaseModel):
+        prompt_ids: list[int]
+        response_ids: list[int]
+
+    monkeypatch.setattr(agent_loop, "AgentLoopOutput", Renamed)
+    monkeypatch.setattr(verl, "__version__", "0.10.0")
+    loop = SessionAgentLoop(
+        trainer_config=SimpleNamespace(config=verl_config()),
+        tokenizer=None,
+        session_server="http://127.0.0.1:9",
+        agent=two_turns,
+    )
+    with pytest.raises(AdapterError, match=r"^verl 0.10.0: AgentLoopOutput has no extra_fields, .*of verl 0.9.1$"):
+        await loop.run(PARAMS, raw_prompt=PROMPT)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import engine, model, output, router, run, scenario, serve, train, verify
+from harness.cli import agent, engine, model, output, router, run, scenario, serve, train, verify
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
 
@@ -31,6 +31,7 @@ app.command("train")(train.train)
 app.command("serve")(serve.serve)
 app.command("router")(router.router)
 app.add_typer(scenario.app, name="scenario")
+app.add_typer(agent.app, name="agent")
 app.add_typer(model.app, name="model")
 app.add_typer(engine.app, name="engine")
 app.add_typer(verify.app, name="verify")

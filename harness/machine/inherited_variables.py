@@ -1,7 +1,7 @@
 """Which of our environment variables another program gets: a short list, because the others are API keys and tokens.
 
-Programs learn where programs, certificates, caches and proxies are. Installers (uv, pip) learn besides where packages
-and compilers are; they download from the operator's own indexes, so the credentials for these go along.
+Programs learn where programs, certificates, caches and proxies are. Installers (uv, pip, npm) learn besides where
+packages and compilers are; they download from the operator's own indexes, so the credentials for these go along.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _INSTALLER_NAMES = frozenset(
         *("PKG_CONFIG_PATH", "XDG_BIN_HOME", "XDG_CONFIG_DIRS"),
     }
 )
-_INSTALLER_PREFIXES = ("UV_", "PIP_", "GIT_", "CARGO_", "RUSTUP_", "CMAKE_", "PYENV_")
+_INSTALLER_PREFIXES = ("UV_", "PIP_", "npm_config_", "NPM_CONFIG_", "GIT_", "CARGO_", "RUSTUP_", "CMAKE_", "PYENV_")
 
 
 def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
@@ -30,7 +30,7 @@ def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_installers(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of `environ` for uv and pip. A `VIRTUAL_ENV` is not in it: ours is not the one that they work on."""
+    """The part of `environ` for uv, pip and npm; no `VIRTUAL_ENV`: ours is not the one that they work on."""
     return for_programs(environ) | {
         name: value
         for name, value in environ.items()

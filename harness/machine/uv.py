@@ -1,4 +1,4 @@
-"""Runs uv, which builds the environments of agents, engines and gateways.
+"""Runs uv, which builds the environments of agents, engines and gateways, and other installers.
 
 Building a package runs its code, so uv gets the part of our environment that installers need, and no token of ours.
 """
@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -54,14 +54,14 @@ async def try_uv(*arguments: str, deadline_s: float) -> Ended:
     return await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s)
 
 
-async def run(*command: str, deadline_s: float | None) -> Ended:
-    """How an installer ended, `LaneError` when it does not within `deadline_s`."""
+async def run(*command: str, deadline_s: float | None, env: Mapping[str, str] | None = None) -> Ended:
+    """How an installer ended, `LaneError` when it does not within `deadline_s`; `env` in the place of its variables."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=for_installers(os.environ),
+        env=for_installers(os.environ) if env is None else env,
         start_new_session=True,
     )
     try:

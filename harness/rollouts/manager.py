@@ -38,7 +38,7 @@ from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.abort_signal import AbortSignal
 from harness.rollouts.agents.agent_runner import AgentRun, AgentRunner
-from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.lifecycle import Phase
@@ -264,7 +264,8 @@ class SessionManager:
         cancelled = asyncio.get_running_loop().create_future()
         give_up = (signal.announced, cancelled)
         resumes = {} if task.resumes is None else {"resumes": task.resumes}
-        body = {**task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
+        usual = task.agent.session if isinstance(task.agent, ProgramAgent) else {}
+        body = {**usual, **task.session, **resumes, "metadata": {**task.session.get("metadata", {}), **task.metadata}}
         creating = asyncio.create_task(self._client.create(body, give_up=give_up))
 
         async def give_back() -> None:

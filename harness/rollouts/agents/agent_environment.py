@@ -4,10 +4,14 @@ The parent's environment is not inherited: it holds API keys and tokens that an 
 list of variables passes (where programs, certificates, caches and proxies are), with user and secret taken out of every
 URL; the session's variables and those of the agent's own profile come on top, as they are. The session server is always
 exempt from the proxies.
+
+An agent that has a profile gets a home directory of this one rollout, so that it neither reads nor writes the
+configuration that the user has for the same agent.
 """
 
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +20,7 @@ from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.machine.inherited_variables import for_programs
+from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.types import Json
 
@@ -25,11 +30,15 @@ METADATA_FILE = "metadata.json"
 REQUEST_KWARGS_FILE = "request_kwargs.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "agent.log"
+HOME = ".home"
+"""In the working directory, the home directory of an agent that has one of its own."""
 
 MAX_VARIABLE_BYTES = 64 * 1024
 """What is longer is handed over by file only; Linux refuses variables of 128 KiB."""
 
 _PREFIXES = ("UV_", "PIP_")
+USER_FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+"""Where programs look for the user's own files."""
 _SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
 
 
@@ -47,7 +56,7 @@ def agent_environment(
     package_indexes = {
         name: value for name, value in parent.items() if name.startswith(_PREFIXES) and not _SECRET.search(name)
     }
-    return {
+    variables = {
         **without_credentials({**for_programs(parent), **package_indexes}),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
@@ -64,8 +73,36 @@ def agent_environment(
         "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
         **_object_variables("HARNESS_REQUEST_KWARGS", workdir / REQUEST_KWARGS_FILE, task.request_kwargs),
         **_object_variables("HARNESS_METADATA", workdir / METADATA_FILE, task.metadata),
-        **agent.env,
     }
+    if agent.home is None:
+        return {**variables, **agent.env}
+    for name in USER_FOLDERS:
+        variables.pop(name, None)
+    variables["HOME"] = str(home_of(task))
+    return with_expanded(variables, agent.env)
+
+
+def with_expanded(variables: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """`variables` and `more`, whose values may use those and, in order, each other. Raises `ValueError`."""
+    result = dict(variables)
+    for name, value in more.items():
+        result[name] = expand(value, result)
+    return result
+
+
+def home_of(task: AgentTask) -> Path:
+    """The home directory of a rollout whose agent has one of its own."""
+    return task.workdir.absolute() / HOME
+
+
+def prepare_home(files: Mapping[str, str], home: Path, variables: Mapping[str, str]) -> None:
+    """Make `home` anew with `files` in it, readable by nobody else; values of `variables` are escaped as in JSON."""
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(mode=0o700)
+    for name, text in files.items():
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(expand(text, variables, escaped=True), encoding="utf-8")
 
 
 def prepare_workdir(task: AgentTask) -> None:

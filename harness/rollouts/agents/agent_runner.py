@@ -20,11 +20,14 @@ from harness.rollouts.agents.agent_environment import (
     LOG_FILE,
     RESULT_FILE,
     agent_environment,
+    home_of,
+    prepare_home,
     prepare_workdir,
 )
 from harness.rollouts.agents.function import FunctionAgents
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
+from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.result import AgentResult, read_result, result_of_value
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.outcome import AgentEnd, Ending
@@ -134,18 +137,26 @@ class AgentRunner:
     async def _run_program(
         self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog, signal: AbortSignal
     ) -> AgentRun:
-        env = agent_environment(agent, task, session, os.environ)
         try:
-            command = resolve_command(agent.command, env.get("PATH"))
-            process = await AgentProcess.start(command, env=env, workdir=task.workdir, log=log, watchdog=self._watchdog)
+            process = await self._start(agent, task, session, log)
+            self._processes[session.session_id] = process
+            end = await self._await_end(process, task.deadline_s, signal)
         except (OSError, ValueError) as error:
             return AgentRun(AgentEnd(Ending.NOT_STARTED, detail=str(error)))
-        self._processes[session.session_id] = process
-        try:
-            end = await self._await_end(process, task.deadline_s, signal)
         finally:
-            del self._processes[session.session_id]
+            self._processes.pop(session.session_id, None)
+            if agent.home is not None:  # holds the key of a session, and the agent's memory of it
+                shutil.rmtree(home_of(task), ignore_errors=True)
         return AgentRun(end, read_result(task.workdir / RESULT_FILE))
+
+    async def _start(self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog) -> AgentProcess:
+        """The process of `agent`. Raises `OSError` or `ValueError` when there cannot be one."""
+        env, command = agent_environment(agent, task, session, os.environ), agent.command
+        if agent.home is not None:
+            prepare_home(agent.home, home_of(task), env)
+            command = tuple(expand(word, env) for word in command)
+        command = resolve_command(command, env.get("PATH"))
+        return await AgentProcess.start(command, env=env, workdir=task.workdir, log=log, watchdog=self._watchdog)
 
     async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:
         """How the process ended; nothing of its group is left when this returns or raises."""

@@ -1,33 +1,83 @@
-"""Agent programs with a PEP 723 header, run in an environment of their own.
+"""Agents as programs, each run in an environment of its own: those with a profile, and scripts with a PEP 723 header.
 
-`uv` builds the environment that the header asks for, once and from its cache afterwards; the agent is then started
-with that environment's interpreter, so the agent itself is the process that is watched and killed. Preparing the
-same script several times at once is safe: uv locks the environment.
+An agent with a `profile.toml` is installed as that says (`install.py`). For a script `uv` builds the environment that
+its header asks for, once and from its cache afterwards; the agent is then started with that environment's interpreter,
+so the agent itself is the process that is watched and killed. Preparing the same script several times at once is safe:
+uv locks the environment.
 """
 
 import asyncio
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from harness.errors import AgentError
+from harness.errors import AgentError, ScenarioError
 from harness.machine.uv import run_uv
 from harness.rollouts.agents.bundled import bundled_directory
+from harness.rollouts.agents.install import install_agent, search_path
+from harness.rollouts.agents.node import Say
+from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, load_profile
 from harness.rollouts.agents.task import ProgramAgent
 
 _PREPARE_DEADLINE_S = 300.0
+_AGENT_FILES = (PROFILE_FILE, "agent.py")
+"""The first of them that an agent's folder has says how it is started."""
+
+
+def bundled_agents() -> list[str]:
+    """The names of the agents that ship with the harness."""
+    folders = bundled_directory("agents").iterdir()
+    return sorted(folder.name for folder in folders if any((folder / name).is_file() for name in _AGENT_FILES))
 
 
 def bundled_agent(name: str) -> Path:
-    """The script of the agent `name` that ships with the harness."""
-    scripts = {path.parent.name: path for path in bundled_directory("agents").glob("*/agent.py")}
-    if name not in scripts:
-        raise AgentError(f"no bundled agent {name!r}; there are {', '.join(sorted(scripts))}")
-    return scripts[name]
+    """The file that makes `name` an agent: its profile, or its script. Raises `AgentError` when there is none."""
+    for file in _AGENT_FILES:
+        path = bundled_directory("agents") / name / file
+        if path.is_file():
+            return path
+    raise AgentError(f"no bundled agent {name!r}; {closest(name, bundled_agents())}")
+
+
+def bundled_profile(name: str) -> AgentProfile:
+    """The profile of a bundled agent. Raises `AgentError` when there is no such agent, `ScenarioError` for a script."""
+    path = bundled_agent(name)
+    if path.name != PROFILE_FILE:
+        raise ScenarioError(f"{name} is a script without a profile: it is installed when a scenario plays it")
+    return load_profile(path.parent)
+
+
+async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
+    """The agent of `profile`, installed. Raises `AgentError` when it cannot be, or its dialect is not served."""
+    if not profile.is_served:
+        raise AgentError(
+            f"{profile.name} speaks {profile.spec.dialect}, which this version of the harness does not serve"
+        )
+    await install_agent(profile, say)
+    return ProgramAgent(
+        profile.name,
+        profile.spec.command,
+        variables_of(profile, os.environ),
+        profile.spec.files,
+        profile.spec.session.to_json(),
+    )
+
+
+def variables_of(profile: AgentProfile, parent: Mapping[str, str]) -> dict[str, str]:
+    """The variables that an agent has by its profile: where its own files and programs are, and those of `[env]`."""
+    path = os.pathsep.join([*map(str, search_path(profile)), parent.get("PATH", os.defpath)])
+    return {"PATH": path, "HARNESS_AGENT_FOLDER": str(profile.folder), **profile.spec.env}
 
 
 async def prepare_agent(
-    script: Path, *, name: str | None = None, deadline_s: float = _PREPARE_DEADLINE_S
+    script: Path, *, name: str | None = None, deadline_s: float = _PREPARE_DEADLINE_S, say: Say = lambda _: None
 ) -> ProgramAgent:
-    """An agent that runs `script` in the environment of its header; its default name is that of its folder."""
+    """An agent that runs `script` in the environment of its header, or that of a profile.
+
+    Its default name is that of its folder.
+    """
+    if script.name == PROFILE_FILE:
+        return await prepare_profile(load_profile(script.parent), say)
     path = _require_script(script)
     try:
         async with asyncio.timeout(deadline_s):

@@ -33,6 +33,12 @@ class ProgramAgent:
     """Program and arguments."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the process."""
+    home: Mapping[str, str] | None = None
+    """Files of a home directory that each rollout has of its own, by their paths in it; it goes when the agent has
+    ended. `${NAME}` in them, in `env` and in `command` then stands for a variable of the environment. None: the home
+    directory is the user's, and everything is taken as it is."""
+    session: Json = field(default_factory=dict)
+    """What its sessions are created with, unless the task says otherwise (`AgentTask.session`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.scripted import Script
-from harness.errors import ScenarioError, TokenizerError
+from harness.errors import AgentError, ScenarioError, TokenizerError
 from harness.models.chat_templates import find_template
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
+from harness.rollouts.agents.profile import PROFILE_FILE
+from harness.rollouts.agents.programs import bundled_agent, bundled_agents
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.scenario import Prompt, Scenario
 from harness.suite.scenarios.validation import suggestion, validate
@@ -24,7 +26,6 @@ from harness.types import Json
 SCENARIO_FILE = "scenario.toml"
 INSTRUCTION_FILE = "instruction.md"
 CHECK_FILE = "check.py"
-AGENT_FILE = "agent.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,15 @@ class ScenarioFolder:
 
     @property
     def agent_script(self) -> Path:
-        """The program that plays the scenario: a path in its folder, with a slash or an ending, or a bundled agent."""
+        """The script or the profile of the agent: a path in the folder, with a slash or an ending, or a bundled agent.
+
+        Raises `AgentError` when there is no bundled agent of that name.
+        """
         profile = self.scenario.agent.profile
         assert profile is not None, "a function plays the scenario"
-        if profile.endswith(".py") or "/" in profile:
+        if profile.endswith((".py", ".toml")) or "/" in profile:
             return (self.directory / profile).resolve()
-        return bundled_directory("agents") / profile / AGENT_FILE
+        return bundled_agent(profile)
 
     def file(self, name: str) -> Path:
         """The absolute path of a file that `scenario.toml` names."""
@@ -104,7 +108,10 @@ class ScenarioFolder:
         files += [] if train is None else [train.model_program]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
         if self.agent_function is None:
-            present["agent"] = self.agent_script
+            script = self.agent_script
+            present["agent"] = script
+            if script.name == PROFILE_FILE:  # what it installs and starts stands beside it
+                present |= {f"agent/{path.name}": path for path in script.parent.iterdir() if path.is_file()}
         else:  # which may import its neighbors
             function = self.agent_function.path
             present |= {path.name: path for path in [function, *function.parent.glob("*.py")]}
@@ -179,16 +186,22 @@ def _check_files(folder: ScenarioFolder, source: Path) -> None:
             folder.agent_function.check()
         except ScenarioError as error:
             raise ScenarioError(f"{source}: agent.function: {error.message}") from None
-    elif not folder.agent_script.is_file():
-        agents = [path.parent.name for path in bundled_directory("agents").glob(f"*/{AGENT_FILE}")]
+    elif not _has_agent(folder):
         profile = scenario.agent.name
-        hint = suggestion(profile, agents)
+        hint = suggestion(profile, bundled_agents())
         raise ScenarioError(f"{source}: agent.profile: expected a bundled agent or a script, got {profile!r}{hint}")
     for number, prompt in enumerate(scenario.prompts):
         if not folder.text_of(prompt).strip():
             raise ScenarioError(
                 f"{source}: prompts[{number}].text: expected a text, got nothing; give one or write {INSTRUCTION_FILE}"
             )
+
+
+def _has_agent(folder: ScenarioFolder) -> bool:
+    try:
+        return folder.agent_script.is_file()
+    except AgentError:
+        return False
 
 
 def _read_text(path: Path) -> str:

@@ -35,9 +35,9 @@ def table_of(findings: Findings) -> list[str]:
     return [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *(_row(library, findings) for library in LIBRARIES)]
 
 
-def table_in(page: str) -> list[str]:
+def table_in(page: str, begin: str = BEGIN, end: str = END) -> list[str]:
     """The lines of the table in the text of the page."""
-    return page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+    return page.partition(begin)[2].partition(end)[0].strip().splitlines()
 
 
 def without_seconds(lines: Sequence[str]) -> list[str]:

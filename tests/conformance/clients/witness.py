@@ -9,6 +9,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 _REQUEST = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE) /sessions/(\w+)\S* HTTP/1\.1\r\n")
+_MODEL_CALL = re.compile(rb"POST /sessions/(\w+)/v1/\S+ HTTP/1\.1\r\n")
 _STREAMED = re.compile(rb"HTTP/1\.1 200 .*\r\n(?:.+\r\n)*content-type: text/event-stream")
 _CHUNK = 1 << 16
 
@@ -23,6 +24,8 @@ class Witness:
         self.url = ""
         self.requests: Counter[str] = Counter()
         """Requests seen so far, by session."""
+        self.model_calls: Counter[str] = Counter()
+        """Those of them that agents make."""
         self.streamed: Counter[str] = Counter()
         """Streamed answers that have begun so far, by session."""
 
@@ -63,6 +66,7 @@ class _Connection:
         for match in _REQUEST.findall(chunk):
             self._session_id = match.decode()
             self._witness.requests[self._session_id] += 1
+        self._witness.model_calls.update(call.decode() for call in _MODEL_CALL.findall(chunk))
 
     def answers(self, chunk: bytes) -> None:
         self._witness.streamed[self._session_id] += len(_STREAMED.findall(chunk))

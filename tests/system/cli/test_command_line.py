@@ -64,6 +64,7 @@ def test_the_version_is_printed():
         (("serve", "--host", "0.0.0.0", "--no-auth", "--engine", "scripted"), "admin token"),
         (("serve", "--admin-token", "t", "--no-auth", "--engine", "scripted"), "got both"),
         (("scenario", "check", "/nonexistent"), "/nonexistent"),
+        (("agent", "doctor", "react_chat"), "a script without a profile"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_a_usage_error(arguments: tuple[str, ...], words: str):

@@ -42,7 +42,7 @@ def test_bundled_agents_are_found_by_name():
     assert bundled_agent("react_chat").is_file()
 
 
-def test_an_unknown_agent_is_answered_with_the_known_ones():
+def test_an_unknown_agent_is_answered_with_the_closest_one():
     """So that a typing mistake is seen at once."""
-    with pytest.raises(AgentError, match="'plain_caht'; there are plain_chat, react_chat"):
+    with pytest.raises(AgentError, match="'plain_caht'; did you mean 'plain_chat'"):
         bundled_agent("plain_caht")

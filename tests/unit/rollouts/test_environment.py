@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from harness.client.session_server import SessionHandle
-from harness.rollouts.agents.agent_environment import MAX_VARIABLE_BYTES, agent_environment, prepare_workdir
+from harness.rollouts.agents.agent_environment import (
+    MAX_VARIABLE_BYTES,
+    agent_environment,
+    prepare_home,
+    prepare_workdir,
+)
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 
 SESSION = SessionHandle("a1b2", "http://gpu-host:8000/sessions/a1b2", "sk-session")
@@ -157,3 +162,26 @@ def test_one_text_of_the_users_is_an_instruction(tmp_path: Path):
     assert (env["HARNESS_INSTRUCTION"], env["HARNESS_MESSAGES_FILE"]) == ("Guess.", "/run/0/messages.json")
     assert (tmp_path / "instruction.md").read_text() == "Guess."
     assert "HARNESS_MESSAGES_FILE" not in environment()
+
+
+def test_an_agent_with_a_home_of_its_own_sees_none_of_the_users() -> None:
+    """Neither by HOME nor by the folders that may lie elsewhere; its variables may use each other."""
+    parent = {"HOME": "/home/me", "XDG_CONFIG_HOME": "/home/me/config", "PATH": "/bin"}
+    agent = ProgramAgent("probe", ("probe",), {"A": "${HOME}/a", "B": "${A}b ${OPENAI_API_KEY}"}, home={})
+    task = AgentTask(agent, "Guess.", Path("/run/0"), "smollm2")
+    env = agent_environment(agent, task, SESSION, parent)
+
+    assert env["HOME"] == "/run/0/.home"
+    assert "XDG_CONFIG_HOME" not in env
+    assert (env["A"], env["B"]) == ("/run/0/.home/a", "/run/0/.home/ab sk-session")
+
+
+def test_files_of_a_home_are_for_nobody_else(tmp_path: Path) -> None:
+    """They hold a key; those of an attempt before are gone."""
+    home = tmp_path / ".home"
+    prepare_home({"old": ""}, home, {})
+    prepare_home({".agent/config.json": '{"key": "${KEY}"}'}, home, {"KEY": 'a"b'})
+
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in home.iterdir()] == [".agent"]
+    assert json.loads((home / ".agent/config.json").read_text()) == {"key": 'a"b'}

@@ -1,0 +1,24 @@
+"""The OpenAI Agents SDK with a shell as its tool, in its chat completions mode."""
+
+import asyncio
+
+from shell_tool import MAX_TURNS, MODEL, leave_result, read_instruction, run_shell
+
+from agents import (  # type: ignore[attr-defined]  # the package, not our folder of that name
+    Agent,
+    Runner,
+    function_tool,
+    set_default_openai_api,
+)
+
+
+async def main() -> None:
+    """Run one tool loop and leave its answer."""
+    set_default_openai_api("chat_completions")
+    agent = Agent(name="shell", model=MODEL, tools=[function_tool(run_shell)])
+    result = await Runner.run(agent, read_instruction(), max_turns=MAX_TURNS)
+    leave_result(result.final_output)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,88 @@
+"""`harness agent`: the agents that ship with the harness, their environments, and whether they work here."""
+
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli import options, output
+
+app = typer.Typer(help="List, install and examine agents.", no_args_is_help=True)
+
+_Name = Annotated[str, typer.Argument(help="See `harness agent list`.", show_default=False)]
+
+
+@app.command("list")
+def list_agents(*, as_json: options.Json = False) -> None:
+    """List the bundled agents: version, dialect, and whether they are installed.
+
+    Example: `harness agent list`
+    """
+    from harness.rollouts.agents.install import is_installed
+    from harness.rollouts.agents.profile import PROFILE_FILE, load_profile
+    from harness.rollouts.agents.programs import bundled_agent, bundled_agents
+
+    rows: list[dict[str, Any]] = []
+    for name in bundled_agents():
+        path = bundled_agent(name)
+        if path.name != PROFILE_FILE:
+            rows.append({"name": name, "version": None, "dialect": None, "installed": None, "description": "a script"})
+            continue
+        profile = load_profile(path.parent)
+        row: dict[str, Any] = {
+            "version": profile.version,
+            "dialect": profile.spec.dialect,
+            "installed": is_installed(profile),
+        }
+        rows.append({"name": name} | row | {"description": profile.spec.description})
+    if as_json:
+        output.print_json({"agents": rows})
+        return
+    for row in rows:
+        installed = {True: "installed", False: "-", None: "when it is played"}[row["installed"]]
+        cells = (row["name"], row["version"] or "", row["dialect"] or "", installed, row["description"])
+        output.print_text("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, (14, 9, 18, 17, 0), strict=True)))
+
+
+@app.command("install")
+def install(name: _Name, *, as_json: options.Json = False) -> None:
+    """Install an agent into the cache, pinned by its lock file; nothing happens when it is there.
+
+    Example: `harness agent install openai_agents`
+    """
+    import asyncio
+
+    from harness.rollouts.agents.install import install_agent
+    from harness.rollouts.agents.programs import bundled_profile
+
+    profile = bundled_profile(name)
+    folder = asyncio.run(install_agent(profile, output.say))
+    if as_json:
+        output.print_json({"name": profile.name, "version": profile.version, "environment": str(folder)})
+    else:
+        output.print_text(str(folder))
+
+
+@app.command("doctor")
+def doctor(name: _Name, *, as_json: options.Json = False) -> None:
+    """Say whether an agent can play here: installed, of the pinned version, in a dialect that is served.
+
+    Exit codes: 0 it can, 6 it cannot.
+
+    Example: `harness agent doctor openai_agents`
+    """
+    import asyncio
+
+    from harness.rollouts.agents.doctor import examine_agent
+    from harness.rollouts.agents.programs import bundled_profile
+    from harness.suite.exits import ExitCode
+
+    findings = asyncio.run(examine_agent(bundled_profile(name)))
+    is_well = all(finding.is_well for finding in findings)
+    if as_json:
+        checks = [{"check": each.check, "ok": each.is_well, "found": each.found} for each in findings]
+        output.print_json({"name": name, "ok": is_well, "checks": checks})
+    else:
+        for each in findings:
+            output.print_text(f"{'ok  ' if each.is_well else 'FAIL'}  {each.check}: {each.found}")
+    if not is_well:
+        raise typer.Exit(ExitCode.INFRASTRUCTURE)

@@ -1,0 +1,68 @@
+"""Whether an agent that has a profile can play on this machine, found out by starting it once without a session.
+
+It plays nothing: that it is token-exact is what the tests of this project say of the version that its lock file pins.
+"""
+
+import os
+import tempfile
+from typing import NamedTuple
+
+from harness.credentials import without_credentials
+from harness.dialects.dialect import DIALECTS
+from harness.errors import HarnessError
+from harness.machine.inherited_variables import for_programs
+from harness.machine.uv import run
+from harness.rollouts.agents.agent_environment import USER_FOLDERS, with_expanded
+from harness.rollouts.agents.agent_runner import resolve_command
+from harness.rollouts.agents.install import environment_of, is_installed
+from harness.rollouts.agents.profile import AgentProfile, expand
+from harness.rollouts.agents.programs import variables_of
+
+_START_S = 60.0
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    check: str
+    is_well: bool
+    found: str
+    """With the next step where it is not well."""
+
+
+async def examine_agent(profile: AgentProfile) -> list[Finding]:
+    """What was found, in the order in which things have to be put right."""
+    served = ", ".join(dialect.name for dialect in DIALECTS)
+    findings = [
+        Finding(
+            "dialect",
+            profile.is_served,
+            profile.spec.dialect if profile.is_served else f"{profile.spec.dialect} is not served; served: {served}",
+        )
+    ]
+    if not is_installed(profile):
+        missing = f"there is no {environment_of(profile)}; run: harness agent install {profile.name}"
+        return [*findings, Finding("environment", False, missing)]
+    findings.append(Finding("environment", True, str(environment_of(profile))))
+    return [*findings, await _examine_version(profile)]
+
+
+async def _examine_version(profile: AgentProfile) -> Finding:
+    """Whether the agent starts, and calls itself what its lock file says."""
+    inherited = {name: value for name, value in for_programs(os.environ).items() if name not in USER_FOLDERS}
+    with tempfile.TemporaryDirectory(prefix="harness-doctor-") as home:
+        env = with_expanded({**without_credentials(inherited), "HOME": home}, variables_of(profile, os.environ))
+        try:
+            command = resolve_command([expand(word, env) for word in profile.spec.version_command], env["PATH"])
+            ended = await run(*command, deadline_s=_START_S, env=env)
+        except (OSError, ValueError, HarnessError) as error:
+            return Finding("version", False, f"it does not start: {error}; {_again(profile)}")
+    said = (ended.output + ended.messages).strip()
+    if ended.code or profile.version not in said:
+        return Finding("version", False, f"expected {profile.version}, it said {said[-200:]!r}; {_again(profile)}")
+    return Finding("version", True, profile.version)
+
+
+def _again(profile: AgentProfile) -> str:
+    folder = environment_of(profile)
+    return f"remove {folder} and run: harness agent install {profile.name}"

@@ -1,0 +1,109 @@
+"""The environment of an agent that has a profile: made by our own code, pinned, kept in the cache.
+
+Its folder carries the digest of all that determines it, so that another lock file makes another one. It is built beside
+its place under a lock and renamed when complete: one that exists is whole, whoever was killed meanwhile, and of two
+installers one works and the other waits. Nothing of the harness is in it and nothing of it in the harness. No package's
+install script runs.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import uv
+
+from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
+from harness.machine.locks import hold_lock_async
+from harness.machine.uv import run
+from harness.rollouts.agents.node import NODE_VERSION, Say, find_npm, provide_node, require_success
+from harness.rollouts.agents.profile import AgentProfile, Installer
+
+_FORMAT = "1"
+"""Goes up when the same lock file makes another environment."""
+_NEEDED_BYTES = 1 << 30
+_INSTALL_S = 900.0
+
+
+def agents_directory() -> Path:
+    """Where environments of agents, their locks and the logs of their installers are kept."""
+    return cache_directory() / "agents"
+
+
+def environment_of(profile: AgentProfile) -> Path:
+    """Where the environment of the agent is, or will be."""
+    runtime = (
+        f"node {NODE_VERSION}" if profile.spec.install.kind is Installer.NODE else f"python {sys.version_info[:2]}"
+    )
+    digest = hashlib.sha256(f"{_FORMAT} {runtime} {profile.spec.install.package}".encode())
+    digest.update(profile.lock_file.read_bytes())
+    return agents_directory() / f"{profile.name}-{digest.hexdigest()[:16]}"
+
+
+def search_path(profile: AgentProfile) -> tuple[Path, ...]:
+    """The folders with the programs of the agent, for the front of `PATH`."""
+    environment = environment_of(profile)
+    if profile.spec.install.kind is Installer.PYTHON:
+        return (environment / "bin",)
+    return (environment / "node_modules" / ".bin", agents_directory() / f"node-{NODE_VERSION}")
+
+
+def is_installed(profile: AgentProfile) -> bool:
+    """Whether the environment is there; nothing is checked of what is in it."""
+    return environment_of(profile).is_dir() and all(folder.is_dir() for folder in search_path(profile))
+
+
+async def install_agent(profile: AgentProfile, say: Say) -> Path:
+    """The environment of the agent, which is made when it is missing.
+
+    Any number of processes may ask at once; one works, the others wait. Raises `AgentError` or `ModelError`.
+    """
+    target = environment_of(profile)
+    try:
+        if profile.spec.install.kind is Installer.NODE:
+            await provide_node(agents_directory(), say)
+        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
+        async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
+            if not target.is_dir():
+                await _build(profile, target, say)
+    except OSError as error:
+        raise storage_error(target.parent, error) from error
+    return target
+
+
+async def _build(profile: AgentProfile, target: Path, say: Say) -> None:
+    require_space(target.parent, _NEEDED_BYTES)
+    say(f"installing {profile.name} {profile.version} into {target} (once)")
+    with staging(target) as scratch:
+        built = scratch / "built"
+        match profile.spec.install.kind:
+            case Installer.PYTHON:
+                await _install_python(profile, built, target.with_name(f"{target.name}.log"))
+            case Installer.NODE:
+                await _install_node(profile, built, target.with_name(f"{target.name}.log"))
+        install(built, target, scratch)
+
+
+async def _install_python(profile: AgentProfile, built: Path, log: Path) -> None:
+    await _run(log, uv.find_uv_bin(), "venv", "--relocatable", "--python", sys.executable, str(built))
+    options = ("--python", str(built / "bin" / "python"), "--no-deps", "--requirement", str(profile.lock_file))
+    await _run(log, uv.find_uv_bin(), "pip", "install", *options)
+
+
+async def _install_node(profile: AgentProfile, built: Path, log: Path) -> None:
+    _write_package(profile, built)
+    options = ("--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier")
+    await _run(log, find_npm(), "ci", "--prefix", str(built), *options)
+
+
+def _write_package(profile: AgentProfile, built: Path) -> None:
+    """A package that wants the agent and nothing else, with the lock file that says the versions of everything."""
+    built.mkdir()
+    wanted = {"private": True, "dependencies": {profile.spec.install.package: profile.version}}
+    (built / "package.json").write_text(json.dumps(wanted), encoding="utf-8")
+    (built / profile.lock_file.name).write_bytes(profile.lock_file.read_bytes())
+
+
+async def _run(log: Path, *command: str) -> None:
+    ended = await run(*command, deadline_s=_INSTALL_S)
+    require_success(f"{Path(command[0]).name} {command[1]}", ended, log)

@@ -1,0 +1,167 @@
+"""What stands in an agent's `profile.toml`: how an agent that nobody rewrites is installed, configured and started.
+
+A profile is data. It names the package whose version the lock file beside it pins, the command, the variables and the
+files by which the agent finds its session, and what its sessions have to know about it. `${NAME}` in a command, a
+variable or a file stands for a variable of the agent's environment, so that everything has one vocabulary: what
+`harness env` prints. Nothing here is specific to one agent, and the server never learns which one it serves.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from harness.dialects.dialect import DIALECTS
+from harness.errors import ScenarioError
+from harness.samples.merge import Selection
+from harness.types import Json
+
+PROFILE_FILE = "profile.toml"
+SCHEMA_VERSION = 1
+
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+
+class Installer(StrEnum):
+    """Where an agent comes from."""
+
+    PYTHON = "python"
+    """The package index; `requirements.txt` pins every package."""
+    NODE = "node"
+    """The npm registry; `package-lock.json` pins every package. It runs on a Node of the harness's own."""
+
+    @property
+    def lock_file(self) -> str:
+        """The file beside the profile that pins what is installed."""
+        return {Installer.PYTHON: "requirements.txt", Installer.NODE: "package-lock.json"}[self]
+
+
+class InstallSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[install]`: the package that is the agent."""
+
+    kind: Installer
+    package: str
+
+
+class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[session]`: what the sessions of the agent are created with, unless a task says otherwise."""
+
+    matching: tuple[str, ...] = ()
+    """See `tokens.matching`: the differences that the agent makes when it sends its history back."""
+    selection: Selection = Selection.LEAVES
+
+    def to_json(self) -> Json:
+        """The part of the body of `POST /sessions`."""
+        return {"matching": list(self.matching), "selection": str(self.selection)}
+
+
+class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[client]`: how the agent's client behaves, for the reader and for tests."""
+
+    streams: bool = False
+    """It asks for streamed answers."""
+    idle_timeout_s: float | None = None
+    """It gives up after so long without a byte; None where it has no such limit or nobody knows one."""
+    side_calls: str = ""
+    """What it asks beside the conversation, in words."""
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `profile.toml`."""
+
+    schema_version: Literal[1]
+    description: str
+    """One sentence for the reader of `harness agent list`."""
+    dialect: str
+    """By its name among `DIALECTS`."""
+    install: InstallSpec
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """Program and arguments; programs of the agent's own environment are found by their names."""
+    version_command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """Prints the version of the agent; `harness agent doctor` runs it."""
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    """Variables of the agent, over those that every agent gets."""
+    files: dict[str, str] = msgspec.field(default_factory=dict)
+    """Files in the home directory that each rollout has of its own, by their paths in it."""
+    session: SessionSpec = SessionSpec()
+    client: ClientFacts = ClientFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProfile:
+    """A profile and the folder that it stands in."""
+
+    folder: Path
+    spec: Profile
+    version: str
+    """Of the agent's package, as the lock file has it."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.name
+
+    @property
+    def lock_file(self) -> Path:
+        """The file that pins what is installed."""
+        return self.folder / self.spec.install.kind.lock_file
+
+    @property
+    def is_served(self) -> bool:
+        """Whether session servers of this version speak its dialect."""
+        return any(dialect.name == self.spec.dialect for dialect in DIALECTS)
+
+
+def load_profile(folder: Path) -> AgentProfile:
+    """The profile in `folder`. Raises `ScenarioError` naming the file and the key."""
+    path = folder / PROFILE_FILE
+    try:
+        spec = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Profile)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise ScenarioError(f"{path}: {error}") from error
+    for name in spec.files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ScenarioError(f"{path}: files: expected a path inside the home directory, got {name!r}")
+    lock = folder / spec.install.kind.lock_file
+    try:
+        version = _locked_version(spec.install, lock.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ScenarioError(f"{lock}: expected a version of {spec.install.package!r}: {error}") from error
+    return AgentProfile(folder, spec, version)
+
+
+def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) -> str:
+    """`text` with every `${NAME}` replaced; `escaped` values may stand in a string of JSON or TOML.
+
+    Raises `ValueError` naming a variable that is not there.
+    """
+
+    def value(reference: re.Match[str]) -> str:
+        name = reference[1]
+        if name not in variables:
+            raise ValueError(f"${{{name}}}: expected a variable of the agent's environment, and there is none")
+        return json.dumps(variables[name])[1:-1] if escaped else variables[name]
+
+    return _REFERENCE.sub(value, text)
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """The end of a message about a `name` that nobody knows."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+
+
+def _locked_version(install: InstallSpec, lock: str) -> str:
+    if install.kind is Installer.NODE:
+        return str(json.loads(lock)["packages"][f"node_modules/{install.package}"]["version"])
+    found = re.search(rf"^{re.escape(install.package)}==([^\s;]+)", lock, flags=re.MULTILINE)
+    if found is None:
+        raise ValueError(f"no line {install.package}==VERSION")
+    return found[1]

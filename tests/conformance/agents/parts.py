@@ -1,0 +1,64 @@
+"""What the model says to each agent: five turns with the agent's own tool, the last of which ends the task.
+
+The first command waits until it is let go, so whoever stages a scene decides when the second turn begins.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from harness.engines.scripted import ScriptedFault, ScriptStep
+from tests.conformance.agents.staged_engine import Part
+
+INSTRUCTION = "Keep notes in the file notes.txt."
+IN_TOOL, GO = "in_tool", "go"
+COMMANDS = (
+    f"touch {IN_TOOL}; while [ ! -e {GO} ]; do sleep 0.05; done; echo one > notes.txt",
+    "cat notes.txt",
+    "echo two >> notes.txt",
+    "cat notes.txt",
+)
+ANSWER = "All is noted."
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """The tool by which an agent runs commands, and how its turns look."""
+
+    name: str
+    argument: str = "command"
+    further: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments that it demands."""
+    forced: bool = False
+    """The agent demands a tool call: the beginning of one stands in the prompt already."""
+    last: ScriptStep | None = None
+    """The turn that ends the task; an answer without a call when there is none."""
+
+    def call(self, command: str) -> ScriptStep:
+        """A turn that runs `command`."""
+        return tool_call(self.name, {self.argument: command, **self.further}, forced=self.forced)
+
+
+def tool_call(name: str, arguments: Mapping[str, object], *, forced: bool = False) -> ScriptStep:
+    """A turn that calls a tool, spaced as models with Hermes templates space it."""
+    text = f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    return ScriptStep(text=text.removeprefix('<tool_call>\n{"name": "') if forced else text)
+
+
+TOOLS = {
+    "langgraph": Tool("run_shell"),
+    "openai_agents": Tool("run_shell"),
+    "pydantic_ai": Tool("run_shell"),
+}
+"""By the names of the agents."""
+
+
+def part_of(name: str, *, interrupted: bool = False) -> Part:
+    """The part of the agent; `interrupted`, its second turn comes to an end only when it is aborted and continued."""
+    tool = TOOLS[name]
+    steps: Sequence[ScriptStep] = [*map(tool.call, COMMANDS), tool.last or ScriptStep(text=ANSWER)]
+    if interrupted:
+        steps = [steps[0], replace(steps[1], fault=ScriptedFault.HANG, fault_after=3), *steps[2:]]
+    return Part(steps)

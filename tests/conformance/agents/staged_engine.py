@@ -1,0 +1,75 @@
+"""A scripted engine that knows a side call when it sees one, and writes down what it was asked and what it said.
+
+Agents ask beside their conversation whenever they like, so the n-th request of a session says nothing: the step is
+chosen by how many replies stand in the prompt. The log is the engine's own, taken from its requests and results; what
+the session server records is compared with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.types import GenerationRequest, GenerationResult
+from tests.builders import toy_tokenizer
+
+REPLY = "<|im_start|>assistant\n"
+SIDE_ANSWER = ScriptStep(text="A title")
+
+
+class Part(NamedTuple):
+    """What the model says to one agent."""
+
+    steps: Sequence[ScriptStep]
+    """In the conversation, by the number of replies before."""
+    side_marks: Sequence[str] = ()
+    """Texts that stand in the prompts of side calls only."""
+    has_tools: bool = True
+    """A prompt without tools is a side call."""
+
+    def step_of(self, prompt: str) -> int | None:
+        """The step that answers `prompt`; None for a side call."""
+        is_side = any(mark in prompt for mark in self.side_marks) or (self.has_tools and "<tools>" not in prompt)
+        return None if is_side else min(prompt.count(REPLY) - 1, len(self.steps) - 1)
+
+
+class Heard(NamedTuple):
+    """One request that the engine answered."""
+
+    session_id: str
+    step: int | None
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    text: str
+    """The prompt, decoded."""
+
+
+class StagedEngine(ScriptedEngine):
+    """Plays each session its part."""
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        """`parts` by name; `cast` says which of them a session has."""
+        steps: list[ScriptStep] = [SIDE_ANSWER]
+        self._first: dict[str, int] = {}
+        for name, part in parts.items():
+            self._first[name] = len(steps)
+            steps += part.steps
+        super().__init__(toy_tokenizer(), Script(tuple(steps)))
+        self._parts = parts
+        self.cast: dict[str, str] = {}
+        """The name of the part of each session, by its id."""
+        self.heard: list[Heard] = []
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Play the step that the prompt asks for."""
+        session_id = request.session_id or ""
+        name = self.cast[session_id]
+        asked = request.input_ids[: request.input_ids.size - request.continues]
+        prompt = self._tokenizer.decode(asked.tolist())
+        step = self._parts[name].step_of(prompt)
+        index = 0 if step is None else self._first[name] + step
+        self.play_from(session_id, index + (request.continues > 0))
+        result = await super().generate(request)
+        self.heard.append(
+            Heard(session_id, step, tuple(request.input_ids.tolist()), tuple(result.output_ids.tolist()), prompt)
+        )
+        return result

@@ -1,0 +1,76 @@
+"""Writes the table of docs/agents.md that says how agents play, and how they take a drain and a pause.
+
+    python -m tests.conformance.agents.table
+
+The seconds are those of the machine it runs on; everything else is the same everywhere, and a test compares it.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.rollouts.agents.programs import bundled_profile
+from tests.checkout import ROOT
+from tests.conformance.agents.offline import play_offline
+from tests.conformance.agents.scenes import Findings
+from tests.conformance.agents.stage import Played
+
+PAGE = ROOT / "docs" / "agents.md"
+BEGIN, END = "<!-- agents: begin -->", "<!-- agents: end -->"
+COLUMNS = (
+    "agent",
+    "dialect",
+    "answers",
+    "turns, side calls",
+    "token-exact, one sample",
+    "`matching` it needs",
+    "drained in a tool call",
+    "drained in a turn",
+    "pause of 20 s",
+    "503 + `retry-after`",
+)
+
+
+def table_of(findings: Findings) -> list[str]:
+    """The lines of the table."""
+    names = sorted(findings.alone)
+    return [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *(_row(name, findings) for name in names)]
+
+
+def is_whole(played: Played) -> bool:
+    """Whether the agent did its task, in one sample of what the engine heard and said."""
+    return played.outcome == "finished" and played.is_exact and played.is_one_sample and not played.unaccounted
+
+
+def _row(name: str, findings: Findings) -> str:
+    profile, alone = bundled_profile(name), findings.alone[name]
+    drains = (findings.drained_between_turns[name], findings.drained_in_flight[name])
+    return _line(
+        [
+            f"{name} {profile.version}",
+            profile.spec.dialect,
+            "streamed" if alone.streamed else "whole",
+            f"{alone.main_turns}, {alone.side_calls}",
+            "yes" if is_whole(alone) else "**no**",
+            ", ".join(f"`{each}`" for each in profile.spec.session.matching) or "none",
+            *(f"{drained.seconds:.1f} s" if drained.outcome == "drained" else "**goes on**" for drained in drains),
+            "goes on" if is_whole(findings.paused[name]) else "**fails**",
+            "asks again, goes on" if is_whole(findings.refused_for_a_while[name]) else "**fails**",
+        ]
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def write(page: Path, findings: Findings) -> None:
+    """Put the table where the page has its marks."""
+    text = page.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    lines = "\n".join([BEGIN, "", *table_of(findings), "", END])
+    page.write_text(f"{before}{lines}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(PAGE, play_offline(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""Unmodified agents, each from its own environment and without a network, against a model that says what it is told."""
+
+import pytest
+
+from harness.rollouts.agents.profile import PROFILE_FILE
+from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile
+from tests.conformance.agents.offline import play_offline
+from tests.conformance.agents.parts import COMMANDS, TOOLS
+from tests.conformance.agents.scenes import Findings
+from tests.conformance.agents.table import BEGIN, END, PAGE, table_of
+from tests.conformance.clients.table import table_in, without_seconds
+
+pytestmark = [pytest.mark.agent, pytest.mark.timeout(900), pytest.mark.xdist_group("agents")]
+
+TURNS = len(COMMANDS) + 1
+PROMISED_S = 15
+
+AGENTS = sorted(TOOLS)
+
+
+@pytest.fixture(scope="module", name="findings")
+def _findings() -> Findings:
+    """Every scene, played once."""
+    return play_offline()
+
+
+def test_every_profile_is_played() -> None:
+    """An agent that is added has a part here."""
+    assert [name for name in bundled_agents() if bundled_agent(name).name == PROFILE_FILE] == AGENTS
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_tool_task_is_token_exact(findings: Findings, name: str) -> None:
+    """Five turns are one sample of what the engine heard and said, side calls apart, and no token is lost."""
+    played = findings.alone[name]
+
+    assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
+    assert (played.main_turns, played.is_exact, played.is_one_sample) == (TURNS, True, True), played
+    assert played.unaccounted == 0
+    assert (played.streamed > 0) is bundled_profile(name).spec.client.streams
+
+
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("scene", ["drained_between_turns", "drained_in_flight"])
+def test_a_drain_stops_every_agent(findings: Findings, scene: str, name: str) -> None:
+    """Within seconds, and what was sampled is one sample."""
+    played: dict[str, object] = getattr(findings, scene)
+    one = played[name]
+
+    assert one.outcome == "drained", one
+    assert one.seconds < PROMISED_S
+    assert (one.is_exact, one.unaccounted) == (True, 0)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_agent_notices_a_long_pause(findings: Findings, name: str) -> None:
+    """The turn that was cut goes on, and the session is one sample of all turns."""
+    played = findings.paused[name]
+
+    assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
+    assert (played.main_turns, played.is_exact, played.is_one_sample) == (TURNS, True, True), played
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_agent_comes_again_when_it_is_asked_to(findings: Findings, name: str) -> None:
+    """503 with Retry-After is waited for."""
+    played = findings.refused_for_a_while[name]
+
+    assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
+    assert played.refusals.keys() == {"gate_closed"}
+    assert (played.main_turns, played.is_exact, played.is_one_sample) == (TURNS, True, True), played
+
+
+def test_the_page_says_what_agents_do(findings: Findings) -> None:
+    """Run `python -m tests.conformance.agents.table` when this fails."""
+    assert without_seconds(table_in(PAGE.read_text(encoding="utf-8"), BEGIN, END)) == without_seconds(
+        table_of(findings)
+    )

@@ -1,0 +1,97 @@
+"""An agent's environment is made once, whole, by one process at a time, and examined by starting it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harness.errors import AgentError
+from harness.rollouts.agents.doctor import examine_agent
+from harness.rollouts.agents.install import environment_of, install_agent, is_installed
+from harness.rollouts.agents.node import find_npm
+from harness.rollouts.agents.profile import AgentProfile, load_profile
+from tests.unit.rollouts.test_profile import PROFILE, written
+
+VERSION = "import importlib.metadata as m; print(m.version('sniffio'))"
+
+
+@pytest.fixture(name="profile")
+def _profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentProfile:
+    """An agent that is one pure package, and a cache of its own."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    text = PROFILE.replace('["python", "--version"]', f'["python", "-c", "{VERSION}"]')
+    return load_profile(written(tmp_path / "mine", profile=text))
+
+
+async def test_two_at_once_make_one(profile: AgentProfile) -> None:
+    """One works, the other waits and says so; nothing half-made is left, and the agent starts."""
+    assert not is_installed(profile)
+    said: list[str] = []
+    both = await asyncio.gather(*(install_agent(profile, said.append) for _ in range(2)))
+
+    assert both[0] == both[1] == environment_of(profile)
+    assert sorted(line.split()[0] for line in said) == ["installing", "waiting"]
+    assert sorted(path.suffix for path in both[0].parent.iterdir()) == ["", ".lock", ".log"]
+    assert [(each.check, each.is_well) for each in await examine_agent(profile)] == [
+        ("dialect", True),
+        ("environment", True),
+        ("version", True),
+    ]
+
+
+async def test_a_killed_installer_leaves_nothing_that_looks_complete(profile: AgentProfile) -> None:
+    """Its staging folder is nobody's environment, and goes."""
+    leftover = environment_of(profile).with_name(f".{environment_of(profile).name}.staging-abc")
+    (leftover / "built" / "bin").mkdir(parents=True)
+    assert not is_installed(profile)
+
+    await install_agent(profile, print)
+
+    assert is_installed(profile)
+    assert not leftover.exists()
+
+
+async def test_a_package_that_cannot_be_had_is_named(tmp_path: Path, profile: AgentProfile) -> None:
+    """With the installer's last words, and the file that has all of them."""
+    wrong = load_profile(written(tmp_path / "wrong", lock="sniffio==0.0.0.1\n"))
+    with pytest.raises(AgentError, match=r"(?s)mend what it names.*\.log.*sniffio==0\.0\.0\.1") as failed:
+        await install_agent(wrong, print)
+
+    assert "sniffio" in environment_of(wrong).with_suffix(".log").read_text()
+    assert str(environment_of(wrong).with_suffix(".log")) in failed.value.message
+    assert not is_installed(wrong)
+
+
+async def test_another_lock_file_is_another_environment(tmp_path: Path, profile: AgentProfile) -> None:
+    """Rollouts that run keep theirs."""
+    before = environment_of(profile)
+    written(profile.folder, lock="sniffio==1.3.0\n")
+
+    assert environment_of(load_profile(profile.folder)) != before
+
+
+async def test_an_agent_that_is_not_there_is_told_how_to_get(profile: AgentProfile) -> None:
+    """By the command."""
+    found = {each.check: each for each in await examine_agent(profile)}
+
+    assert not found["environment"].is_well
+    assert "harness agent install mine" in found["environment"].found
+
+
+async def test_an_agent_of_another_version_is_not_well(profile: AgentProfile) -> None:
+    """Its lock file says one thing, it says another."""
+    await install_agent(profile, print)
+    (info,) = environment_of(profile).glob("lib/python*/site-packages/sniffio-*.dist-info")
+    (info / "METADATA").unlink()  # linked to that of uv's cache
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sniffio\nVersion: 1.0\n")
+
+    version = (await examine_agent(profile))[-1]
+    assert (version.check, version.is_well) == ("version", False)
+    assert "expected 1.3.1" in version.found
+
+
+def test_a_machine_without_npm_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In one line."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(AgentError, match=r"npm is needed.*install Node\.js with npm"):
+        find_npm()

@@ -1,0 +1,79 @@
+"""A profile says everything about an agent, and says what is wrong with it in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import ScenarioError
+from harness.rollouts.agents.profile import PROFILE_FILE, expand, load_profile
+from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile
+
+PROFILE = """
+schema_version = 1
+description = "Prints."
+dialect = "openai_chat"
+command = ["python", "-c", "print()"]
+version_command = ["python", "--version"]
+
+[install]
+kind = "python"
+package = "sniffio"
+"""
+
+
+def written(folder: Path, more: str = "", *, profile: str = PROFILE, lock: str = "sniffio==1.3.1\n") -> Path:
+    """A folder with a profile."""
+    folder.mkdir(exist_ok=True)
+    (folder / PROFILE_FILE).write_text(profile + more, encoding="utf-8")
+    (folder / "requirements.txt").write_text(lock, encoding="utf-8")
+    return folder
+
+
+def test_a_profile_has_the_version_of_its_lock_file(tmp_path: Path) -> None:
+    """It stands in one place."""
+    profile = load_profile(written(tmp_path / "mine"))
+
+    assert (profile.name, profile.version) == ("mine", "1.3.1")
+    assert profile.is_served
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("\n[instal]\n", "instal"),
+        ("\n[session]\nmatchings = []\n", "matchings"),
+        ('\n[files]\n"../.bashrc" = "x"\n', "inside the home directory"),
+        ('\n[files]\n"/etc/x" = "x"\n', "inside the home directory"),
+        ("\n[session]\nselection = 'best'\n", "selection"),
+        ("\n[", "profile.toml"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, more: str, words: str) -> None:
+    """With the file."""
+    with pytest.raises(ScenarioError, match=words) as refused:
+        load_profile(written(tmp_path, more))
+
+    assert str(tmp_path / PROFILE_FILE) in refused.value.message
+
+
+def test_a_lock_file_without_the_agent_is_refused(tmp_path: Path) -> None:
+    """Nothing is installed that nobody pinned."""
+    with pytest.raises(ScenarioError, match=r"requirements\.txt: expected a version of 'sniffio'"):
+        load_profile(written(tmp_path, lock="anyio==4.9.0\n"))
+
+
+def test_references_are_variables() -> None:
+    """In a file they are escaped; what is none is left alone; what is missing is named."""
+    variables = {"KEY": 'a"b'}
+
+    assert expand("x ${KEY} $KEY {KEY}", variables) == 'x a"b $KEY {KEY}'
+    assert expand('{"key": "${KEY}"}', variables, escaped=True) == '{"key": "a\\"b"}'
+    with pytest.raises(ValueError, match="NO_SUCH"):
+        expand("${NO_SUCH}", variables)
+
+
+@pytest.mark.parametrize("name", bundled_agents())
+def test_every_bundled_agent_is_whole(name: str) -> None:
+    """Its profile can be read, and what it pins is pinned."""
+    if bundled_agent(name).name == PROFILE_FILE:
+        assert bundled_profile(name).version

@@ -13,7 +13,8 @@ number of header lines, of any length, at any pace, and hold an answer for ever 
   connection ends with that answer; an agent that leaves is noticed in any case. (uvicorn queues such requests, stops
   reading, and tells only the last one that its client has left.)
 
-Times are looked at every second for all connections of a server together, which costs a request nothing. The bound of
+Times are looked at for all connections of a server together, four times in the shortest bound and once in a second at
+least, which costs a request nothing. The bound of
 a whole body is its reader's (`server.wire.read_body`): here one ends that stands still.
 """
 
@@ -77,8 +78,9 @@ class ServerConnections(ServerState):
     async def watch_for_ever(self) -> None:
         """End every connection whose time is over."""
         loop = asyncio.get_running_loop()
+        shortest_s = min(self.bounds.header_s, self.bounds.body_s, self.bounds.write_s)
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(min(_LOOK_EVERY_S, shortest_s / 4))
             for connection in list(self.connections):
                 if isinstance(connection, BoundedProtocol):
                     connection.look(loop.time())

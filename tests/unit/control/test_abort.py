@@ -127,7 +127,7 @@ async def test_the_whole_process_group_of_an_agent_is_ended(tmp_path: Path, surv
 
 async def test_an_agent_that_cannot_be_ended_is_reported(tmp_path: Path):
     """A function that ignores its cancellation costs its time; its rollout is collected all the same."""
-    async with stage(tmp_path, grace_s=5) as staged:
+    async with stage(tmp_path, grace_s=1) as staged:
         staged.start(refuse_to_end)
         await staged.running()
         report = await staged.abort(replace(PATIENT, agents_s=0.1, kill_s=0.2))
@@ -477,7 +477,7 @@ async def test_cancelling_an_abort_opens_the_gate(tmp_path: Path, after_s: float
 async def test_cancelling_twice_opens_the_gate_all_the_same(tmp_path: Path):
     """The last step is not interrupted, and bounded."""
     async with stage(tmp_path) as staged:
-        staged.pending.append(asyncio.create_task(stubborn(2)))
+        staged.pending.append(asyncio.create_task(stubborn(0.5)))
         aborting = asyncio.create_task(staged.abort(replace(PATIENT, agents_s=5)))
         await eventually(lambda: staged.gate() == "draining")
         for _ in range(2):

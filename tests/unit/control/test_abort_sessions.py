@@ -1,6 +1,7 @@
 """An abort of some sessions: they end as in any abort, and nobody else on the server, or in the engine, notices."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,7 @@ async def test_a_session_that_is_nowhere_and_a_server_that_is_gone(tmp_path: Pat
             session_servers=[dead.url, staged.server.url],
             agent_hooks=[staged.manager.abort_hooks([*staged.manager.live])],
             sessions=[*staged.manager.live, "f" * 32],
-            budget=PATIENT,
+            budget=replace(PATIENT, drain_s=1),
         )
         gone = await abort_rollout([], session_servers=[staged.server.url], sessions=["f" * 32], budget=PATIENT)
         none = await abort_rollout([], session_servers=[staged.server.url], sessions=[], budget=PATIENT)

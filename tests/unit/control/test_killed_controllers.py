@@ -114,7 +114,7 @@ async def play(kinds: tuple[str, str], lives: list[Life]) -> None:
         tasks = [asyncio.ensure_future(each(number)) for number, each in enumerate(work)]
         for life, task in zip(lives, tasks, strict=True):
             life.end = task.cancel
-        while (await asyncio.wait(tasks, timeout=0.3))[1]:  # somebody waits for the engines of one who has died
+        while (await asyncio.wait(tasks, timeout=0.1))[1]:  # somebody waits for the engines of one who has died
             passes(running.server, clock)
         held = any(life.holds_until > clock.now for life in lives)
         assert (running.server.gatekeeper.gate.state != "open") == held

@@ -197,7 +197,7 @@ async def test_workers_at_addresses_that_lead_nowhere_from_here_are_asked_until_
     }
     async with canned_server(http_answer(200, said)) as router:
         with pytest.raises(EngineUnavailable, match=f"cannot be reached from here: .*{nowhere}"):
-            await learn_workers([f"router={router.url}"], [], 4)
+            await learn_workers([f"router={router.url}"], [], 1)
 
 
 async def test_workers_that_the_router_has_lost_too_are_no_mistake():

@@ -1,10 +1,11 @@
-"""From logits to tokens: the right distribution, the right filters, nothing but seed and position."""
+"""From logits to tokens: the right distribution, the right filters, nothing but seed and position.
+
+Every worker collects this file, and one runs it: that one imports torch.
+"""
 
 import numpy as np
 import pytest
-import torch
 
-from harness.engines.huggingface.sampling import SamplingRow, sample
 from harness.errors import EngineReplyInvalid
 from harness.types import SamplingParams
 
@@ -13,6 +14,10 @@ PROBABILITIES = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 
 def draw(count: int, probabilities: np.ndarray = PROBABILITIES, **options: object) -> np.ndarray:
     """`count` tokens at different positions, as frequencies."""
+    import torch
+
+    from harness.engines.huggingface.sampling import SamplingRow, sample
+
     logits = torch.from_numpy(np.log(probabilities)).float().expand(count, -1)
     rows = [SamplingRow(SamplingParams(1, **options), 7, position) for position in range(count)]
     tokens = [sampled.token_id for sampled in sample(logits, rows)]
@@ -73,6 +78,10 @@ def test_rare_tokens_stay_rare() -> None:
 
 def test_logprobs_do_not_depend_on_temperature_and_filters() -> None:
     """They are those of the model."""
+    import torch
+
+    from harness.engines.huggingface.sampling import SamplingRow, sample
+
     logits = torch.from_numpy(np.log(PROBABILITIES)).float()[None]
     row = SamplingRow(SamplingParams(1, temperature=0.1, top_k=1, top_logprobs=2), 0, 0)
     [sampled] = sample(logits, [row])
@@ -84,5 +93,9 @@ def test_logprobs_do_not_depend_on_temperature_and_filters() -> None:
 
 def test_logits_that_are_not_numbers_are_an_error() -> None:
     """Never a token."""
+    import torch
+
+    from harness.engines.huggingface.sampling import SamplingRow, sample
+
     with pytest.raises(EngineReplyInvalid, match="broken"):
         sample(torch.full((1, 5), torch.nan), [SamplingRow(SamplingParams(1), 0, 0)])

@@ -1,13 +1,15 @@
-"""The pure detector and the batched one against the naive definition, on a hundred thousand misleading sequences."""
+"""The pure detector and the batched one against the naive definition, on a hundred thousand misleading sequences.
+
+Every worker collects this file, and one runs it: that one imports torch.
+"""
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
-import torch
 
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig, Rule
-from server_patch.repeat_terminate.batched import RULE_CODES, BatchedRepeatDetector
 from tests.thoroughness import examples
 from tests.unit.repeat_guard.sequences import Case, Trigger, case, naive_trigger
 
@@ -79,6 +81,10 @@ def test_the_batched_detector_decides_as_defined(cases: list[Case], definition: 
 
 def test_rows_of_a_batch_can_be_given_to_new_sequences(cases: list[Case]) -> None:
     """A row that is reset in the middle decides as a fresh detector, whatever the others have seen."""
+    import torch
+
+    from server_patch.repeat_terminate.batched import RULE_CODES, BatchedRepeatDetector
+
     random = Random(2)
     for case_ in cases[:100]:
         rows = case_.sequences[:32]
@@ -100,6 +106,10 @@ def test_rows_of_a_batch_can_be_given_to_new_sequences(cases: list[Case]) -> Non
 
 
 def test_a_retired_row_triggers_no_more_and_a_triggered_one_keeps_its_rule() -> None:
+    import torch
+
+    from server_patch.repeat_terminate.batched import BatchedRepeatDetector
+
     detector = BatchedRepeatDetector(RepeatTerminateConfig(True, 0, 2, 0), 2)
     detector.push(torch.tensor([1, 5]))
     detector.push(torch.tensor([1, 6]))
@@ -116,6 +126,10 @@ def _pure(case_: Case, tokens: list[int]) -> Trigger | None:
 
 def _batched(case_: Case) -> list[Trigger | None]:
     """Where each row triggers first: its code after every step."""
+    import torch
+
+    from server_patch.repeat_terminate.batched import RULE_CODES, BatchedRepeatDetector
+
     detector = BatchedRepeatDetector(case_.config, len(case_.sequences), case_.key_ids)
     tokens = torch.tensor(case_.sequences)
     history = []
@@ -130,5 +144,7 @@ def _batched(case_: Case) -> list[Trigger | None]:
     ]
 
 
-def _column(rows: list[list[int]], step: int) -> torch.Tensor:
+def _column(rows: list[list[int]], step: int) -> Any:
+    import torch
+
     return torch.tensor([row[step] for row in rows])

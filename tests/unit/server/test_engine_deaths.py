@@ -21,8 +21,9 @@ from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.fake_server import serving as serving_fake
 from tests.fake_engines.providers import FAKE_KINDS, LOREM, fake_provider, make_fake, scripted_engine
 from tests.session_servers.served import PATIENCE_S, Client, eventually, serving_with
+from tests.thoroughness import examples
 
-DEATHS = 50
+DEATHS = examples(50)
 """Of each kind of engine: two hundred in all."""
 SIZE = 130
 BUDGET = 400

@@ -107,25 +107,30 @@ def test_a_limit_that_is_none_is_refused(setting):
         read_limits([setting])
 
 
+MANY = {f"p{i}": {"type": "string"} for i in range(20_000)}
 HOSTILE = {
-    "content that no encoding makes fit": body([user("x" * 4_000_000)]),
-    "content that does not fit": body([user("x" * 500_000)]),
-    "a large description": body(HI, tools=[tool("f", description="x" * 900_000)]),
-    "a large schema": body(HI, tools=[tool("f", properties={f"p{i}": {"type": "string"} for i in range(20_000)})]),
-    "large arguments": body([*calling(json.dumps({"a": "x" * 900_000})), user("b")]),
-    "the name of a call": body(called(1, "x" * 4_000_000)),
-    "many calls": body(called(6_000, "f")),
-    "more calls": body(called(100_000, "f")),
-    "an id": body([user("a"), {"role": "tool", "tool_call_id": "x" * 4_000_000, "content": "b"}]),
-    "a schema of the answer": body(HI, response_format=schema({f"p{i}": {} for i in range(60_000)})),
-    "many messages": body(HI * 30_000),
-    "more messages": body(HI * 100_000),
-    "stop strings": body(HI, stop=[f"stop{i}" for i in range(50_000)]),
-    "an unknown field": body(HI, other=[0] * 1_000_000),
+    "content that no encoding makes fit": lambda: body([user("x" * 4_000_000)]),
+    "content that does not fit": lambda: body([user("x" * 500_000)]),
+    "a large description": lambda: body(HI, tools=[tool("f", description="x" * 900_000)]),
+    "a large schema": lambda: body(HI, tools=[tool("f", properties=MANY)]),
+    "large arguments": lambda: body([*calling(json.dumps({"a": "x" * 900_000})), user("b")]),
+    "the name of a call": lambda: body(called(1, "x" * 4_000_000)),
+    "many calls": lambda: body(called(6_000, "f")),
+    "more calls": lambda: body(called(100_000, "f")),
+    "an id": lambda: body([user("a"), {"role": "tool", "tool_call_id": "x" * 4_000_000, "content": "b"}]),
+    "a schema of the answer": lambda: body(HI, response_format=schema({f"p{i}": {} for i in range(60_000)})),
+    "many messages": lambda: body(HI * 30_000),
+    "more messages": lambda: body(HI * 100_000),
+    "stop strings": lambda: body(HI, stop=[f"stop{i}" for i in range(50_000)]),
+    "an unknown field": lambda: body(HI, other=[0] * 1_000_000),
 }
 
 
-@pytest.mark.parametrize("raw", [pytest.param(raw, id=name) for name, raw in HOSTILE.items()])
+@pytest.fixture(name="raw", params=HOSTILE)
+def _raw(request):
+    return HOSTILE[request.param]()
+
+
 async def test_nothing_an_agent_sends_stops_the_loop(raw, loop_watch):
     """Served or refused with an error of the agent's, with little done on the event loop."""
     async with serving(*says("hello"), context_length=100_000) as client:

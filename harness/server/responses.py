@@ -142,7 +142,8 @@ class ErrorAnswers:
             paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
         self._metrics.error_answered(answer.code)
-        pattern = self._unknown_routes.note(method, path)
+        is_expected = isinstance(answer, UpgradeRefused)  # of clients that try that first
+        pattern = None if is_expected else self._unknown_routes.note(method, path)
         if pattern is not None:
             hint = "told once: an agent with another dialect or base URL?"
             log.warning(answer.code, route=shorten_secrets(pattern), hint=hint)

@@ -1,0 +1,82 @@
+"""The stream helpers of real client libraries put together exactly what was recorded."""
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+from harness.rollouts.agents.programs import prepare_agent
+from harness.server.serving import serve
+from harness.store.memory import MemoryStore
+from harness.types import FinishReason, Json
+from tests.conformance.clients.players import PATIENCE_S, PROGRAMS, call
+from tests.session_servers.served import bearer
+from tests.unit.server.test_reasoning import reasoning_tokenizer
+
+pytestmark = [pytest.mark.agent, pytest.mark.timeout(200), pytest.mark.xdist_group("clients")]
+
+STEPS = (
+    ScriptStep(text="It is 9, " + "and more of it " * 30),
+    ScriptStep(text="<think>\nLet me see.\n</think>\n\nYes."),
+    ScriptStep(text=f"I add.\n{call(2, 3).text}\n{call(4, 5).text}"),
+    ScriptStep(text='<tool_call>\n{"name": "patch", "arguments": {"input": "a\\n+é"}}\n</tool_call>'),
+    ScriptStep(text='<tool_call>\n{"name": "add", '),
+    ScriptStep(text="It is", finish=FinishReason.LENGTH),
+    ScriptStep(),
+)
+"""A text, reasoning, two calls, one with free text, one that is malformed, a text that is cut, and nothing."""
+
+
+async def rebuild(program: str) -> tuple[list[Json], list[Json]]:
+    """What the program has put together, and the answers that the server has stored."""
+    agent = await prepare_agent(PROGRAMS / f"{program}.py")
+    chat_tokenizer = reasoning_tokenizer()
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=STEPS))
+    async with serve(engine, chat_tokenizer, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
+        session = (await http.post("/sessions", json={})).json()
+        process = await asyncio.create_subprocess_exec(
+            *agent.command,
+            stdout=asyncio.subprocess.PIPE,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": os.environ["HOME"],
+                "OPENAI_BASE_URL": f"{session['base_url']}/v1",
+                "OPENAI_API_KEY": session["api_key"],
+                "QUESTIONS": str(len(STEPS)),
+                "NO_PROXY": "127.0.0.1",
+            },
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            output, _ = await process.communicate()
+        assert process.returncode == 0
+        turns = (await http.get(f"/sessions/{session['session_id']}")).json()["turns"]
+        paths = [f"/v1/responses/resp_{turn['notes']['response_id']}" for turn in turns]
+        stored = [(await http.get(path, headers=bearer(session["api_key"]))).json() for path in paths]
+    return json.loads(output), stored
+
+
+def as_sent(value: Any) -> Any:
+    """Without what the SDK adds to what it was sent."""
+    if isinstance(value, dict):
+        return {name: as_sent(each) for name, each in value.items() if not name.startswith("parsed")}
+    return [as_sent(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("program", ["responses_openai_2", "responses_openai_3"])
+async def test_a_stream_helper_rebuilds_every_reply(program):
+    """The items of the whole answer, the text of its deltas, and how it ended."""
+    rebuilt, stored = await rebuild(program)
+
+    assert [as_sent(each["helper"]) for each in rebuilt] == [answer["output"] for answer in stored]
+    assert [as_sent(each["done"]) for each in rebuilt] == [answer["output"] for answer in stored]
+    assert [each["end"] for each in rebuilt] == [f"response.{answer['status']}" for answer in stored]
+    texts = [
+        [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+        for answer in stored
+    ]
+    assert [each["text"] for each in rebuilt] == ["".join(text) for text in texts]
+    assert [each["snapshots"] for each in rebuilt] == [text if text != [""] else [] for text in texts]

@@ -2,6 +2,7 @@
 
     --custom-generate-function-path harness.adapters.slime.generate
     --dynamic-sampling-filter-path harness.adapters.slime.check_no_aborted
+    --custom-convert-samples-to-train-data-path harness.adapters.slime.convert
 
 slime and miles share their samples and their state, so this is the adapter of miles, called as slime calls. slime asks
 nobody for options: those of the adapter are in the file of `--custom-config-path`. See docs/embedding.md.
@@ -11,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.adapters.miles.generate import abort, close, open_rollouts, run_sample
+from harness.adapters.slime.convert import convert
 from harness.types import Json
 
-__all__ = ["abort", "check_no_aborted", "close", "generate"]
+__all__ = ["abort", "check_no_aborted", "close", "convert", "generate"]
 
 
 async def generate(args: Any, sample: Any, sampling_params: Json, evaluation: bool = False) -> Any:

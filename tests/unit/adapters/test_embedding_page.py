@@ -44,7 +44,7 @@ async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     from harness.adapters.miles import convert
 
-    [agent], [options] = blocks("miles", "python"), blocks("miles", "text")
+    (agent, _), [options] = blocks("miles", "python"), blocks("miles", "text")
     with_module(tmp_path, monkeypatch, sure_agent=agent)
     shown = dict(line.split(" ", 1) for line in options.splitlines())
     paths = {name[2:].replace("-", "_"): path for name, path in shown.items() if name.endswith("-path")}

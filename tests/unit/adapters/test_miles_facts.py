@@ -59,6 +59,10 @@ FUNCTIONS: dict[tuple[str, str], list[str]] = {
     ("miles/rollout/inference_rollout/inference_rollout_train.py", "generate_rollout_async"): [
         *("state", "rollout_id", "data_source"),
     ],
+    ("miles/backends/training_utils/loss_hub/logit_processors.py", "get_log_probs_and_entropy"): [
+        *("logits", "args", "unconcat_tokens", "total_lengths", "response_lengths"),
+        *("with_entropy", "entropy_requires_grad", "non_loss_data", "max_seq_lens"),
+    ],
     ("miles/ray/rollout/train_data_conversion.py", "convert_samples_to_train_data"): [
         "args",
         "samples",
@@ -97,7 +101,8 @@ def test_fields_and_their_defaults(source: Path, path: str, name: str) -> None:
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
 def test_parameters(source: Path, path: str, name: str) -> None:
     """Names and order."""
-    assert [each.arg for each in find(read(source, path), name).args.args] == FUNCTIONS[path, name]
+    taken = find(read(source, path), name).args
+    assert [each.arg for each in (*taken.args, *taken.kwonlyargs)] == FUNCTIONS[path, name]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)

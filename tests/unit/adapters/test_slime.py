@@ -8,11 +8,13 @@ import ast
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.adapters.miles.samples import FIELDS
 from harness.adapters.slime import check_no_aborted, close
+from harness.adapters.slime.convert import METHOD, READ
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError, SessionServerError
 from tests.session_servers.served import eventually
@@ -35,6 +37,11 @@ def slime_args(run: MilesRun) -> argparse.Namespace:
         harness_session_server=run.server.url,
         tokenizer=run.args.tokenizer,
     )
+
+
+def halve(args: argparse.Namespace, samples: list[Any]) -> tuple[list[float], list[float]]:
+    """Rewards as a run may process them."""
+    return [sample.reward for sample in samples], [sample.reward / 2 for sample in samples]
 
 
 @pytest.mark.usefixtures("trainers")
@@ -63,6 +70,13 @@ async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch)
         finally:
             await close(args)
 
+    from slime.ray.rollout import convert_of
+
+    args.custom_convert_samples_to_train_data_path = "harness.adapters.slime.convert"
+    args.custom_reward_post_process_path = f"{__name__}.halve"
+    columns = convert_of(args, [whole])
+    assert (columns["rewards"], columns["raw_reward"], columns["tokens"]) == ([0.5], [1.0], [whole.tokens])
+    assert columns["proximal_log_probs"] == [whole.train_metadata["proximal_log_probs"]]
     assert (whole.status.value, whole.reward, whole.label) == ("completed", 1.0, "42")
     assert len(whole.loss_mask) == len(whole.rollout_log_probs) == whole.response_length > 0
     assert len(whole.train_metadata["proximal_log_probs"]) == whole.response_length
@@ -114,3 +128,17 @@ def test_the_facts_of_slime(source: Path) -> None:
     assert "(args, sample, sampling_params)" in rollout
     for attribute in ("self.args", "self.tokenizer", ".aborted"):
         assert f"{attribute} = " in rollout
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_slimes_columns_are_made_of_what_the_adapter_gives(source: Path) -> None:
+    """The method reads these attributes of its actor, and no others."""
+    tree = ast.parse((source / "slime/ray/rollout.py").read_text(encoding="utf-8"))
+    methods = [node for node in ast.walk(tree) if getattr(node, "name", None) in (METHOD, "_post_process_rewards")]
+    read = {
+        node.attr
+        for method in methods
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    assert (len(methods), read) == (2, READ)

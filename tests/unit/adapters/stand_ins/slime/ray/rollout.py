@@ -1,0 +1,42 @@
+"""What becomes of samples."""
+
+from types import SimpleNamespace
+
+from slime.utils.misc import load_function
+
+
+class _RolloutManager:
+    """Makes columns of them."""
+
+    def __init__(self, args):
+        raise RuntimeError("starts engines")
+
+    def _post_process_rewards(self, samples):
+        if self.custom_reward_post_process_func is not None:
+            return self.custom_reward_post_process_func(self.args, samples)
+        rewards = [sample.reward for sample in samples]
+        return rewards, rewards
+
+    def _convert_samples_to_train_data(self, samples):
+        if self.custom_convert_samples_to_train_data_func is not None:
+            return self.custom_convert_samples_to_train_data_func(self.args, samples)
+        raw, rewards = self._post_process_rewards(samples)
+        return {
+            "tokens": [sample.tokens for sample in samples],
+            "response_lengths": [sample.response_length for sample in samples],
+            "rewards": rewards,
+            "raw_reward": raw,
+            "loss_masks": [sample.loss_mask for sample in samples],
+            "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
+        }
+
+
+class RolloutManager:
+    """As Ray wraps the class of an actor."""
+
+    __ray_metadata__ = SimpleNamespace(modified_class=_RolloutManager)
+
+
+def convert_of(args, samples):
+    """The columns by slime's options."""
+    return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)

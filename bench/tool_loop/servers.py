@@ -79,7 +79,8 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     """As `harness serve` runs it, logs to a file included."""
     from harness.engines.base import LogprobScale
     from harness.engines.remote.sglang import SGLangTokenProvider
-    from harness.server.serving import serve
+    from harness.machine.memory import settle
+    from harness.server.serving import SWITCH_S, serve
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
 
@@ -90,6 +91,8 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     scale = LogprobScale.AFTER_TEMPERATURE  # stated, because the stand-in scores nothing
     engine = SGLangTokenProvider(options.engine, vocab_size=vocab_size, logprob_scale=scale)
     where = "memory" if options.role == "memory" else options.directory / "turn_overhead.db"
+    sys.setswitchinterval(SWITCH_S)
+    settle()
     async with serve(engine, chat_tokenizer, open_store(where)) as running:
         yield running.url
 

@@ -5,7 +5,7 @@ to after they were made. Everything here is immutable data; behavior lives in th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NoReturn
 
@@ -88,6 +88,10 @@ class SamplingParams:
         """A grammar or a least length leaves some tokens out, and engines count logprobs among the others."""
         return self.json_schema is not None or self.min_new_tokens > 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """All of them by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingWishes:
@@ -110,12 +114,13 @@ class SamplingWishes:
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters that were stated."""
-        values = ((wish.name, getattr(self, wish.name)) for wish in fields(self))
-        return {name: value for name, value in values if value not in (None, ())}
+        values = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in values if value is not None and value != ()}
 
     def override_with(self, other: "SamplingWishes") -> "SamplingWishes":
         """These wishes, with what `other` states in their place."""
-        return replace(self, **other.to_dict())
+        stated = other.to_dict()
+        return replace(self, **stated) if stated else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, assert_never, runtime_checkable
 
+import numpy as np
+
 from harness.errors import EngineRejected
 from harness.samples.versions import LabelOrder, is_unsettled
 from harness.types import (
@@ -364,7 +366,6 @@ def check_request(capabilities: Capabilities, request: GenerationRequest) -> Non
 def _check_ids(capabilities: Capabilities, ids: TokenIds, what: str) -> None:
     if ids.size == 0:
         raise EngineRejected(f"expected at least one {what} id, got none")
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= capabilities.vocab_size:
-        culprit = low if low < 0 else high
+    if ids.view(np.uint32).max() >= capabilities.vocab_size:  # a negative one is beyond every vocabulary then
+        culprit = int(ids.min()) if ids.min() < 0 else int(ids.max())
         raise EngineRejected(f"token id {culprit} is outside the vocabulary (0..{capabilities.vocab_size - 1})")

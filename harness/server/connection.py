@@ -118,21 +118,21 @@ class ClientConnection:
         return not self.has_left
 
     @asynccontextmanager
-    async def patience(self) -> AsyncIterator[None]:
+    async def patience(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Waiting on behalf of the client; raises the reason inside the block when it is dismissed.
 
-        A dismissal moves the deadline of a timeout that has none to now. So it reaches the block as a timeout does, at
-        its next wait, and `deadline.expired()` tells it from a `TimeoutError` of the block's own, which goes its way.
+        Raises `TimeoutError` after `seconds`. A dismissal moves that deadline to now: so it reaches the block as a
+        timeout does, at its next wait. A `TimeoutError` of the block's own goes its way.
         """
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(None) as deadline:
+            async with asyncio.timeout(seconds) as deadline:
                 with self.on_dismissal(lambda: deadline.reschedule(loop.time())):
                     yield
         except TimeoutError:
-            if not deadline.expired():
-                raise
-            self.require_there()
+            if deadline.expired():
+                self.require_there()
+            raise
 
 
 class CallPlaces:

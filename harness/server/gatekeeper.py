@@ -168,7 +168,7 @@ class Gatekeeper:
         while answer() is GateAnswer.HOLD:
             self.held_by_work[work] += 1
             try:
-                async with client.patience(), asyncio.timeout(self._pause_timeout_s):
+                async with client.patience(self._pause_timeout_s):
                     await self.until(lambda: answer() is not GateAnswer.HOLD)
             except TimeoutError:
                 raise GateClosed(

@@ -139,7 +139,7 @@ class LiveVersion:
         long, and why the client was dismissed.
         """
         try:
-            async with client.patience(), asyncio.timeout(self._patience_s):
+            async with client.patience(self._patience_s):
                 while is_wanted():
                     if not (must_work and (await self._engine.health()).paused):
                         await self.look()

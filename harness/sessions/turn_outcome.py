@@ -5,7 +5,7 @@ or answered that a restart would not find again (I9).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import convert
@@ -142,7 +142,7 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         key=admission.key,
         ordinal=admission.ordinal,
         reply=reply.message,
-        sampling={"asked": request.asked.to_dict(), "used": asdict(admission.params)},
+        sampling={"asked": request.asked.to_dict(), "used": admission.params.to_dict()},
         request_digest=request.digest,
         created_at=admission.admitted_at if prior is None else prior.created_at,
         seconds=now - admission.admitted_at + (0.0 if prior is None else prior.seconds),

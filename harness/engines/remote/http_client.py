@@ -13,7 +13,7 @@ the environment are never used.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -141,43 +141,58 @@ class EngineClient:
                 finally:
                     connections.end(connection)
 
-    async def events(
-        self, call: HttpCall, unread: list[bytes], *, wakes_rarely: bool = False
-    ) -> AsyncGenerator[list[bytes]]:
+    async def events(self, call: HttpCall) -> AsyncGenerator[list[bytes]]:
         """The payloads of the events of a stream, as they come; leaving early closes the connection.
 
         The deadline bounds the whole stream, the time its reader takes included.
-
-        Args:
-            call: The request.
-            unread: Gets the payloads that have come and were not yielded, however this ends.
-            wakes_rarely: Once the answer has begun, wait for its end or for a megabyte of it.
         """
         connections, buffer = self._require_open(), EventBuffer()
         deadline = asyncio.get_running_loop().time() + call.deadline_s
         async with self._transport(call, deadline):
             connection = await self._send(connections, call)
         try:
-            read = connection.read_some
             while not buffer.is_done:
                 async with self._transport(call, deadline):
-                    data = await read()
-                    if not 200 <= connection.status < 300:
-                        data += await connection.read_all()
-                self._require_success(call, HttpAnswer(connection.status, data))
-                if not data:
-                    raise EngineConnectionLost(f"{self.name}: the stream of {_what(call)} ended without [DONE]")
-                try:
-                    payloads = buffer.feed(data)
-                except LineTooLong as error:
-                    raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
+                    payloads = await self._read_events(call, connection, buffer, connection.read_some)
                 if payloads:
                     yield payloads
-                    read = connection.read_much if wakes_rarely else read
         finally:
-            with suppress(LineTooLong):
-                unread += buffer.feed(connection.take())
             connections.end(connection)
+
+    async def gather_events(self, call: HttpCall, payloads: list[bytes], begun: Callable[[], None]) -> None:
+        """Put the payloads of the events of a stream into `payloads`, of one that breaks those that have come.
+
+        Who wants them together is woken when the first has come, which calls `begun`, and then for the end, or for
+        another megabyte.
+        """
+        connections, buffer = self._require_open(), EventBuffer()
+        async with self._transport(call):
+            connection = await self._send(connections, call)
+            try:
+                while not payloads and not buffer.is_done:
+                    payloads += await self._read_events(call, connection, buffer, connection.read_some)
+                begun()
+                while not buffer.is_done:
+                    payloads += await self._read_events(call, connection, buffer, connection.read_much)
+            finally:
+                with suppress(LineTooLong):
+                    payloads += buffer.feed(connection.take())
+                connections.end(connection)
+
+    async def _read_events(
+        self, call: HttpCall, connection: Connection, buffer: EventBuffer, read: Callable[[], Awaitable[bytes]]
+    ) -> list[bytes]:
+        """The payloads in what `read` gets next of a stream's answer."""
+        data = await read()
+        if not 200 <= connection.status < 300:
+            data += await connection.read_all()
+        self._require_success(call, HttpAnswer(connection.status, data))
+        if not data:
+            raise EngineConnectionLost(f"{self.name}: the stream of {_what(call)} ended without [DONE]")
+        try:
+            return buffer.feed(data)
+        except LineTooLong as error:
+            raise EngineReplyInvalid(f"{self.name}: {_what(call)} streamed {error}") from error
 
     def decode(self, call: HttpCall, content: bytes, kind: type[_T]) -> _T:
         """`content` as a `kind`; raises `EngineReplyInvalid` when it is something else."""

@@ -275,12 +275,8 @@ class SGLangTokenProvider(RemoteProvider):
         call, label = self._call_of(asked, self._interval(asked.request)), self._served.label
         decode = partial(self._client.decode, call, kind=SGLangReply)
         payloads: list[bytes] = []
-        unread: list[bytes] = []
         try:
-            async with aclosing(self._client.events(call, unread, wakes_rarely=True)) as events:
-                async for some in events:
-                    live.heard.set()
-                    payloads += some
+            await self._client.gather_events(call, payloads, live.heard.set)
             live.is_answered = True
             result = await self._client.apart(
                 sum(map(len, payloads)), lambda: verify_reply(asked, read_stream(asked, payloads, decode))
@@ -288,7 +284,7 @@ class SGLangTokenProvider(RemoteProvider):
         except BaseException:  # a cancellation too: nobody waits for the result any more
             streamed = StreamedReply(asked, label)
             with suppress(EngineError):  # what is wrong is said by the error that goes on; so far it is right
-                for payload in (*payloads, *unread):
+                for payload in payloads:
                     streamed.add(decode(payload))
                     delta = streamed.delta()
                     if delta is not None:
@@ -300,7 +296,7 @@ class SGLangTokenProvider(RemoteProvider):
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         call = self._call_of(asked, 1)
         streamed, moment = StreamedReply(asked, self._served.label), self._served.asking()
-        async with aclosing(self._client.events(call, [])) as events:
+        async with aclosing(self._client.events(call)) as events:
             async for payloads in events:
                 for payload in payloads:
                     decode = partial(self._client.decode, call, payload, SGLangReply)

@@ -285,7 +285,7 @@ class VLLMTokenProvider(RemoteProvider):
         call = self._call_of(asked, 1 if asked.request.on_delta is None else STREAM_INTERVAL)
         arrived = Unlabeled(self._served, before, moment)
         try:
-            async with aclosing(self._client.events(call, [])) as events:
+            async with aclosing(self._client.events(call)) as events:
                 async for payload in (payload async for payloads in events for payload in payloads):
                     piece = api.piece(asked, self._client.decode(call, payload, api.kind))
                     whole.add(piece)

@@ -10,8 +10,9 @@ one is in docs/extending.md.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from harness.dialects.anthropic_messages import AnthropicMessages
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_responses import OpenAIResponses
@@ -62,10 +63,21 @@ class Dialect(Protocol):
         """The same as the end of a stream that has begun; the response id of `head` is its request id."""
 
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), OpenAIResponses())
+@runtime_checkable
+class CountingDialect(Dialect, Protocol):
+    """An API whose clients also ask how long a prompt would be."""
+
+    count_path: str
+    """Where they ask, with the body that the call itself would have; below `path`."""
+
+    def count_answer(self, tokens: int) -> Json:
+        """The body of the answer."""
+
+
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIResponses())
 """Every dialect that a server speaks; the first one gives answers their form that belong to none."""
 
 
 def dialect_of(path: str, dialects: Sequence[Dialect] = DIALECTS) -> Dialect:
-    """The dialect whose clients ask at `path`, below any base URL; the first one when there is none."""
-    return next((dialect for dialect in dialects if path.endswith(dialect.path)), dialects[0])
+    """The dialect whose clients ask at `path` or above it, behind any base URL; the first one when there is none."""
+    return next((dialect for dialect in dialects if f"{dialect.path}/" in f"{path}/"), dialects[0])

@@ -31,6 +31,12 @@ def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw,
         raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
 
 
+def check_bounds(param: str, value: float | None, low: float, high: float) -> None:
+    """Raises `MalformedRequest` naming `param` when a number was stated that is not within bounds, both included."""
+    if value is not None and not low <= value <= high:
+        raise MalformedRequest(f"{param}: expected {low}..{high}, got {value}", param=param)
+
+
 def check_json(value: Any, param: str, deepest: int) -> None:
     """Raises an error naming `param`.
 

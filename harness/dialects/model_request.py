@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, overload
 
+from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.parsing import ParsedOutput
 from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn
+
+_NAMES_SHOWN = 8
+_NAME_SHOWN = 64  # characters
 
 
 class ToolMode(StrEnum):
@@ -31,6 +35,11 @@ def _knows_no_answer(response_id: str) -> Sequence[Turn]:
     return ()
 
 
+def _knows_no_call(call_id: str) -> Turn | None:
+    del call_id
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class WireCall:
     """A model call as it came."""
@@ -42,6 +51,9 @@ class WireCall:
     turns_until: Callable[[str], Sequence[Turn]] = _knows_no_answer
     """The turns of its session from the root up to the one that was answered under a response id; none when there is no
     such answer."""
+    caller: Callable[[str], Turn | None] = _knows_no_call
+    """The turn of its session that made the tool call with an id: a dialect undoes with it what a client has made of
+    the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,27 @@ class ModelAnswer:
         turn = self.turn
         known: str | None = turn.notes.get("response_id")
         return known or (turn.segments[-1].request_id if turn.segments else turn.request_digest)
+
+
+def function_tool(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None = None
+) -> Json:
+    """A tool in the normal form, with what is stated, in OpenAI's order: the model sees what it was trained on."""
+    stated = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": {field: value for field, value in stated.items() if value is not None}}
+
+
+def require_offered(name: str, tools: Sequence[Json]) -> None:
+    """Raises `MalformedRequest` when a `tool_choice` demands a tool that is not among `tools`."""
+    names = [tool["function"]["name"] for tool in tools]
+    if name not in names:
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        offered = ", ".join(map(_quote, names[:_NAMES_SHOWN])) + more or "no tools"
+        raise MalformedRequest(f"tool_choice: expected one of {offered}, got {_quote(name)}", param="tool_choice")
+
+
+def _quote(name: str) -> str:
+    return repr(name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…")
 
 
 def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:

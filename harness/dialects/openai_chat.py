@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.openai_chat_request import NAME, parse_request
 from harness.dialects.request_limits import RequestLimits
-from harness.dialects.sse import event, raw_event
+from harness.dialects.sse import event, raw_event, text_pieces
 from harness.errors import HarnessError, RequestError
 from harness.tokens.history import History
 from harness.turn_ends import TURN_ENDS
@@ -20,8 +20,6 @@ from server_patch.repeat_terminate.envelope import signal
 DONE = raw_event(b"[DONE]")
 """OpenAI clients read up to here."""
 
-_SHORTEST_PIECE = 128  # characters of a delta
-_MOST_PIECES = 32  # deltas of a text: several for a client that shows them, few for one that parses them
 _HEAD = ("id", "created", "model")
 _ID = "chatcmpl-"
 _CHUNK = "chat.completion.chunk"
@@ -124,12 +122,6 @@ def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
     yield beyond | head | {"choices": [finish]} | usage
     if wants_usage:
         yield head | {"choices": [], "usage": completion["usage"]}
-
-
-def text_pieces(text: str) -> Iterator[str]:
-    """A text as the deltas of a stream: some to show, few to parse."""
-    size = max(_SHORTEST_PIECE, -(-len(text) // _MOST_PIECES))
-    return (text[start : start + size] for start in range(0, len(text), size))
 
 
 def logprob_entries(answer: ModelAnswer) -> list[Json]:

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.model_request import ModelRequest, PartlyRead, Streaming, ToolMode
+from harness.dialects.json_values import check_bounds, check_json, decode_json
+from harness.dialects.model_request import ModelRequest, PartlyRead, Streaming, ToolMode, require_offered
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
@@ -111,9 +111,6 @@ class _WireRequest(msgspec.Struct):
     response_format: _ResponseFormat | None = None
 
 
-_NAMES_SHOWN = 8
-_NAME_SHOWN = 64  # characters
-
 _decoder = msgspec.json.Decoder(_WireRequest)
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
@@ -181,9 +178,7 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
         ("seed", -(2**63), 2**63 - 1),
     )
     for name, low, high in bounds:
-        value = getattr(wire, name)
-        if value is not None and not low <= value <= high:
-            raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
+        check_bounds(name, getattr(wire, name), low, high)
 
 
 def _read_messages(raws: Sequence[msgspec.Raw], known: int) -> Sequence[Message]:
@@ -242,16 +237,8 @@ def _read_tool_name(wire: _WireRequest, tools: Sequence[Json]) -> str | None:
     if not isinstance(wire.tool_choice, _NamedTool):
         return None
     name = wire.tool_choice.function.name
-    names = [tool["function"]["name"] for tool in tools]
-    if name not in names:
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        offered = ", ".join(map(_quote, names[:_NAMES_SHOWN])) + more or "no tools"
-        raise MalformedRequest(f"tool_choice: expected one of {offered}, got {_quote(name)}", param="tool_choice")
+    require_offered(name, tools)
     return name
-
-
-def _quote(name: str) -> str:
-    return repr(name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…")
 
 
 def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:

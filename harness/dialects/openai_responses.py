@@ -9,12 +9,12 @@ nothing comes after it.
 from collections.abc import Iterator
 
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
-from harness.dialects.openai_chat import OpenAIChat, logprob_entries, text_pieces
+from harness.dialects.openai_chat import OpenAIChat, logprob_entries
 from harness.dialects.openai_responses_items import seal_reasoning
 from harness.dialects.openai_responses_request import CALL_FORMS, ID_PREFIX, NAME, parse_request
 from harness.dialects.openai_responses_tools import call_item
 from harness.dialects.request_limits import RequestLimits
-from harness.dialects.sse import event
+from harness.dialects.sse import event, text_pieces
 from harness.errors import HarnessError
 from harness.tokens.history import History
 from harness.turn_ends import TURN_ENDS

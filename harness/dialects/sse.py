@@ -3,15 +3,26 @@
 Every dialect that streams writes its events with these. Reading events of engines is `engines.event_stream`.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 
 from harness.types import Json
 
 MEDIA_TYPE = "text/event-stream"
 
+_SHORTEST_PIECE = 128  # characters
+_MOST_PIECES = 32
+
 _encoder = msgspec.json.Encoder()
 # Text that JSON leaves as it is, and at which clients that split decoded lines would cut an event in two.
 _ESCAPES = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
+
+
+def text_pieces(text: str) -> Iterator[str]:
+    """A text in pieces, one for each delta: several for a client that shows them, few for one that parses them."""
+    size = max(_SHORTEST_PIECE, -(-len(text) // _MOST_PIECES))
+    return (text[start : start + size] for start in range(0, len(text), size))
 
 
 def event(value: Json, name: str = "") -> bytes:

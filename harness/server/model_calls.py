@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from harness.dialects.dialect import Dialect
+from harness.dialects.dialect import CountingDialect, Dialect
 from harness.dialects.model_request import ModelAnswer, ModelRequest, ToolMode, WireCall
 from harness.dialects.sse import MEDIA_TYPE
 from harness.engines.remote.served_model import SESSION_SERVER
@@ -65,6 +65,12 @@ class ModelCalls:
                 for dialect in self._settings.dialects
                 if dialect.stored_path is not None
             ),
+            *(
+                Route(f"{base}{dialect.count_path}", partial(self._count, dialect), methods=["POST"])
+                for base in ("/sessions/{id}", "")
+                for dialect in self._settings.dialects
+                if isinstance(dialect, CountingDialect)
+            ),
             Route("/sessions/{id}/v1/models", self._models, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
         ]
@@ -81,7 +87,7 @@ class ModelCalls:
     ) -> Response:
         """The answer to the call that `body` is; a streamed one keeps its `place`."""
         client = ClientConnection(request.receive, request.headers)
-        wire = WireCall(body, request.headers, request.query_params, session.turns_until)
+        wire = WireCall(body, request.headers, request.query_params, session.turns_until, session.caller)
         with _count_refusals(session):
             call = await self._turns.read(session, dialect, wire, client)
         if call.request.streaming is not None:
@@ -150,6 +156,16 @@ class ModelCalls:
         asked = ModelRequest(dialect.name, (), (), ToolMode.AUTO, None, SamplingWishes(), False, self._turns.model)
         token_text = self._turns.chat_tokenizer.tokenizer.token_text
         return json_response(dialect.answer(ModelAnswer(asked, turns[-1], self._turns.model, token_text)))
+
+    async def _count(self, dialect: CountingDialect, request: Request) -> Response:
+        """How long the prompt of the call would be that has this body; nothing of it is recorded."""
+        session = self._session_of(request)
+        with self._places.take(session.session_id) as count, self._sessions.in_use(session):
+            body = await read_body(request, self._settings.limits, count)
+            client = ClientConnection(request.receive, request.headers)
+            wire = WireCall(body, request.headers, request.query_params, session.turns_until, session.caller)
+            tokens = await self._turns.count(await self._turns.read(session, dialect, wire, client))
+        return json_response(dialect.count_answer(tokens))
 
     async def _models(self, request: Request) -> Response:
         if not is_operator(request.headers, self._settings.admin_token):

@@ -80,6 +80,7 @@ class SessionRoutes:
             Route("/sessions/{id}", self._record, methods=["GET"]),
             Route("/sessions/{id}/", self._say_alive, methods=["GET"]),
             Route("/sessions/{id}/v1", self._say_alive, methods=["GET"]),
+            Route("/sessions/{id}/api/hello", self._say_alive, methods=["GET"]),
             Route("/sessions/{id}/facts", admin(self._facts), methods=["GET"]),
             Route("/sessions/{id}/samples", admin(self._samples), methods=["GET"]),
             Route("/sessions/{id}/samples", admin(self._samples_for_miles), methods=["POST"]),

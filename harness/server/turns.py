@@ -153,6 +153,17 @@ class TurnService:
             )
         return served
 
+    async def count(self, call: ModelCall) -> int:
+        """The length of the prompt with which the call would be sampled now, whatever the gate says.
+
+        Raises `RequestError`, `TurnRefused`, or `ServerBusy`.
+        """
+        point = call.session.attach(call.read.keys)
+        point, context_ids = await self.prompts.encode(call.session, point, call.read)
+        parent = None if point.parent is None else call.session.turn(point.parent)
+        before = 0 if parent is None else parent.prompt_length + int(parent.output_ids.size)
+        return before + int(context_ids.size)
+
     def mark_delivered(self, call: ModelCall, served: ServedTurn, delivered: bool) -> None:
         """Note that the answer has been handed over completely, or that it turned out not to be; retries ask (I5)."""
         call.session.mark_delivered(served.turn.index, delivered=delivered)
@@ -264,7 +275,7 @@ class TurnService:
             # Call ids are part of the conversation: unique in a session, and the same in every run (I10).
             reply_message(parsed, f"call_{admission.key.hex()[:12]}{admission.ordinal}_"),
             end_of_output(output.finish, has_calls=has_calls, is_drained=is_drained, is_stale=is_stale),
-            {"malformed_tool_call": True} if parsed.malformed else {},
+            ({"malformed_tool_call": True} if parsed.malformed else {}) | ({"matched_stop": stop} if stop else {}),
         )
         return end_turn(admission, output, reply, self.clock(), generation.limit or generation.failure)
 

@@ -133,8 +133,12 @@ class Session:
 
     def turns_until(self, response_id: str) -> list[Turn]:
         """The turns from the root to the one that was answered under that id; none when there is no such answer."""
-        turns = self.turns
-        return next((self.branch(turn.index) for turn in turns if turn.notes.get("response_id") == response_id), [])
+        turn = self._tree.answered_as(response_id)
+        return [] if turn is None else self.branch(turn.index)
+
+    def caller(self, call_id: str) -> Turn | None:
+        """The turn that made the tool call with that id; None when there is none."""
+        return self._tree.caller(call_id)
 
     def serves(self, turn: Turn) -> bool:
         """An agent may read the answer of that turn (I2)."""

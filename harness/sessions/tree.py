@@ -36,6 +36,8 @@ class TurnTree:
         self._paths: dict[int, TokenPath] = {}
         self._by_key: dict[ChainKey, int] = {}
         self._latest_children: dict[int | None, int] = {}
+        self._by_response: dict[str, int] = {}
+        self._by_call: dict[str, int] = {}
 
     @property
     def turns(self) -> list[Turn]:
@@ -70,6 +72,19 @@ class TurnTree:
             key = next_key(turn.key, turn.reply, self._form)
             self._by_key[key] = max(turn.index, self._by_key.get(key, -1))
             self._latest_children[turn.parent] = max(turn.index, self._latest_children.get(turn.parent, -1))
+            if "response_id" in turn.notes:
+                self._by_response[turn.notes["response_id"]] = turn.index
+            self._by_call.update((call["id"], turn.index) for call in turn.reply.get("tool_calls") or ())
+
+    def answered_as(self, response_id: str) -> Turn | None:
+        """The usable turn that was answered under that id; None when there is none."""
+        index = self._by_response.get(response_id)
+        return None if index is None else self._turns[index]
+
+    def caller(self, call_id: str) -> Turn | None:
+        """The usable turn that made the tool call with that id; None when there is none."""
+        index = self._by_call.get(call_id)
+        return None if index is None else self._turns[index]
 
     def latest_child(self, index: int | None) -> Turn | None:
         """The turn admitted last of those that extend `index` (None: of the roots) and are usable."""

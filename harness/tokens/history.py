@@ -1,9 +1,9 @@
 """Histories that were read before, recognized by their bytes.
 
-A client sends its whole conversation with each call. What the reading of a message came to is kept under a digest of
-its raw bytes and of everything before it, the tools included; the same bytes at the same place are not read again.
-Equal bytes have an equal reading, so recognizing one changes no result: a body that spells old messages in another way
-is read from there on, and comes to the same.
+A client sends its whole conversation with each call. What the reading of a raw message came to, in some dialects to
+several messages, is kept under a digest of its bytes and of everything before it, the tools included; the same bytes at
+the same place are not read again. Equal bytes have an equal reading, so recognizing one changes no result: a body that
+spells old messages in another way is read from there on, and comes to the same.
 
 An index of one session, and bounded: a client that sends other histories all the time has them read each time. It keeps
 neither texts nor messages; of tools, those of the last request.
@@ -11,6 +11,7 @@ neither texts nor messages; of tools, those of the last request.
 
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import zip_longest
 from typing import NamedTuple, Self
 
 import msgspec
@@ -66,16 +67,22 @@ class Recall(NamedTuple):
     """The part of a request that its session was sent before."""
 
     digests: Sequence[bytes] = ()
-    """Of the raw bytes up to each message, the tools first; none where nobody has looked at them."""
+    """Of the raw bytes up to each raw message, the tools first; none where nobody has looked at them."""
     prefixes: Sequence[Prefix] = ()
     """Those that are known: none, or those up to a message."""
     tools: tuple[Json, ...] | None = None
     """The tools, as they were read; None when they are new."""
+    counts: Sequence[int] = ()
+    """How many messages each raw one came to, of those that are known."""
 
     @property
     def known(self) -> int:
         """How many of the first messages were read before."""
         return max(0, len(self.prefixes) - 1)
+
+    def with_read(self, counts: Sequence[int]) -> "Recall":
+        """The same where each of the other raw messages has come to so many; one each where nobody says so."""
+        return self._replace(counts=(*self.counts, *counts))
 
 
 NOTHING_RECALLED = Recall()
@@ -86,26 +93,29 @@ class History:
 
     def __init__(self, form: NormalForm = STRICT) -> None:
         self._form = form
-        self._prefixes: dict[bytes, Prefix] = {}
+        self._prefixes: dict[bytes, tuple[Prefix, ...]] = {}
+        self._held = 0
         self._tools: dict[bytes, tuple[Json, ...]] = {}
         self.body_bytes = 0
         """Of the last request that was read; as much of the next one is likely to be known."""
 
     def __len__(self) -> int:
-        return len(self._prefixes)
+        return self._held
 
-    def recall(self, tools: Sequence[msgspec.Raw], messages: Sequence[msgspec.Raw]) -> Recall:
+    def recall(self, tools: Sequence[msgspec.Raw], messages: Sequence[msgspec.Raw | bytes]) -> Recall:
         """What is known of a request with these raw tools and messages."""
         digests = [sha256(b",".join(tools)).digest()[:_DIGEST_BYTES]]
         for raw in messages:
             digests.append(sha256(digests[-1] + raw).digest()[:_DIGEST_BYTES])
         prefixes: list[Prefix] = []
+        counts: list[int] = []
         for digest in digests:
-            prefix = self._prefixes.get(digest)
-            if prefix is None:
+            known = self._prefixes.get(digest)
+            if known is None:
                 break
-            prefixes.append(prefix)
-        return Recall(digests, prefixes, self._tools.get(digests[0]) if prefixes else None)
+            prefixes += known
+            counts.append(len(known))
+        return Recall(digests, prefixes, self._tools.get(digests[0]) if prefixes else None, counts[1:])
 
     def read(
         self, messages: Sequence[Message], tools: tuple[Json, ...], recall: Recall = NOTHING_RECALLED
@@ -118,8 +128,15 @@ class History:
         for number, message in enumerate(messages[recall.known :], start=recall.known):
             prefixes.append(prefixes[-1].extend(message, self._form, is_first=not number))
         if recall.digests:
-            if len(self._prefixes) + len(prefixes) - len(recall.prefixes) > _MOST_PREFIXES:
-                self._prefixes = {}
+            if self._held + len(prefixes) - len(recall.prefixes) > _MOST_PREFIXES:
+                self._prefixes, self._held = {}, 0
             self._tools = {recall.digests[0]: tools}
-            self._prefixes.update(zip(recall.digests, prefixes, strict=True))
+            end = 0
+            for digest, count in zip_longest(recall.digests, (1, *recall.counts), fillvalue=1):
+                assert isinstance(digest, bytes)
+                start, end = end, end + count
+                if digest not in self._prefixes:
+                    self._prefixes[digest] = tuple(prefixes[start:end])
+                    self._held += count
+            assert end == len(prefixes), (end, len(prefixes))
         return prefixes

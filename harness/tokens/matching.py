@@ -71,6 +71,11 @@ def next_key(key: ChainKey, message: Message, form: NormalForm = STRICT) -> Chai
     return _digest(key, form(message))
 
 
+def same_arguments(left: str, right: str) -> bool:
+    """Whether two JSON texts of tool arguments say the same to a client that knows one kind of numbers."""
+    return left == right or _encoder.encode(_number_value(left)) == _encoder.encode(_number_value(right))
+
+
 def _step(name: str) -> NormalForm:
     """The step called `name`; of a function whatever it does wrong is an error of the session's matching."""
     if name in _STEPS:
@@ -113,6 +118,23 @@ def _argument_value(text: str) -> object:
         return json.loads(text or "{}", object_pairs_hook=_unique_keys, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return text
+
+
+def _number_value(text: str) -> object:
+    """The same with all numbers as floats: `1` and `1.0` are one number to JavaScript, `1e3` is `1000`."""
+    value = _argument_value(text)
+    try:
+        return text if isinstance(value, str) else _as_floats(value)
+    except (OverflowError, RecursionError):
+        return text
+
+
+def _as_floats(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _as_floats(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_floats(each) for each in value]
+    return float(value) if type(value) is int else value
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> Json:

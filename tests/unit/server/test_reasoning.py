@@ -3,7 +3,9 @@
 import pytest
 from tokenizers import AddedToken
 
-from harness.dialects.model_request import WireCall
+from harness.dialects.anthropic_blocks import SIGNED
+from harness.dialects.anthropic_messages import AnthropicMessages
+from harness.dialects.model_request import ModelAnswer, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
@@ -43,3 +45,27 @@ async def test_a_client_may_send_reasoning_back_or_not(matching, keeps_reasoning
 
     assert reply == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     assert second.turn.parent == parent
+
+
+@pytest.mark.parametrize(("text", "parent"), [("hm", 0), ("", 0), ("rewritten", None)])
+async def test_signed_reasoning_is_known_without_its_text(text, parent):
+    """A client of Messages may drop the text of a thinking block and keep its signature; other words are others."""
+    chat_tokenizer = reasoning_tokenizer()
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="<think>\nhm\n</think>\n\nyes"),)))
+    service = turn_service(engine, chat_tokenizer, MemoryStore())
+    session, dialect = new_session(), AnthropicMessages()
+
+    async def say(messages):
+        call = await service.read(
+            session, dialect, WireCall(body(messages), turns_until=session.turns_until), patient_client()
+        )
+        return call.request, (await service.serve(call)).turn
+
+    async with engine:
+        request, first = await say([user("a")])
+        [thinking, said] = dialect.answer(ModelAnswer(request, first, "m", str))["content"]
+        reply = {"role": "assistant", "content": [thinking | {"thinking": text}, said]}
+        _, second = await say([user("a"), reply, user("b")])
+
+    assert thinking == {"type": "thinking", "thinking": "hm", "signature": SIGNED + first.notes["response_id"]}
+    assert second.parent == parent

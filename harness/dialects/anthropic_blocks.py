@@ -1,0 +1,256 @@
+"""The blocks of Anthropic Messages: what the messages of a request are in the normal form.
+
+Pure. A message of blocks is several in the normal form: results of tools are messages of their own, before, between and
+behind the texts beside them; replies that follow each other are one. What clients make of a reply before they send it
+back is undone with what the session has recorded: arguments that travelled as an object get their own spelling back
+under the id of their call, reasoning whose text is gone comes back by its signature.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.model_request import WireCall
+from harness.errors import MalformedRequest
+from harness.tokens.matching import same_arguments
+from harness.types import Json, Message, Turn
+
+_T = TypeVar("_T")
+
+SIGNED = "harness."
+"""Begins the signature of a thinking block; the response id of its reply follows."""
+
+_BETWEEN_BLOCKS = "\n"
+_MOST_ALIASES = 16
+_LONGEST_ALIAS = 64  # characters
+
+
+class WireMessage(msgspec.Struct):
+    """A message as it came."""
+
+    role: str
+    content: msgspec.Raw
+
+
+class _Text(msgspec.Struct, tag="text"):
+    text: str
+
+
+class _Thinking(msgspec.Struct, tag="thinking"):
+    thinking: str = ""
+    signature: str = ""
+
+
+class _RedactedThinking(msgspec.Struct, tag="redacted_thinking"):
+    data: str = ""
+
+
+class _ToolUse(msgspec.Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+class _ToolReference(msgspec.Struct, tag="tool_reference"):
+    tool_name: str
+
+
+class _ToolResult(msgspec.Struct, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[_Text | _ToolReference] | None = None
+    is_error: bool | None = False
+
+
+_Block = _Text | _Thinking | _RedactedThinking | _ToolUse | _ToolResult
+
+_content_decoder = msgspec.json.Decoder(str | list[_Block] | None)
+_system_decoder = msgspec.json.Decoder(str | list[_Text] | None)
+_input_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class Unit(NamedTuple):
+    """Messages of a request that are read as one: a system prompt, a message, or replies that follow each other."""
+
+    role: str
+    places: Sequence[str]
+    """Where its contents stand in the body."""
+    contents: Sequence[msgspec.Raw]
+
+    @property
+    def raw(self) -> bytes:
+        """Everything it is read from."""
+        return self.role.encode() + b"," + b",".join(self.contents)
+
+
+def units_of(system: msgspec.Raw, messages: Sequence[WireMessage]) -> Iterator[Unit]:
+    """The units of a request with that `system` field."""
+    if bytes(system) != b"null":
+        yield Unit("system", ["system"], [system])
+    placed = ((f"messages[{number}].content", said) for number, said in enumerate(messages))
+    for is_reply, group in groupby(placed, key=lambda each: each[1].role == "assistant"):
+        if is_reply:
+            places, replies = zip(*group, strict=True)
+            yield Unit("assistant", places, [said.content for said in replies])
+        else:
+            yield from (Unit(said.role, [place], [said.content]) for place, said in group)
+
+
+@dataclass(slots=True)
+class BlockReader:
+    """Reads units, and gathers what is said in passing."""
+
+    call: WireCall
+    json_depth: int
+    references: set[str] = field(default_factory=set)
+    """The tools that results have referred to."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Roles that were taken for a user's, by their place."""
+
+    def read(self, unit: Unit) -> Sequence[Message]:
+        """The messages that `unit` is in the normal form; none for a system prompt without text."""
+        place = unit.places[0]
+        if unit.role in ("system", "developer"):
+            text = _join(_decode(_system_decoder, unit.contents[0], place, "text") or "")
+            return [{"role": unit.role, "content": text}] if text else []
+        placed = zip(unit.places, unit.contents, strict=True)
+        blocks = [block for place, content in placed for block in _read_blocks(content, place)]
+        if unit.role == "assistant":
+            return [self._read_reply(blocks, place)]
+        if unit.role != "user" and len(self.aliases) < _MOST_ALIASES:
+            self.aliases[place.replace("content", "role")] = unit.role[:_LONGEST_ALIAS]
+        return self._read_user(blocks, place)
+
+    def _read_reply(self, blocks: Sequence[_Block], place: str) -> Message:
+        texts: list[str] = []
+        reasoning: list[str] = []
+        redacted: list[str] = []
+        calls: list[Json] = []
+        for block in blocks:
+            match block:
+                case _Text(text):
+                    texts.append(text)
+                case _Thinking(thinking, signature):
+                    reasoning.append(thinking or self._recorded_reasoning(signature))
+                case _RedactedThinking(data):
+                    redacted.append(data)
+                case _ToolUse():
+                    function = {"name": block.name, "arguments": self._read_arguments(block, place)}
+                    calls.append({"id": block.id, "type": "function", "function": function})
+                case _:
+                    raise _misplaced(place, "tool_result", "user")
+        message: Json = {"role": "assistant", "content": "".join(texts)}
+        if calls:
+            message["tool_calls"] = calls
+        if any(reasoning):
+            message["reasoning_content"] = "".join(reasoning)
+        if redacted:
+            message["redacted_thinking"] = redacted
+        return message
+
+    def _read_user(self, blocks: Sequence[_Block], place: str) -> Sequence[Message]:
+        messages: list[Message] = []
+        texts: list[_Text] = []
+        for block in blocks:
+            match block:
+                case _Text():
+                    texts.append(block)
+                case _ToolResult():
+                    if texts:
+                        messages.append({"role": "user", "content": _join(texts)})
+                        texts = []
+                    messages.append(self._read_result(block))
+                case _:
+                    raise _misplaced(place, block.__struct_config__.tag, "assistant")
+        if texts or not messages:
+            messages.append({"role": "user", "content": _join(texts)})
+        return messages
+
+    def _read_result(self, result: _ToolResult) -> Message:
+        content = result.content or ""
+        if not isinstance(content, str):
+            self.references.update(part.tool_name for part in content if isinstance(part, _ToolReference))
+        message: Json = {"role": "tool", "content": _join(content), "tool_call_id": result.tool_use_id}
+        return message | {"is_error": True} if result.is_error else message
+
+    def _recorded_reasoning(self, signature: str) -> str:
+        """The reasoning of the reply that was signed so; clients keep the signature where they drop the text."""
+        turns = self.call.turns_until(signature.removeprefix(SIGNED)) if signature.startswith(SIGNED) else ()
+        return turns[-1].reply.get("reasoning_content") or "" if turns else ""
+
+    def _read_arguments(self, call: _ToolUse, place: str) -> str:
+        """The arguments as they were sampled, where a recorded call says the same; else in the usual spelling."""
+        value = decode_json(_input_decoder, call.input, f"{place}.input")
+        sent = bytes(call.input).decode()
+        turn = self.call.caller(call.id)
+        for made in () if turn is None else turn.reply["tool_calls"]:
+            if made["id"] == call.id and same_arguments(made["function"]["arguments"], sent):
+                arguments: str = made["function"]["arguments"]
+                return arguments
+        check_json(value, f"{place}.input", self.json_depth)
+        return json.dumps(value, ensure_ascii=False)
+
+
+def _read_blocks(content: msgspec.Raw, place: str) -> Sequence[_Block]:
+    blocks = _decode(_content_decoder, content, place, "text, thinking, redacted_thinking, tool_use or tool_result")
+    return [_Text(blocks)] if isinstance(blocks, str) else blocks or ()
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], content: msgspec.Raw, place: str, kinds: str) -> _T:
+    """What `content` is; the error for a block that is none of those `kinds` names them."""
+    try:
+        return decode_json(decoder, content, place)
+    except MalformedRequest as error:
+        if not (error.param or "").endswith(".type"):
+            raise
+        raise MalformedRequest(
+            f"{error.message}; expected {kinds}, within a result text or tool_reference: nothing else can be recorded",
+            param=error.param,
+        ) from error
+
+
+def _join(content: str | Sequence[_Text | _ToolReference]) -> str:
+    """The text that the model reads of blocks."""
+    if isinstance(content, str):
+        return content
+    parts = (part.text if isinstance(part, _Text) else f"Tool available: {part.tool_name}" for part in content)
+    return _BETWEEN_BLOCKS.join(parts)
+
+
+def _misplaced(place: str, kind: object, role: str) -> MalformedRequest:
+    return MalformedRequest(f"{place}: a {kind} block is for messages of role {role!r}", param=place)
+
+
+def check_results(
+    units: Sequence[Unit],
+    read: Sequence[Sequence[Message]],
+    known: Callable[[], Sequence[Message]],
+    caller: Callable[[str], Turn | None],
+) -> None:
+    """Raises `MalformedRequest` for a call id that is used twice, and for a result of a call that never was.
+
+    `known` reads the messages before those `units`, for a result whose call is neither among them nor recorded.
+    """
+    made: set[str] = set()
+    has_looked = False
+    for unit, messages in zip(units, read, strict=True):
+        param = unit.places[0]
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                if call["id"] in made:
+                    raise MalformedRequest(
+                        f"{param}: the id {call['id']!r} is that of two tool_use blocks", param=param
+                    )
+                made.add(call["id"])
+            call_id = message.get("tool_call_id")
+            if call_id is None or call_id in made or caller(call_id) is not None:
+                continue
+            if not has_looked:
+                made.update(call["id"] for each in known() for call in each.get("tool_calls") or ())
+                has_looked = True
+            if call_id not in made:
+                raise MalformedRequest(f"{param}: no tool_use block before has the id {call_id!r}", param=param)

@@ -1,0 +1,243 @@
+"""Anthropic Messages, as they are asked for: from wire JSON to the normal form.
+
+Pure. Everything that says something to the model is served or refused by name. What only means something to the vendor
+(caching, budgets of thinking, metadata) is ignored and noted. The messages are those of `anthropic_blocks`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from harness.dialects.anthropic_blocks import BlockReader, WireMessage, check_results, units_of
+from harness.dialects.json_values import check_bounds, check_json, decode_json
+from harness.dialects.model_request import (
+    ModelRequest,
+    PartlyRead,
+    Streaming,
+    ToolMode,
+    WireCall,
+    function_tool,
+    require_offered,
+)
+from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
+from harness.errors import MalformedRequest, RequestError
+from harness.tokens.history import NOTHING_RECALLED, History
+from harness.types import Json, Message, SamplingWishes
+
+NAME = "anthropic_messages"
+"""The dialect's name."""
+
+
+class _Tool(msgspec.Struct):
+    name: str = ""
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = False
+
+
+class _ToolChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Format(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: msgspec.Raw
+
+
+class _OutputConfig(msgspec.Struct):
+    format: _Format | None = None
+    effort: str | None = None
+
+
+class _WireRequest(msgspec.Struct):
+    messages: list[WireMessage]
+    model: str = ""
+    max_tokens: int | None = None
+    system: msgspec.Raw = msgspec.Raw(b"null")
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: _ToolChoice | None = None
+    stream: bool | None = False
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    output_config: _OutputConfig | None = None
+    output_format: _Format | None = None
+
+
+_SERVED = frozenset(_WireRequest.__struct_fields__)
+_NOTED_HEADERS = ("anthropic-beta",)
+_MOST_NOTED = 16  # fields
+_LONGEST_NOTE = 500  # bytes of a field's JSON
+_NOTED_LEVELS = 16
+
+_TOOL_MODES: Mapping[str, ToolMode] = {
+    "auto": ToolMode.AUTO,
+    "none": ToolMode.NONE,
+    "any": ToolMode.REQUIRED,
+    "tool": ToolMode.REQUIRED,
+}
+
+_decoder = msgspec.json.Decoder(_WireRequest)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_tool_decoder = msgspec.json.Decoder(_Tool)
+_value_decoder = msgspec.json.Decoder(Any)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def parse_request(
+    call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
+) -> ModelRequest:
+    """The request in `call`; of its messages, those that `history` knows are not read.
+
+    Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
+    """
+    wire = decode_json(_decoder, call.body)
+    limits.require("messages", len(wire.messages), "messages")
+    _check_bounds(wire)
+    offer = _read_tools(wire.tools or (), limits)
+    units = list(units_of(wire.system, wire.messages))
+    recall = NOTHING_RECALLED
+    if history is not None and not offer.deferred:  # which deferred tools are offered depends on all messages
+        recall = history.recall(wire.tools or (), [unit.raw for unit in units])
+    reader = BlockReader(call, limits.json_depth)
+    starts = [0, *accumulate(recall.counts)]
+    new = [reader.read(unit) for unit in units[len(recall.counts) :]]
+
+    def read_known(number: int) -> Message:
+        unit = bisect_right(starts, number) - 1
+        return BlockReader(call, limits.json_depth).read(units[unit])[number - starts[unit]]
+
+    flat = tuple(message for messages in new for message in messages)
+    messages: Sequence[Message] = PartlyRead(recall.known, flat, read_known) if recall.known else flat
+    check_results(units[len(recall.counts) :], new, lambda: messages[: recall.known], call.caller)
+    if not wire.messages or not messages:
+        raise MalformedRequest("messages: expected at least one message, got none", param="messages")
+    limits.require("messages", len(messages), "messages")
+    tools = (*offer.tools, *(tool for name, tool in offer.deferred.items() if name in reader.references))
+    request = ModelRequest(
+        dialect=NAME,
+        messages=messages,
+        tools=tools,
+        tool_mode=_TOOL_MODES[wire.tool_choice.type if wire.tool_choice else "auto"],
+        tool_name=_read_tool_name(wire.tool_choice, tools),
+        sampling=SamplingWishes(
+            max_new_tokens=wire.max_tokens,
+            temperature=wire.temperature,
+            top_p=wire.top_p,
+            top_k=wire.top_k,
+            stop=tuple(text for text in wire.stop_sequences or () if text),
+            json_schema=_read_schema(wire, limits),
+        ),
+        wants_logprobs=False,
+        model=wire.model,
+        streaming=Streaming(wants_usage=True) if wire.stream else None,
+        recall=recall.with_read([len(each) for each in new]) if recall.digests else recall,
+        notes=_notes(call, wire, offer, reader),
+    )
+    calls = recall.prefixes[-1].calls if recall.prefixes else 0
+    limits.check(flat, tools, request.sampling, first=recall.known, calls_before=calls)
+    return request
+
+
+class _Offer(NamedTuple):
+    """The tools of a request."""
+
+    tools: Sequence[Json]
+    deferred: Mapping[str, Json]
+    """Those that are offered once a result refers to them, by name."""
+    left_out: Sequence[str]
+    """Those that only the vendor can run."""
+
+
+def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
+    limits.require("tools", len(raws), "tools")
+    limits.require("schema_bytes", sum(memoryview(raw).nbytes for raw in raws), "tools")
+    tools: list[Json] = []
+    deferred: dict[str, Json] = {}
+    left_out: list[str] = []
+    for number, raw in enumerate(raws):
+        tool = decode_json(_tool_decoder, raw, f"tools[{number}]")
+        if tool.type not in (None, "custom"):
+            left_out.append((tool.name or tool.type or "")[:_LONGEST_NOTE])
+            continue
+        if not tool.name:
+            param = f"tools[{number}].name"
+            raise MalformedRequest(f"{param}: expected the name of the tool, got none", param=param)
+        check_json(tool.input_schema, "tools", limits.json_depth)
+        formed = function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+        if tool.defer_loading:
+            deferred[tool.name] = formed
+        else:
+            tools.append(formed)
+    return _Offer(tools, deferred, left_out)
+
+
+def _read_tool_name(choice: _ToolChoice | None, tools: Sequence[Json]) -> str | None:
+    """The function that is demanded, None for any. Raises `MalformedRequest` when it is not offered."""
+    if choice is not None and choice.type == "any" and not tools:
+        raise MalformedRequest("tool_choice: 'any' needs tools, got none", param="tool_choice")
+    if choice is None or choice.type != "tool":
+        return None
+    require_offered(choice.name or "", tools)
+    return choice.name
+
+
+def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
+    """The schema that the answer has to follow; None when it is free."""
+    wanted = (wire.output_config and wire.output_config.format) or wire.output_format
+    if wanted is None:
+        return None
+    if wire.tools:
+        raise MalformedRequest(
+            "output_config.format: expected no tools beside a schema, whose answers call none",
+            param="output_config.format",
+        )
+    limits.require("schema_bytes", memoryview(wanted.schema).nbytes, "output_config.format")
+    schema = decode_json(_object_decoder, wanted.schema, "output_config.format.schema")
+    check_json(schema, "output_config.format", limits.json_depth)
+    return msgspec.json.encode(schema).decode()
+
+
+def _check_bounds(wire: _WireRequest) -> None:
+    check_bounds("max_tokens", wire.max_tokens, 1, 2**31 - 1)
+    check_bounds("temperature", wire.temperature, 0, 100)
+    check_bounds("top_p", wire.top_p, 1e-9, 1)
+    check_bounds("top_k", wire.top_k, 0, 2**31 - 1)
+
+
+def _notes(call: WireCall, wire: _WireRequest, offer: _Offer, reader: BlockReader) -> Json:
+    """What was ignored, normalized and left out, each as far as it is short."""
+    fields = decode_json(_fields_decoder, call.body)
+    ignored = {name[:_LONGEST_NOTE]: _noted(raw) for name, raw in fields.items() if name not in _SERVED}
+    if wire.output_config is not None and wire.output_config.effort is not None:
+        ignored["output_config.effort"] = wire.output_config.effort[:_LONGEST_NOTE]
+    if wire.tool_choice is not None and wire.tool_choice.disable_parallel_tool_use:
+        ignored["tool_choice.disable_parallel_tool_use"] = True
+    ignored |= {name: call.headers[name][:_LONGEST_NOTE] for name in _NOTED_HEADERS if call.headers.get(name)}
+    notes: Json = {}
+    if ignored:
+        notes["ignored"] = dict(list(ignored.items())[:_MOST_NOTED])
+    if reader.aliases:
+        notes["normalized"] = reader.aliases
+    if offer.left_out:
+        notes["left_out"] = list(offer.left_out[:_MOST_NOTED])
+    return notes
+
+
+def _noted(raw: msgspec.Raw) -> Any:
+    """The value as it is, where it is short and can be kept; else the beginning of its text."""
+    text = bytes(memoryview(raw)[: _LONGEST_NOTE + 1])
+    try:
+        value = decode_json(_value_decoder, text)
+        check_json(value, "", _NOTED_LEVELS)
+    except RequestError:
+        return text[:_LONGEST_NOTE].decode(errors="replace")
+    return value

@@ -81,6 +81,7 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     from harness.engines.remote.sglang import SGLangTokenProvider
     from harness.machine.memory import settle
     from harness.server.serving import SWITCH_S, serve
+    from harness.server.settings import ServerSettings
     from harness.store.connect import open_store
     from harness.telemetry.logging import configure_logging
 
@@ -93,7 +94,8 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     where = "memory" if options.role == "memory" else options.directory / "turn_overhead.db"
     sys.setswitchinterval(SWITCH_S)
     settle()
-    async with serve(engine, chat_tokenizer, open_store(where)) as running:
+    settings = ServerSettings(idle_page_out_s=options.idle_page_out)
+    async with serve(engine, chat_tokenizer, open_store(where), settings) as running:
         yield running.url
 
 
@@ -110,6 +112,7 @@ def main() -> None:
     parser.add_argument("--engine", default="")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--idle-page-out", type=float, help="seconds, with a store in a file")
     uvloop.run(_run(parser.parse_args()))
 
 

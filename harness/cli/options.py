@@ -154,6 +154,15 @@ _IdleHours = Annotated[
     ),
 ]
 
+_IdlePageOut = Annotated[
+    float,
+    typer.Option(
+        envvar="HARNESS_IDLE_PAGE_OUT",
+        min=0,
+        help="Seconds after which a session that nobody asks for leaves memory; the store has it. 0 keeps it there.",
+    ),
+]
+
 _KeepDays = Annotated[
     float,
     typer.Option(
@@ -183,6 +192,7 @@ class ServerOptions:
     limit: _RequestLimits = None
     allow_forced_tokens: _AllowForcedTokens = False
     idle_hours: _IdleHours = 24.0
+    idle_page_out: _IdlePageOut = 0.0
     keep_days: _KeepDays = 30.0
     engine_key: _EngineKey = ""
 
@@ -210,6 +220,7 @@ class ServerOptions:
             limits=read_limits(self.limit or ()),
             allow_forced_tokens=self.allow_forced_tokens,
             idle_ttl_s=self.idle_hours * 3600 or None,
+            idle_page_out_s=self.idle_page_out or None,
             keep_closed_s=self.keep_days * 86_400 or None,
         )
         settings.check()

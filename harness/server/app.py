@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import harness
+from harness.engines.base import is_on_prompt_scale
 from harness.engines.identity import programs_of, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import for_operators, is_operator
@@ -47,7 +48,9 @@ class SessionServer:
             turns.admitted,
             turns.clock,
             drain_grace_s=turns.settings.drain_grace_s,
+            is_comparable=lambda turn: is_on_prompt_scale(turns.engine.capabilities.logprob_scale, turn.params),
             idle_ttl_s=turns.settings.idle_ttl_s,
+            idle_page_out_s=turns.settings.idle_page_out_s,
         )
         self.gatekeeper = turns.gatekeeper
         self.callers = turns.callers

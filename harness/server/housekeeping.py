@@ -1,9 +1,9 @@
-"""A server gives back by itself: sessions that nobody uses any more, and the rows of closed ones.
+"""A server gives back by itself: memory of idle sessions, sessions that nobody uses, and the rows of closed ones.
 
 `LastUses` knows when each session was last used. One with a call under way is in use, wherever the call is: waiting at
 the gate, being encoded, or in flight.
 
-Both are off unless the settings say how long to keep them. A look costs what there is to give back, not what there is;
+All are off unless the settings say how long to keep them. A look costs what there is to give back, not what there is;
 rows go a few sessions at a time, so that turns which wait for the disk wait for no more than that. A store that fails
 is asked again at the next look.
 """
@@ -54,6 +54,15 @@ class LastUses:
     @contextmanager
     def in_use(self, session_id: str) -> Iterator[None]:
         """The session is in use in the block, and has just been used after it."""
+        with self.kept(session_id):
+            try:
+                yield
+            finally:
+                self.use(session_id)
+
+    @contextmanager
+    def kept(self, session_id: str) -> Iterator[None]:
+        """The session is in use in the block, by somebody whose use does not count."""
         self._calls[session_id] += 1
         try:
             yield
@@ -61,7 +70,14 @@ class LastUses:
             self._calls[session_id] -= 1
             if not self._calls[session_id]:
                 del self._calls[session_id]
-            self.use(session_id)
+
+    def is_in_use(self, session_id: str) -> bool:
+        """A call of it is under way."""
+        return session_id in self._calls
+
+    def last_use(self, session_id: str) -> float | None:
+        """When it was used last; None of one that is not known."""
+        return self._times.get(session_id)
 
     def find_unused(self, seconds: float, most: int, is_busy: Callable[[str], bool]) -> list[str]:
         """Some of the sessions that have not been used for so long; one in use, or busy, begins anew."""
@@ -74,6 +90,11 @@ class LastUses:
             else:
                 over.append(session_id)
         return over
+
+
+async def page_out_idle_sessions(page_out: Callable[[], Awaitable[int]]) -> None:
+    """Page out what is idle, for ever; `page_out` is `SessionRegistry.page_out_idle`."""
+    await _again_and_again(page_out, _IDLE_LOOK_S)
 
 
 async def close_idle_sessions(expire: Callable[[], Awaitable[int]]) -> None:

@@ -76,7 +76,7 @@ class ModelCalls:
         ]
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
-        session = self._session_of(request)
+        session = await self._session_of(request)
         with ExitStack() as place:
             count = place.enter_context(self._places.take(session.session_id))
             body = await read_body(request, self._settings.limits, count)
@@ -143,11 +143,13 @@ class ModelCalls:
             return await turns.heavy_work.do(entries * _ENTRY_BYTES, write)
 
     def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
-        return Delivery(request.scope, partial(self._turns.mark_delivered, call, served))
+        """By the session's id: until its next request, an idle connection keeps what it may have to call."""
+        mark = partial(self._sessions.mark_delivered, call.session.session_id, served.turn.index)
+        return Delivery(request.scope, mark)
 
     async def _stored(self, dialect: Dialect, request: Request) -> Response:
         """The answer that was given under an id, once more; one that no agent may see was not given (I2)."""
-        session, response_id = self._session_of(request), request.path_params["response_id"]
+        session, response_id = await self._session_of(request), request.path_params["response_id"]
         turns = session.turns_until(response_id)
         if not turns or not session.serves(turns[-1]):
             raise ResponseNotFound(response_id)
@@ -159,7 +161,7 @@ class ModelCalls:
 
     async def _count(self, dialect: CountingDialect, request: Request) -> Response:
         """How long the prompt of the call would be that has this body; nothing of it is recorded."""
-        session = self._session_of(request)
+        session = await self._session_of(request)
         with self._places.take(session.session_id) as count, self._sessions.in_use(session):
             body = await read_body(request, self._settings.limits, count)
             client = ClientConnection(request.receive, request.headers)
@@ -169,19 +171,21 @@ class ModelCalls:
 
     async def _models(self, request: Request) -> Response:
         if not is_operator(request.headers, self._settings.admin_token):
-            self._session_of(request)
+            await self._session_of(request)
         card = {"id": self._turns.model, "object": "model", "created": 0, "owned_by": SESSION_SERVER}
         # A client that says which one it is wants descriptions of its own form, and takes none for an answer.
         described: Json = {"models": []} if "client_version" in request.query_params else {}
         return json_response({"object": "list", "data": [card], **described})
 
-    def _session_of(self, request: Request) -> Session:
-        """The session that a request is for. Raises `Unauthorized` or `SessionNotFound`."""
+    async def _session_of(self, request: Request) -> Session:
+        """The session that a request is for. Raises `Unauthorized`, `SessionNotFound`, or `StoreError`."""
         session_id = request.path_params.get("id")
         if session_id is not None and not self._settings.needs_keys:
-            return self._sessions.get(session_id)
+            return await self._sessions.get(session_id)
         key = require_key(request.headers) if self._settings.needs_keys else credential(request.headers)
-        return self._sessions.by_key(key) if session_id is None else self._sessions.of_key(session_id, key)
+        if session_id is None:
+            return await self._sessions.by_key(key)
+        return await self._sessions.of_key(session_id, key)
 
 
 @contextmanager

@@ -8,8 +8,9 @@ session that it would have taken over as it was.
 A session that the store cannot read back costs nobody else anything: it is quarantined. Its id and its key answer
 `SessionDamaged`, its rows stay as they are until it is deleted, and then it is closed unread.
 
-With an idle time to live, a session that nobody asks for by its id or its key for so long is closed. One with a call
-under way, admitted or still at the gate, is in use. After a restart the time begins anew.
+With an idle time to live, a session that nobody asks for by its id or its key for so long is closed. After a restart
+the time begins anew. A session may be paged out (`held_sessions`): it is drained and closed unread, and read back for
+everything else.
 
 Which steps are legal is decided in `sessions.lifecycle`, what a session takes over from another in `sessions.takeover`,
 who may open one and when at the gate. A turn is the business of `turns`.
@@ -19,8 +20,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from hashlib import sha256
 
 import structlog
 
@@ -29,9 +28,10 @@ from harness.machine.clock import Clock
 from harness.server.access import is_same
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import HAND_OVER_S
-from harness.server.housekeeping import LastUses
+from harness.server.held_sessions import HeldSessions
 from harness.sessions.lifecycle import CloseReason
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.paging import SessionStub
+from harness.sessions.session import IsComparable, Session, SessionConfig
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore
 from harness.telemetry.metrics import ServerMetrics
@@ -51,8 +51,6 @@ SESSION_QUARANTINED = "session_quarantined"
 SESSIONS_EXPIRED = "sessions_expired"
 """Logged with the sessions that nobody has used for too long."""
 
-_BATCH = 256  # sessions that are closed together: a commit of the store for all of them
-
 log = structlog.get_logger()
 
 _NO_SUCH_KEY = "no session has this API key here; use the base_url and the api_key of the same POST /sessions"
@@ -69,7 +67,9 @@ class SessionRegistry:
         clock: Clock = time.time,
         *,
         drain_grace_s: float,
+        is_comparable: IsComparable = lambda _: True,
         idle_ttl_s: float | None = None,
+        idle_page_out_s: float | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -77,57 +77,56 @@ class SessionRegistry:
         self._clock = clock
         self._drain_grace_s = drain_grace_s
         self._idle_ttl_s = idle_ttl_s
-        self._by_id: dict[str, Session] = {}
-        self._by_key: dict[bytes, Session] = {}  # by the digest of the key
+        self._held = HeldSessions(store, metrics, clock, is_comparable, idle_page_out_s)
         self._quarantined: dict[str, DamagedSession] = {}
-        self._uses = LastUses(clock)
+        self.in_use = self._held.in_use
+        self.in_memory = self._held.in_memory
+        self.look = self._held.look
+        self.borrow = self._held.borrow
+        self.page_out_idle = self._held.page_out_idle
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self._held)
 
-    def __iter__(self) -> Iterator[Session]:
-        return iter(list(self._by_id.values()))
+    def __iter__(self) -> Iterator[Session | SessionStub]:
+        return iter(self._held)
 
     @property
     def quarantined(self) -> Sequence[DamagedSession]:
         """The sessions that the store could not read back."""
         return list(self._quarantined.values())
 
-    def find(self, session_id: str) -> Session | None:
-        """The session with that id, None when it is not held. Raises `SessionDamaged`."""
+    async def find(self, session_id: str) -> Session | None:
+        """The session with that id, None when it is not held. Raises `SessionDamaged`, `StoreError`."""
         if damaged := self._quarantined.get(session_id):
             raise _damage_error(damaged)
-        self._uses.use(session_id)
-        return self._by_id.get(session_id)
+        return await self._held.find(session_id)
 
-    def get(self, session_id: str) -> Session:
-        """The session with that id. Raises `SessionNotFound`, `SessionDamaged`."""
-        session = self.find(session_id)
+    async def get(self, session_id: str) -> Session:
+        """The session with that id. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
+        session = await self.find(session_id)
         if session is None:
             unused = "" if self._idle_ttl_s is None else f", or not used for {self._idle_ttl_s:g} s"
             raise SessionNotFound(f"no session {session_id[:64]!r}: never created, or deleted{unused}")
         return session
 
-    def by_key(self, api_key: str) -> Session:
-        """The session with that key. Raises `SessionNotFound`, `SessionDamaged`.
-
-        A key is found by its digest and then compared, so that no time says how much of it is right.
-        """
-        session = self._by_key.get(_digest(api_key))
-        if session is not None and is_same(api_key, session.api_key):
-            self._uses.use(session.session_id)
+    async def by_key(self, api_key: str) -> Session:
+        """The session with that key. Raises `SessionNotFound`, `SessionDamaged`, `StoreError`."""
+        session = await self._held.find_by_key(api_key)
+        if session is not None:
             return session
         for damaged in self._quarantined.values():
             if is_same(api_key, damaged.api_key):
                 raise _damage_error(damaged)
         raise SessionNotFound(_NO_SUCH_KEY)
 
-    def of_key(self, session_id: str, api_key: str) -> Session:
+    async def of_key(self, session_id: str, api_key: str) -> Session:
         """The session with that id and that key.
 
-        Raises `SessionNotFound`, in the same words whether or not there is a session with that id; `SessionDamaged`.
+        Raises `SessionNotFound`, in the same words whether or not there is a session with that id; `SessionDamaged`,
+        `StoreError`.
         """
-        session = self.by_key(api_key)
+        session = await self.by_key(api_key)
         if session.session_id != session_id:
             raise SessionNotFound(_NO_SUCH_KEY)
         return session
@@ -140,7 +139,7 @@ class SessionRegistry:
         sessions, damaged = await self._store.load()
         for session in sessions:
             session.doubt_deliveries()
-            self._hold(session)
+            self._held.hold(session)
         for each in damaged:
             self._quarantined[each.session_id] = each
             log.error(SESSION_QUARANTINED, session_id=shorten_secrets(each.session_id), reason=each.reason)
@@ -160,11 +159,11 @@ class SessionRegistry:
             session = await self._take_over(config, config.resumes, live_version)
         else:
             session = self._new(config)
-            self._hold(session)
+            self._held.hold(session)
             try:
                 await self._store.create(session)
             except StoreError:
-                self._forget(session)
+                self._held.forget(session)
                 raise
             if not session.is_open:
                 await self.close(session, CloseReason.DRAINED)
@@ -178,16 +177,19 @@ class SessionRegistry:
         Turns in flight go on until their engines hand them over, for `drain_grace_s` at most: whoever drains all has
         the engines abort everything next. Nobody will for `only` one, so its requests are ended here, one by one.
         """
-        sessions = list(self) if only is None else [only]
+        held = list(self) if only is None else [only]
+        sessions = [each for each in held if isinstance(each, Session)]
+        stubs = [each.drain() for each in held if isinstance(each, SessionStub)]
         drained = [session for session in sessions if session.drain()]
+        drained_stubs = [stub for stub in stubs if self._held.change(stub)]
         hand_over_s = min(HAND_OVER_S, self._drain_grace_s / 2)
         after_s = self._drain_grace_s - hand_over_s if only is None else 0.0
         # A turn that a drain of all has left its grace is ended all the same when its session is drained alone.
         for session in drained if only is None else sessions:
             self._turns.end(session, SessionClosing("drained"), after_s=after_s, hand_over_s=hand_over_s)
         # Those drained before as well: the store may have failed at the time.
-        await asyncio.gather(*(self._store.set_phase(session) for session in sessions))
-        return len(drained)
+        await asyncio.gather(*map(self._store.set_phase, sessions), *map(self._store.set_phase, stubs))
+        return len(drained) + len(drained_stubs)
 
     async def end(self, session: Session, *, within_s: float) -> None:
         """Have `session`, whose agent has ended, accept no further turn, and end those in flight in the engine.
@@ -203,36 +205,53 @@ class SessionRegistry:
             log.warning(END_NOT_KEPT, session_id=shorten_secrets(session.session_id), error=error.message)
         await self._turns.wait_until_ended(session, within_s=within_s)
 
-    def in_use(self, session: Session) -> AbstractContextManager[None]:
-        """`session` is not idle in the block, and has just been used after it."""
-        return self._uses.in_use(session.session_id)
+    def mark_delivered(self, session_id: str, index: int, delivered: bool) -> None:
+        """Note that an answer has been handed over completely, or that it turned out not to be; retries ask (I5).
+
+        By its id: a connection says so as late as when its next request begins, and must not keep a session in memory.
+        """
+        held = self._held.look(session_id)
+        if isinstance(held, Session):
+            held.mark_delivered(index, delivered=delivered)
+        elif held is not None:
+            self._held.change(held.mark_delivered(index, delivered=delivered))
+        self._store.mark_delivered(session_id, index, delivered=delivered)
 
     async def expire(self) -> int:
         """Close the sessions that nobody has used for the idle time to live; returns how many. Raises `StoreError`."""
         if self._idle_ttl_s is None:
             return 0
-
-        def is_busy(session_id: str) -> bool:
-            return bool(self._by_id[session_id].turns_in_flight)  # though nobody may wait for them any more
-
         expired = 0
-        while unused := self._uses.find_unused(self._idle_ttl_s, _BATCH, is_busy):
-            batch = [self._by_id[session_id] for session_id in unused]
-            for session in batch:  # with no wait in between, nobody can begin to use one
-                session.close(CloseReason.IDLE)
-            log.info(SESSIONS_EXPIRED, sessions=list(map(shorten_secrets, unused)), idle_s=self._idle_ttl_s)
-            await asyncio.gather(*(self.close(session, CloseReason.IDLE) for session in batch))
-            self._metrics.sessions_expired(len(batch))
-            expired += len(batch)
+        while unused := self._held.find_unused(self._idle_ttl_s):
+            # With no wait in between, nobody can begin to use one.
+            closed = [self._close_to_all(each, CloseReason.IDLE) for each in unused]
+            ids = [shorten_secrets(each.session_id) for each in closed]
+            log.info(SESSIONS_EXPIRED, sessions=ids, idle_s=self._idle_ttl_s)
+            await asyncio.gather(*map(self._forget_closed, closed))
+            self._metrics.sessions_expired(len(unused))
+            expired += len(unused)
         return expired
 
-    async def close(self, session: Session, reason: CloseReason = CloseReason.DELETED) -> None:
-        """End `session` for good, and its turns in flight as `end` does. Raises `StoreError`."""
-        session.close(reason)
-        self._turns.end(session, SessionClosing("the session was deleted"))
-        await self._turns.wait_until_ended(session, within_s=_CLOSE_S)
-        await self._store.set_phase(session)
-        self._forget(session)
+    async def close(self, held: Session | SessionStub, reason: CloseReason = CloseReason.DELETED) -> None:
+        """End a session for good, and its turns in flight as `end` does. Raises `StoreError`."""
+        await self._forget_closed(self._close_to_all(held, reason))
+
+    def _close_to_all(self, held: Session | SessionStub, reason: CloseReason) -> Session | SessionStub:
+        """Have a session accept nothing more."""
+        if isinstance(held, SessionStub):
+            held = held.close(reason)
+            self._held.change(held)
+        else:
+            held.close(reason)
+            self._turns.end(held, SessionClosing("the session was deleted"))
+        return held
+
+    async def _forget_closed(self, held: Session | SessionStub) -> None:
+        """Hold a closed session no longer, once its turns have ended and the store says that it is closed."""
+        if isinstance(held, Session):
+            await self._turns.wait_until_ended(held, within_s=_CLOSE_S)
+        await self._store.set_phase(held)
+        self._held.forget(held)
 
     async def give_up(self, damaged: DamagedSession) -> None:
         """Close a quarantined session unread: its rows stay, and it is not taken up again. Raises `StoreError`."""
@@ -244,18 +263,18 @@ class SessionRegistry:
 
     async def _take_over(self, config: SessionConfig, resumes: str, live_version: int | None) -> Session:
         """The new session that takes over from the one with the id `resumes`."""
-        previous = self.get(resumes)
+        previous = await self.get(resumes)
         taken = turns_to_take_over(previous.turns, config.limits, live_version)
         session = self._new(successor_config(previous, config, taken))
         for turn in taken:
             session.restore(turn)
-        self._forget(previous)  # at once: only one session may take over from it
-        self._hold(session)
+        self._held.forget(previous)  # at once: only one session may take over from it
+        self._held.hold(session)
         try:
             await self._store.take_over(session, previous)
         except StoreError:
-            self._forget(session)
-            self._hold(previous)
+            self._held.forget(session)
+            self._held.hold(previous)
             raise
         previous.close(CloseReason.TAKEN_OVER)
         return session
@@ -263,25 +282,9 @@ class SessionRegistry:
     def _new(self, config: SessionConfig) -> Session:
         """A session with a key of its own, and an id (32 hex digits) where its owner has chosen none."""
         session_id = config.session_id or secrets.token_hex(16)
-        if session_id in self._by_id or session_id in self._quarantined:
+        if session_id in self._held or session_id in self._quarantined:
             raise MalformedRequest(f"session_id: there is a session {session_id}; choose another", param="session_id")
         return Session(session_id, API_KEY_PREFIX + secrets.token_hex(16), config, self._clock())
-
-    def _hold(self, session: Session) -> None:
-        self._by_id[session.session_id] = session
-        self._by_key[_digest(session.api_key)] = session
-        self._uses.begin(session.session_id)
-        self._metrics.sessions_open(len(self))
-
-    def _forget(self, session: Session) -> None:
-        self._by_id.pop(session.session_id, None)
-        self._by_key.pop(_digest(session.api_key), None)
-        self._uses.end(session.session_id)
-        self._metrics.sessions_open(len(self))
-
-
-def _digest(api_key: str) -> bytes:
-    return sha256(api_key.encode()).digest()
 
 
 def _damage_error(session: DamagedSession) -> SessionDamaged:

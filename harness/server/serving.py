@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import structlog
 import uvicorn
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 
 from harness.engines.base import ContinuesAtEntry, ProvesScripts, TokenProvider
 from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
+from harness.errors import ScenarioError
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.clock import Clock
 from harness.machine.descriptors import descriptor_limit
@@ -22,7 +24,7 @@ from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.machine.http_protocol import ResetAwareProtocol
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
-from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions
+from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions, page_out_idle_sessions
 from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.store.base import SessionStore
@@ -81,6 +83,11 @@ async def serve(
     """
     settings = settings or ServerSettings()
     settings.check()
+    if settings.idle_page_out_s is not None and not store.reads_back:
+        raise ScenarioError(
+            "idle_page_out_s: expected a store in a file (--store FILE), from which sessions that are paged out"
+            " (--idle-page-out) are read back; got one that keeps nothing"
+        )
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(listening(settings.host, settings.port))
         await stack.enter_async_context(store)
@@ -106,10 +113,8 @@ async def serve(
         restored = await server.sessions.restore()
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))
         await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
-        if settings.idle_ttl_s is not None:
-            await stack.enter_async_context(running(close_idle_sessions(server.sessions.expire)))
-        if settings.keep_closed_s is not None:
-            await stack.enter_async_context(running(forget_closed_sessions(store, settings.keep_closed_s)))
+        for chore in _chores(server, store, settings):
+            await stack.enter_async_context(running(chore))
         engine.workers.observe(turns.metrics)
         engine.workers.excuse_silence(lambda: gatekeeper.gate.has_pause)
         await stack.enter_async_context(running(turns.live.follow()))
@@ -158,6 +163,18 @@ async def serve_forever(
             loop.add_signal_handler(signum, end)
         started(server)
         await stop.wait()
+
+
+def _chores(
+    server: SessionServer, store: SessionStore, settings: ServerSettings
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """What goes on for as long as the server does, where the settings ask for it."""
+    if settings.idle_page_out_s is not None:
+        yield page_out_idle_sessions(server.sessions.page_out_idle)
+    if settings.idle_ttl_s is not None:
+        yield close_idle_sessions(server.sessions.expire)
+    if settings.keep_closed_s is not None:
+        yield forget_closed_sessions(store, settings.keep_closed_s)
 
 
 def _bounds(settings: ServerSettings) -> ConnectionBounds:

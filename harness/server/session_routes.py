@@ -136,14 +136,14 @@ class SessionRoutes:
         if columns not in list(RecordIds):
             raise MalformedRequest(f"ids: expected one of {', '.join(RecordIds)}; got {columns[:64]!r}", param="ids")
         async with self._reading:
-            session_id, session = self._snapshot(request)
+            session_id, session = await self._snapshot(request)
             if session is None:
                 return json_response(empty_record(session_id))
             return await asyncio.to_thread(lambda: json_response(session_record(session, RecordIds(columns))))
 
     async def _facts(self, request: Request) -> Response:
         session_id = request.path_params["id"]
-        return _facts_response(session_id, self._sessions.find(session_id))
+        return _facts_response(session_id, await self._sessions.find(session_id))
 
     async def _samples(self, request: Request) -> Response:
         form = request.query_params.get("format")
@@ -153,7 +153,7 @@ class SessionRoutes:
         await self._turns.live.look()
         async with self._reading:
             live_version = self._turns.live.version
-            session_id, session = self._snapshot(request)
+            session_id, session = await self._snapshot(request)
             return await asyncio.to_thread(_collect, session_id, session, live_version, is_binary=is_binary)
 
     async def _samples_for_miles(self, request: Request) -> Response:
@@ -161,7 +161,7 @@ class SessionRoutes:
         await self._turns.live.look()
         async with self._reading:
             live_version = self._turns.live.version
-            session_id, session = self._snapshot(request)
+            session_id, session = await self._snapshot(request)
 
             def encode() -> bytes:
                 samples = [] if session is None else _samples_of(session_id, session, live_version)
@@ -173,7 +173,7 @@ class SessionRoutes:
 
     async def _drain(self, request: Request) -> Response:
         session_id = request.path_params["id"]
-        session = self._sessions.find(session_id)
+        session = await self._sessions.find(session_id)
         if session is not None:
             try:
                 await self._sessions.drain(session)
@@ -184,7 +184,7 @@ class SessionRoutes:
     async def _end(self, request: Request) -> Response:
         asked = parse_end(await read_body(request, self._settings.limits))
         session_id = request.path_params["id"]
-        session = self._sessions.find(session_id)
+        session = await self._sessions.find(session_id)
         if session is not None:
             try:
                 async with self._turns.callers.attend(ClientConnection(request.receive, request.headers)):
@@ -198,7 +198,7 @@ class SessionRoutes:
         for damaged in self._sessions.quarantined:
             if damaged.session_id == session_id:
                 await self._sessions.give_up(damaged)
-        session = self._sessions.find(session_id)
+        session = self._sessions.look(session_id)
         if session is not None:
             try:
                 await self._sessions.close(session)
@@ -210,10 +210,10 @@ class SessionRoutes:
         """The same for every id: a client that asks here only wants to know whether anybody listens."""
         return json_response({"session_id": request.path_params["id"], "object": "session"})
 
-    def _snapshot(self, request: Request) -> tuple[str, Session | None]:
+    async def _snapshot(self, request: Request) -> tuple[str, Session | None]:
         """The id in the path, and a copy of its session for another thread; None when there is no such session."""
         session_id = request.path_params["id"]
-        session = self._sessions.find(session_id)
+        session = await self._sessions.find(session_id)
         return session_id, None if session is None else session.snapshot()
 
 

@@ -19,6 +19,7 @@ _SECONDS = (
     "comment_every_s",
     "engine_retry_s",
     "idle_ttl_s",
+    "idle_page_out_s",
     "keep_closed_s",
 )
 _MAY_BE_ZERO = ("pause_timeout_s", "drain_grace_s", "stop_grace_s", "engine_retry_s")
@@ -64,6 +65,9 @@ class ServerSettings:
     """How much one request may hold."""
     idle_ttl_s: float | None = None
     """After how long a session that nobody asks for is closed; None keeps it. `harness serve` says 24 hours."""
+    idle_page_out_s: float | None = None
+    """After how long a session that nobody asks for is kept by the store alone, until somebody does; None keeps it in
+    memory. Needs a store in a file."""
     keep_closed_s: float | None = None
     """How long the store keeps the rows of a closed session; None for ever. `harness serve` says 30 days."""
     dialects: tuple[Dialect, ...] = DIALECTS

@@ -17,11 +17,11 @@ import structlog
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.machine.deadlines import work_through
-from harness.samples.proximal import waiting_tokens
 from harness.samples.versions import version_of
 from harness.server.live_version import LiveVersion
 from harness.server.registry import SessionRegistry
-from harness.sessions.scoring import next_scoring, waiting_in, waiting_turns
+from harness.sessions.paging import SessionStub, waiting_of
+from harness.sessions.scoring import count_waiting, next_scoring
 from harness.sessions.session import Session
 from harness.sessions.weight_update import SweepReport, SweepRequest
 from harness.store.base import SessionStore
@@ -76,7 +76,7 @@ class Sweep:
             )
         await self._score_all(await self._count(), ends_at=began + self._request.budget_s)
         seconds = time.monotonic() - began
-        left = [waiting_in(session, version, self._is_comparable) async for session in self._in_turn()]
+        left = [waiting_of(held, version, self._is_comparable).tokens async for held in self._in_turn()]
         self.report.tokens_left = sum(left)
         self.report.tokens_waiting = max(self.report.tokens_waiting, self.report.tokens_settled + sum(left))
         self.report.failures = dict(self._failures)
@@ -84,6 +84,16 @@ class Sweep:
         self.report.is_running = False
         log.info("sweep_ended", **msgspec.structs.asdict(self.report))
         return self.report
+
+    async def _score_held(self, held: Session | SessionStub) -> None:
+        """Score a session that is held; one that is paged out is in memory only meanwhile."""
+        try:
+            async with self._sessions.borrow(held.session_id) as session:
+                if session is not None:
+                    await self._score_session(session)
+        except StoreError as error:
+            self._note_failure(held.session_id, error)
+        self.report.sessions_done += 1
 
     async def _score_session(self, session: Session) -> None:
         """Score the branches of `session`, one after the other; what settles nothing is not asked for again."""
@@ -101,57 +111,57 @@ class Sweep:
                 # Weights that changed inside the request make it one of two versions.
                 if version_of(scoring) != version:
                     break
-                if self._sessions.find(session.session_id) is not session:
+                if self._sessions.in_memory(session.session_id) is not session:
                     break  # taken over or deleted meanwhile: its successor has the turns, and its own place here
-                waiting = waiting_in(session, version, self._is_comparable)
+                waiting = count_waiting(session, version, self._is_comparable).tokens
                 changed = session.take_scores(task.leaf, scoring, self._is_comparable)
-                self.report.tokens_settled += waiting - waiting_in(session, version, self._is_comparable)
+                left = count_waiting(session, version, self._is_comparable).tokens
+                self.report.tokens_settled += waiting - left
                 if changed:  # in one write, before others get on: a turn that is taken up meanwhile commits behind it
                     await self._store.keep_scores(session.session_id, changed)
             except (EngineError, StoreError) as error:
                 changed = ()
-                self._failures[error.code] += 1
-                session_id = shorten_secrets(session.session_id)
-                log.warning("sweep_failed", session_id=session_id, code=error.code, error=error.message)
+                self._note_failure(session.session_id, error)
             if not changed:
                 given_up.add(task.leaf)
-        self.report.sessions_done += 1
+
+    def _note_failure(self, session_id: str, error: EngineError | StoreError) -> None:
+        self._failures[error.code] += 1
+        log.warning("sweep_failed", session_id=shorten_secrets(session_id), code=error.code, error=error.message)
 
     def _is_comparable(self, turn: Turn) -> bool:
         return is_on_prompt_scale(self._engine.capabilities.logprob_scale, turn.params)
 
-    async def _score_all(self, waiting: Sequence[Session], *, ends_at: float) -> None:
+    async def _score_all(self, waiting: Sequence[Session | SessionStub], *, ends_at: float) -> None:
         """Score `waiting`, then the sessions that took over from some of them or ended a turn meanwhile."""
-        seen: set[Session] = set()
+        seen: set[str] = set()
         while True:
-            seen.update(waiting)
+            seen.update(held.session_id for held in waiting)
             at_once, seconds = min(self._request.concurrency, len(waiting)), ends_at - time.monotonic()
-            if not await work_through(iter(waiting), self._score_session, at_once=at_once, seconds=seconds):
+            if not await work_through(iter(waiting), self._score_held, at_once=at_once, seconds=seconds):
                 log.warning("sweep_out_of_time", version=self._request.version, budget_s=self._request.budget_s)
                 return
-            late = [session for session in self._sessions if session not in seen]
-            waiting = [each for each in late if waiting_in(each, self._request.version, self._is_comparable)]
+            late = [held for held in self._sessions if held.session_id not in seen]
+            waiting = [each for each in late if waiting_of(each, self._request.version, self._is_comparable).tokens]
             if not waiting:
                 return
             self.report.sessions += len(waiting)
 
-    async def _count(self) -> list[Session]:
+    async def _count(self) -> list[Session | SessionStub]:
         """The sessions with tokens that wait, the oldest first."""
-        version = self._request.version
-        waiting: list[Session] = []
-        async for session in self._in_turn():
-            turns = waiting_turns(session, version)
-            tokens = waiting_tokens(filter(self._is_comparable, turns), version)
-            self.report.tokens_waiting += tokens
-            self.report.tokens_incomparable += waiting_tokens(turns, version) - tokens
-            if tokens:
-                waiting.append(session)
+        waiting: list[Session | SessionStub] = []
+        async for held in self._in_turn():
+            found = waiting_of(held, self._request.version, self._is_comparable)
+            self.report.tokens_waiting += found.tokens
+            self.report.tokens_incomparable += found.incomparable
+            if found.tokens:
+                waiting.append(held)
         self.report.tokens_left = self.report.tokens_waiting
         self.report.sessions = len(waiting)
         return waiting
 
-    async def _in_turn(self) -> AsyncIterator[Session]:
+    async def _in_turn(self) -> AsyncIterator[Session | SessionStub]:
         """Every session, the oldest first; others get on with their work before each of them."""
-        for session in sorted(self._sessions, key=lambda session: session.created_at):
+        for held in sorted(self._sessions, key=lambda held: held.created_at):
             await asyncio.sleep(0)
-            yield session
+            yield held

@@ -164,11 +164,6 @@ class TurnService:
         before = 0 if parent is None else parent.prompt_length + int(parent.output_ids.size)
         return before + int(context_ids.size)
 
-    def mark_delivered(self, call: ModelCall, served: ServedTurn, delivered: bool) -> None:
-        """Note that the answer has been handed over completely, or that it turned out not to be; retries ask (I5)."""
-        call.session.mark_delivered(served.turn.index, delivered=delivered)
-        self.store.mark_delivered(call.session.session_id, served.turn.index, delivered=delivered)
-
     async def _find_or_sample(self, call: ModelCall) -> ServedTurn:
         """A new turn for the call, or what an earlier one with the same body has come to (I5).
 

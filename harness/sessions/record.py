@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from harness.samples.merge import count_empty
 from harness.sessions.ledger import Ledger
+from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.types import Json, Turn
 
@@ -49,12 +50,12 @@ def session_facts(session: Session) -> Json:
     }
 
 
-def session_summary(session: Session) -> Json:
+def session_summary(session: Session | SessionStub) -> Json:
     """A line about a session, for lists."""
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
-        "turns": len(session.turns),
+        "turns": session.turn_count if isinstance(session, SessionStub) else len(session.turns),
         "turns_in_flight": len(session.turns_in_flight),
         "created_at": session.created_at,
     }

@@ -27,6 +27,17 @@ class ScoringTask(NamedTuple):
     start: int
 
 
+class Waiting(NamedTuple):
+    """Tokens of a session that wait for a version."""
+
+    tokens: int
+    incomparable: int
+    """Beside them: sampled on a scale on which the engine cannot score."""
+
+
+NOTHING_WAITING = Waiting(0, 0)
+
+
 def next_scoring(
     session: Session, version: int, is_comparable: IsComparable, longest: int, given_up: Collection[int] = ()
 ) -> ScoringTask | None:
@@ -44,9 +55,11 @@ def next_scoring(
     return None
 
 
-def waiting_in(session: Session, version: int, is_comparable: IsComparable) -> int:
-    """How many tokens of the session wait for `version`."""
-    return waiting_tokens(filter(is_comparable, waiting_turns(session, version)), version)
+def count_waiting(session: Session, version: int, is_comparable: IsComparable) -> Waiting:
+    """How many tokens of the session wait for `version`, and how many cannot be scored."""
+    turns = waiting_turns(session, version)
+    tokens = waiting_tokens(filter(is_comparable, turns), version)
+    return Waiting(tokens, waiting_tokens(turns, version) - tokens)
 
 
 def waiting_turns(session: Session, version: int) -> list[Turn]:

@@ -267,6 +267,11 @@ class Session:
         """Indices of the turns that may have tokens that wait for the policy version `version`; cheap to ask (I7)."""
         return self._waiting.waiting_for(version)
 
+    @property
+    def awaited_versions(self) -> list[int]:
+        """The policy versions that some of its tokens may wait for (I7)."""
+        return self._waiting.versions
+
     def scoring_start(self, leaf: int | None, version: int, is_comparable: IsComparable) -> int | None:
         """Where a request that goes on from turn `leaf` has to begin scoring under `version`; None: nothing waits."""
         return scoring_start(self._waiting_in_branch(leaf, version, is_comparable), version)

@@ -35,3 +35,8 @@ class WaitingTurns:
     def waiting_for(self, version: int) -> Set[int]:
         """Turns that may have tokens that wait for `version`."""
         return self._by_version.get(version - 1, frozenset())
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that some turn may wait for."""
+        return [version + 1 for version, turns in self._by_version.items() if turns]

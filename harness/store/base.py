@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from harness.sessions.gate import Hold
+from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.types import Turn
 
@@ -41,6 +42,11 @@ class SessionStore(Protocol):
     ) -> None: ...
 
     @property
+    def reads_back(self) -> bool:
+        """Whether `outline` and `read` find what was kept: only then may a session be paged out."""
+        ...
+
+    @property
     def problem(self) -> str | None:
         """Why nothing can be kept any more, until the server is started again; None while all is well."""
 
@@ -62,7 +68,7 @@ class SessionStore(Protocol):
         Nothing else of them is touched. A turn that has another outcome by then keeps the columns of that one.
         """
 
-    async def set_phase(self, session: Session) -> None:
+    async def set_phase(self, session: Session | SessionStub) -> None:
         """Keep the phase of a session, and why it is closed."""
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
@@ -73,6 +79,13 @@ class SessionStore(Protocol):
 
     async def load(self) -> LoadedSessions:
         """The sessions that are not closed, with their turns, as they were kept; each that is damaged by name."""
+
+    async def outline(self, session_id: str) -> SessionOutline | None:
+        """What is kept of a session, in short; None when that is nothing."""
+
+    async def read(self, session_id: str) -> Session:
+        """One session with its turns, as it was kept. Raises `StoreError` when it is not there, or damaged."""
+        ...
 
     async def keep_hold(self, hold: Hold) -> None:
         """Keep a hold on the gate, in the place of an earlier one of its holder."""

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from harness.errors import StoreError
 from harness.sessions.gate import Hold
+from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.store.base import LoadedSessions
 from harness.types import Turn
@@ -20,6 +22,11 @@ class MemoryStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
+
+    @property
+    def reads_back(self) -> bool:
+        """Nothing is kept."""
+        return False
 
     @property
     def problem(self) -> str | None:
@@ -38,7 +45,7 @@ class MemoryStore:
     async def keep_scores(self, session_id: str, turns: Sequence[Turn]) -> None:
         """Nothing to do."""
 
-    async def set_phase(self, session: Session) -> None:
+    async def set_phase(self, session: Session | SessionStub) -> None:
         """Nothing to do."""
 
     async def forget_closed(self, older_than_s: float, most: int) -> int:
@@ -52,6 +59,15 @@ class MemoryStore:
     async def load(self) -> LoadedSessions:
         """No sessions."""
         return LoadedSessions()
+
+    async def outline(self, session_id: str) -> SessionOutline | None:
+        """None is kept."""
+        del session_id
+        return None
+
+    async def read(self, session_id: str) -> Session:
+        """Raises `StoreError`."""
+        raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
 
     async def keep_hold(self, hold: Hold) -> None:
         """Nothing to do: the server has the hold."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
+from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session, SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Discarded, Logprobs, TokenIds, Turn, TurnSegment, UnknownOutput, VersionSpan
@@ -74,6 +75,11 @@ _TOLD_END = """CASE
                 ELSE iif(turn_end = 'error', 'server_failed', 'client_left') END END
     ELSE turn_end END"""
 SELECT_TURNS = f"SELECT *, {_TOLD_END} AS told_end FROM turns WHERE session_id = ? ORDER BY turn"  # noqa: S608  # ours
+SELECT_PHASE = "SELECT phase FROM sessions WHERE session_id = ?"
+SELECT_OUTLINES = (
+    f"SELECT turn, parent, status, {_TOLD_END} AS told_end, prompt_digest, length(output_ids) AS output_bytes,"  # noqa: S608  # ours
+    " delivered, discarded, unknown, proximal_versions FROM turns WHERE session_id = ? ORDER BY turn"
+)
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Row]
@@ -95,7 +101,7 @@ def session_row(session: Session) -> Row:
     return session.session_id, session.api_key, str(session.phase), _text(session.config), session.created_at
 
 
-def phase_row(session: Session, now: float) -> Row:
+def phase_row(session: Session | SessionStub, now: float) -> Row:
     """Parameters of `UPDATE_PHASE`."""
     closed_at = now if session.phase is Phase.CLOSED else None
     return str(session.phase), closed_at, session.closed_because, session.session_id
@@ -187,6 +193,23 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
     if any(size != turn.output_ids.size for size in sizes):
         raise ValueError(f"turn {turn.index} has {turn.output_ids.size} output ids and columns of {sizes}")
     return turn
+
+
+def outline_from_row(row: sqlite3.Row) -> TurnOutline:
+    """The outline of a row of `SELECT_OUTLINES`."""
+    decode = msgspec.json.decode
+    return TurnOutline(
+        row["turn"],
+        row["parent"],
+        row["status"],
+        row["told_end"],
+        row["prompt_digest"],
+        row["output_bytes"],
+        bool(row["delivered"]),
+        decode(row["discarded"], type=tuple[Discarded, ...]),
+        decode(row["unknown"], type=tuple[UnknownOutput, ...]),
+        row["proximal_versions"],
+    )
 
 
 def _scores(turn: Turn) -> Row:

@@ -20,6 +20,7 @@ from harness.machine.clock import Clock
 from harness.sessions.gate import Hold
 from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase
+from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.store import rows
 from harness.store.base import DamagedSession, LoadedSessions
@@ -54,6 +55,11 @@ class SQLiteStore:
         self._claim.close()
 
     @property
+    def reads_back(self) -> bool:
+        """`outline` and `read` find what was kept."""
+        return True
+
+    @property
     def problem(self) -> str | None:
         """Why nothing can be kept any more; None while all is well."""
         return self._writer.problem
@@ -82,7 +88,7 @@ class SQLiteStore:
         """Keep the proximal columns of turns, unless they have another outcome by now; nothing else is touched."""
         await self._writer.write(*((rows.UPDATE_SCORES, rows.scores_row(session_id, turn)) for turn in turns))
 
-    async def set_phase(self, session: Session) -> None:
+    async def set_phase(self, session: Session | SessionStub) -> None:
         """Keep the phase of a session."""
         await self._writer.write((rows.UPDATE_PHASE, rows.phase_row(session, self._clock())))
 
@@ -120,6 +126,25 @@ class SQLiteStore:
             return LoadedSessions(sessions, damaged)
 
         return await asyncio.to_thread(read)
+
+    async def outline(self, session_id: str) -> SessionOutline | None:
+        """What the rows of a session say of it, in short; None when it has none."""
+
+        def read() -> SessionOutline | None:
+            with reading(self._path) as connection:
+                connection.execute("BEGIN")  # both questions are about one moment
+                row = connection.execute(rows.SELECT_PHASE, (session_id,)).fetchone()
+                found = connection.execute(rows.SELECT_OUTLINES, (session_id,))
+                return row and SessionOutline(row["phase"], tuple(map(rows.outline_from_row, found)))
+
+        try:
+            return await asyncio.to_thread(read)
+        except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise StoreError(f"{self._path}: session {session_id} is damaged: {error}") from error
+
+    async def read(self, session_id: str) -> Session:
+        """One session with its turns."""
+        return await asyncio.to_thread(read_session, self._path, session_id)
 
     async def keep_hold(self, hold: Hold) -> None:
         """Keep a hold on the gate, in the place of an earlier one of its holder."""

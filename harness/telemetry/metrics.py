@@ -38,7 +38,16 @@ class ServerMetrics:
         )
         self._heavy_bytes = Gauge("harness_heavy_work_bytes", "Bytes of those requests", registry=self._registry)
         self._sessions = Counter("harness_sessions_created", "Sessions created", registry=self._registry)
-        self._open = Gauge("harness_sessions_open", "Sessions held in memory", registry=self._registry)
+        self._open = Gauge("harness_sessions_open", "Sessions held", registry=self._registry)
+        self._paged_out = Gauge(
+            "harness_sessions_paged_out", "Those of them that only the store has", registry=self._registry
+        )
+        self._read_back = Histogram(
+            "harness_session_read_back_seconds",
+            "Seconds in which a session that was paged out was read back",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         self._expired = Counter(
             "harness_sessions_expired", "Sessions closed because nobody used them", registry=self._registry
         )
@@ -105,9 +114,14 @@ class ServerMetrics:
         """One more session."""
         self._sessions.inc()
 
-    def sessions_open(self, count: int) -> None:
-        """How many sessions are held now."""
+    def sessions_held(self, count: int, paged_out: int) -> None:
+        """How many sessions are held now, and how many of them are paged out."""
         self._open.set(count)
+        self._paged_out.set(paged_out)
+
+    def session_read_back(self, seconds: float) -> None:
+        """A session that was paged out is in memory again."""
+        self._read_back.observe(seconds)
 
     def sessions_expired(self, count: int) -> None:
         """So many sessions were closed because nobody had used them for too long."""

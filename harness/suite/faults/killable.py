@@ -26,6 +26,7 @@ from harness.lanes.state import Lane
 from harness.server.app import SessionServer
 from harness.server.serving import Around, RunningServer, alone, serve
 from harness.server.settings import ServerSettings
+from harness.sessions.session import Session
 from harness.store.connect import open_store
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -102,7 +103,8 @@ class KillableServer(Restartable):
         """The sessions that it holds, and the number of the rollout that each belongs to."""
         if self._running is None:
             return {}
-        return {each.session_id: each.config.metadata.get("rollout", -1) for each in self._running.server.sessions}
+        in_memory = [each for each in self._running.server.sessions if isinstance(each, Session)]  # it pages none out
+        return {each.session_id: each.config.metadata.get("rollout", -1) for each in in_memory}
 
     async def start(self) -> None:
         """Serve; see `Restartable.start`."""

@@ -1,4 +1,6 @@
-"""Aborts, drains, pauses, clients that leave, duplicates, kills: any order of them, checked after every step.
+"""Aborts, drains, pauses, sweeps, page-outs, clients that leave, duplicates, kills: any order of them.
+
+Checked after every step.
 
 The server is the real application on a real store; requests stay in flight across steps, so everything interleaves
 with everything. A kill drops the server without goodbye, with whatever it was doing. What holds is read from the file
@@ -6,6 +8,7 @@ by `stored`, which knows nothing of our code. `HARNESS_SOAK_EXAMPLES` runs more 
 """
 
 import asyncio
+import gc
 import os
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -125,6 +128,7 @@ class Live:
         self.engine = await self.stack.enter_async_context(DeafEngine(toy_tokenizer(), script))
         await self.engine.update_weights(path, str(version))
         patience = {"pause_timeout_s": 60.0, "engine_retry_s": 0.0, "drain_grace_s": drain_grace_s}
+        patience["idle_page_out_s"] = 0.0
         turns = turn_service(self.engine, toy_template(), self.store, **patience)
         self.server = SessionServer(turns)
         await self.server.sessions.restore()
@@ -383,6 +387,20 @@ class FaultMachine(RuleBasedStateMachine):
     def update_the_weights(self) -> None:
         self.version += 1
         self.live.run(self.live.engine.update_weights(self.path, str(self.version)))
+
+    @rule()
+    def sweep(self) -> None:
+        """Whatever waits for the weights of now is scored, wherever it is."""
+        answer = self.ask_server("POST", "/sessions/sweep", b'{"version": %d, "budget_s": 0.5}' % self.version)
+        assert (answer.status, answer.json()["failures"]) == (200, {})
+        self.harvest()
+
+    @rule()
+    def page_out(self) -> None:
+        """Sessions of which nothing is under way are in the file alone."""
+        self.live.run(self.live.server.sessions.page_out_idle())
+        gc.collect()  # what was raised in a session keeps it alive, and then it would be that object again
+        self.harvest()
 
     # What always holds
 

@@ -139,7 +139,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def close(self, number: int) -> None:
         """An owner has what it wanted."""
         session = self.owned[number % len(self.owned)]
-        if self.registry.find(session.session_id) is not None:
+        if self.registry.in_memory(session.session_id) is not None:
             self.owned.remove(session)
             self.answers = {text: owner for text, owner in self.answers.items() if owner is not session}
             self.begin(self.closed(session))
@@ -224,9 +224,9 @@ class RegistryMachine(RuleBasedStateMachine):
         try:
             await self.registry.close(session)
         except StoreError:
-            assert self.registry.find(session.session_id) is session
+            assert self.registry.in_memory(session.session_id) is session
             return
-        assert self.registry.find(session.session_id) is None
+        assert self.registry.in_memory(session.session_id) is None
         assert self.disk.phases[session.session_id] is Phase.CLOSED
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:

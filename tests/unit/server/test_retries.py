@@ -25,7 +25,7 @@ async def leave(client, session, messages=HI, *, after_s: float = 0.06, **header
 
 async def settled(client, session) -> None:
     """Return once the session has nothing in flight."""
-    await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+    await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
 
 
 async def ask(client, session, **headers: str) -> dict:
@@ -103,7 +103,9 @@ async def test_an_answer_that_nobody_read_is_replayed():
         head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.transport.pause_reading()
         writer.write(head.encode() + content)
-        await eventually(lambda: any(turn.delivered for turn in client.server.sessions.get(session.session_id).turns))
+        await eventually(
+            lambda: any(turn.delivered for turn in client.server.sessions.in_memory(session.session_id).turns)
+        )
         writer.transport.abort()
         again = await client.http.post(url_of(session), content=content)
         record = await client.record(session)

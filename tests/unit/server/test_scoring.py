@@ -88,7 +88,7 @@ async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
         await client.http.post("/sessions/resume")
         assert (await request).status_code == 200
 
-        first, second = client.server.sessions.get(session.session_id).turns
+        first, second = client.server.sessions.in_memory(session.session_id).turns
         assert set(first.proximal_versions.tolist()) == {1}
         assert [span.version for span in second.version_spans] == ["0", "1"]
         assert second.proximal_versions is None
@@ -123,7 +123,7 @@ async def test_a_turn_whose_client_left_keeps_the_scores_of_its_partial():
         gone = asyncio.create_task(client.chat(session, HI))
         await client.sampling()
         gone.cancel()
-        await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+        await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
         await update(client, "1")
         assert (await client.chat(session, HI)).status_code == 200
 

@@ -243,7 +243,7 @@ async def test_a_client_that_leaves_stops_the_engine(settings):
         request.cancel()
         await asyncio.wait([request])
         await client.turns_in_flight(0)
-        await eventually(lambda: len(client.server.sessions.get(session.session_id).turns) == 1)
+        await eventually(lambda: len(client.server.sessions.in_memory(session.session_id).turns) == 1)
         turn = (await client.record(session))["turns"][0]
 
     assert (turn["status"], len(turn["output_ids"]), turn["delivered"]) == ("aborted", 2, False)

@@ -379,7 +379,7 @@ async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_o
         gone = asyncio.create_task(client.chat(session, [user("a")]))
         await client.sampling()
         gone.cancel()
-        await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+        await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
         await engine.update_weights(NOWHERE, "1")
         again = asyncio.create_task(client.chat(session, [user("a")]))
         await client.sampling()
@@ -521,7 +521,7 @@ async def test_a_turn_that_ends_while_a_sweep_counts_is_scored():
         def __init__(self, sessions):
             self._sessions = sessions
             self._found = iter([[]])
-            self.find = sessions.find
+            self.in_memory, self.borrow = sessions.in_memory, sessions.borrow
 
         def __iter__(self):
             return iter(next(self._found, self._sessions))

@@ -82,7 +82,7 @@ async def leave(client: Client, session: Served) -> None:
         await sampling(client)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-    await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+    await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
 
 
 async def end_session(client: Client, session: Served) -> None:
@@ -234,7 +234,7 @@ async def test_every_line_of_a_turn_says_which_turn_and_which_attempt():
                 await client.sampling()
                 request.cancel()
                 await asyncio.gather(request, return_exceptions=True)
-            await eventually(lambda: not client.server.sessions.get(session.session_id).turns_in_flight)
+            await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
             answer = await client.http.post(url_of(session), json={"messages": HI})
             [turn] = (await client.record(session))["turns"]
 

@@ -379,7 +379,7 @@ async def test_an_answer_that_was_handed_over_is_delivered():
     async with serving() as client:
         session = await client.create()
         await client.say(session, HI)
-        await eventually(lambda: client.server.sessions.get(session.session_id).turns[0].delivered)
+        await eventually(lambda: client.server.sessions.in_memory(session.session_id).turns[0].delivered)
         record = await client.record(session)
 
     assert record["turns"][0]["delivered"] is True
@@ -412,7 +412,7 @@ async def test_two_hundred_sessions_at_once_lose_no_token(tmp_path):
                 return session
 
         sessions = await asyncio.gather(*(converse() for _ in range(200)))
-        records = [session_record(client.server.sessions.get(session.session_id)) for session in sessions]
+        records = [session_record(client.server.sessions.in_memory(session.session_id)) for session in sessions]
 
     expected = sum(len(ids(f"answer {number}")) + 1 for number in range(10))
     assert [len(record["turns"]) for record in records] == [10] * 200

@@ -8,36 +8,41 @@ some finished ids before them for context. Cost per token is constant.
 from collections.abc import Callable, Sequence
 
 _LONGEST_WINDOW = 16  # ids; then it is cut back
-_SHORTEST_WINDOW = 8  # ids: up to 4 whose text is pending, and context; sub-word decoders look at their left neighbor
-_LONGEST_WAIT = 4  # a UTF-8 character has at most 4 bytes: after as many ids without one, these bytes are no text
+_SHORTEST_WINDOW = 8  # ids: those of a character that is pending, and context; sub-word decoders look to their left
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class IncrementalDecoder:
-    """Yields the text of a growing id sequence as soon as it is final."""
+    """Yields the text of a growing id sequence as soon as it is final.
+
+    However the ids are cut, the texts put together are the decoding of all ids. Bytes at the end that are not a
+    character yet decode to one replacement character, so that is all that waits.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
         self._given = 0
-        self._waited = 0
 
-    def push(self, token_id: int) -> str:
-        """The text that became final with `token_id`; the beginning of an incomplete character waits."""
-        self._window.append(token_id)
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that became final with `ids`; the beginning of an incomplete character waits."""
+        if not ids:
+            return ""
+        self._window.extend(ids)
         text = self._decode(self._window)
-        end = len(text.rstrip(_REPLACEMENT))
-        self._waited = self._waited + 1 if end <= self._given and end < len(text) else 0
-        if self._waited < _LONGEST_WAIT:
-            end = max(end, self._given)
-        else:  # these bytes are no text: they are final as they are
-            self._waited, end = 0, len(text)
+        end = max(self._given, len(text) - text.endswith(_REPLACEMENT))
         new = text[self._given : end]
         self._given = end
-        if len(self._window) == _LONGEST_WINDOW:
+        if len(self._window) >= _LONGEST_WINDOW:
             self._window = self._window[-_SHORTEST_WINDOW:]
             self._given = len(self._decode(self._window)) - (len(text) - end)
         return new
+
+    def end(self) -> str:
+        """The text that waited, as nothing follows it; what is pushed afterwards is decoded by itself."""
+        text = self._decode(self._window)[self._given :] if self._window else ""
+        self._window, self._given = [], 0
+        return text
 
 
 class StopStrings:
@@ -54,7 +59,7 @@ class StopStrings:
         if not self._stop:
             return None
         known = len(self._tail)
-        text = self._tail + self._decoder.push(token_id)
+        text = self._tail + self._decoder.push([token_id])
         self._tail = text[-self._tail_length :]
         places = {stop: text.find(stop, max(0, known - len(stop) + 1)) for stop in self._stop}
         found = [stop for stop in self._stop if places[stop] >= 0]

@@ -1,24 +1,23 @@
 """Reads the outputs of a model family: content, reasoning, and calls in the family's syntax.
 
 The id that ended the output and the stop string are not content. Reasoning is what stands between `<think>` and
-`</think>` where those are single ids; the prompt may have begun it. A call inside reasoning that was closed is a draft.
+`</think>` where those are single ids. An output is read while it is sampled (`OutputStream`), a whole one in the same
+way at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 from harness.tokens.chat_tokenizer import SampledOutput
-from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, cut_before, cut_ids
+from harness.tokens.outputs.output_stream import OutputStream
+from harness.tokens.outputs.pieces import Markers, StopGate
+from harness.tokens.outputs.reasoning import THINK, THOUGHT, ReasoningSplit
+from harness.tokens.parsing import CallSyntax, ParsedOutput, TextReader
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
 from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral
 from harness.tokens.syntaxes.qwen_xml import QwenXml
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-
-_THINK, _THOUGHT = "<think>", "</think>"
-_THINK_PIECE, _THOUGHT_PIECE = Piece(_THINK, is_marker=True), Piece(_THOUGHT, is_marker=True)
 
 _SIGNS: Mapping[tuple[str, ...], Callable[[], CallSyntax]] = {
     ("<|channel|>", "<|message|>"): Harmony,
@@ -43,59 +42,51 @@ class OutputReader:
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax) -> None:
         self.syntax = syntax
         self._tokenizer = tokenizer
-        self._think_ids = (tokenizer.marker_id(_THINK), tokenizer.marker_id(_THOUGHT))
-        self._reasons = None not in self._think_ids
-        self._markers = (*syntax.markers, *((_THINK, _THOUGHT) if self._reasons else ()))
+        think_ids = (tokenizer.marker_id(THINK), tokenizer.marker_id(THOUGHT))
+        self._think_id = think_ids[0] if None not in think_ids else None
+        self._turning_points = {*think_ids, *tokenizer.eos_ids}
+        thoughts = (THINK, THOUGHT) if self._think_id is not None else ()
+        self._markers = Markers(tokenizer, (*syntax.markers, *thoughts))
         marker_ids = {tokenizer.marker_id(marker) for marker in syntax.markers}
         self._silent_ids = tokenizer.eos_ids - marker_ids
 
     def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Content, reasoning and tool calls of `output`; without `tools` nothing is a call."""
-        ids = list(output.ids)
-        if ids and ids[-1] in self._silent_ids:
-            ids.pop()
-        pieces = cut_ids(self._tokenizer, ids, self._markers)
-        if output.stop is not None:
-            pieces = cut_before(pieces, output.stop)
-        pieces = cut_ids(self._tokenizer, output.forced_ids, self._markers) + pieces
-        is_open = False  # unless the generation prompt began the reasoning
-        if self._reasons:
-            turning_points = {*self._think_ids, *self._tokenizer.eos_ids}
-            last = next((token_id for token_id in reversed(output.context_ids) if token_id in turning_points), None)
-            is_open = last == self._think_ids[0]
-        split = _split_reasoning(pieces, is_open, self.syntax.markers)
+        stops = () if output.stop is None else (output.stop,)
+        stream = self.open(output.context_ids, output.forced_ids, tools, stops)
+        stream.push(output.ids)
+        return stream.end(output.stop)
+
+    def open(
+        self,
+        context_ids: Sequence[int],
+        forced_ids: Sequence[int],
+        tools: Sequence[Json],
+        stops: Sequence[str] = (),
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> OutputStream:
+        """A reader of an output that will be sampled behind `context_ids`, and may end with one of the stops.
+
+        `forced_ids` are ids of the prompt that belong to it.
+        """
+        split = None
+        if self._think_id is not None:
+            turned = (token_id for token_id in reversed(context_ids) if token_id in self._turning_points)
+            split = ReasoningSplit(self.syntax.markers, is_open=next(turned, None) == self._think_id)
         is_read = bool(tools) or self.syntax.frames_answers
-        parsed = self.syntax.parse(split.rest, tools) if is_read else ParsedOutput(_text(split.rest))
-        return replace(parsed, reasoning=split.reasoning) if split.reasoning else parsed
+        stream = OutputStream(
+            self._markers,
+            StopGate(stops),
+            split,
+            self.syntax.open(tools) if is_read else TextReader(),
+            silent_ids=self._silent_ids,
+            stop_ids=stop_ids,
+        )
+        if forced_ids:
+            stream.begin(forced_ids)
+        return stream
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins; the name is the agent's text and forges no marker."""
         ours, named = self.syntax.beginning(name)
         return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])
-
-
-class _Split(NamedTuple):
-    reasoning: str
-    rest: Sequence[Piece]
-
-
-def _split_reasoning(pieces: Sequence[Piece], is_open: bool, call_markers: Sequence[str]) -> _Split:
-    """Reasoning, and what follows it; reasoning that was never closed ends where a call begins."""
-    begin = 0
-    if not is_open:
-        begin = next((i + 1 for i, piece in enumerate(pieces) if piece.is_marker or piece.text.strip()), 0)
-        if not begin or pieces[begin - 1] != _THINK_PIECE:
-            return _Split("", pieces)
-    end = pieces.index(_THOUGHT_PIECE, begin) if _THOUGHT_PIECE in pieces[begin:] else None
-    if end is not None:
-        rest = list(pieces[end + 1 :])
-        if rest and not rest[0].is_marker:
-            rest[0] = Piece(rest[0].text.lstrip("\n"))
-        return _Split(_text(pieces[begin:end]).strip("\n"), rest)
-    calls = (i for i in range(begin, len(pieces)) if pieces[i].is_marker and pieces[i].text in call_markers)
-    end = next(calls, len(pieces))
-    return _Split(_text(pieces[begin:end]).strip("\n"), pieces[end:])
-
-
-def _text(pieces: Sequence[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)

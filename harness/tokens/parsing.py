@@ -1,19 +1,17 @@
-"""From sampled ids to the parts of an output: pieces between markers, content, reasoning and tool calls.
+"""The parts of an output: pieces between markers, content, reasoning and tool calls.
 
-A marker that is one id of the vocabulary is recognized by that id and nothing else: the same characters spelled out
-with other ids, copied from a message say, are text. Markers that the vocabulary lacks are found in the text.
+Parsing returns whatever the model wrote: calls that are malformed, cut off or nested become content as they stand, and
+`malformed` says so. Nothing is repaired. Ids are never changed here.
 
-Parsing returns whatever the model wrote: an output whose calls are malformed, cut off or nested becomes content as it
-stands, and `malformed` says so. Nothing is repaired. Ids are never changed here.
+Every syntax reads an output piece by piece (`CallReader`). The text that such a reader has given out is never taken
+back, whatever follows, and a whole output is read in the same way, to its end.
 """
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, refuse_constant
 
 
@@ -43,6 +41,23 @@ class ParsedOutput:
     reasoning: str = ""
 
 
+class Delta(NamedTuple):
+    """The next text of an output that is being sampled."""
+
+    reasoning: str = ""
+    content: str = ""
+
+
+class CallReader(Protocol):
+    """Reads the pieces of one output in one call syntax, while they are sampled."""
+
+    def push(self, piece: Piece) -> Delta:
+        """The text that became final with `piece`; what may still be, or become, part of a call waits."""
+
+    def end(self) -> ParsedOutput:
+        """What is left behind the deltas, as nothing follows it: further text, and the calls."""
+
+
 class CallSyntax(Protocol):
     """How a model family writes tool calls."""
 
@@ -60,30 +75,64 @@ class CallSyntax(Protocol):
     def beginning(self, name: str | None) -> tuple[str, str]:
         """How an answer that must be a call (of `name`) begins: the family's words, and those with the tool's name."""
 
+    def open(self, tools: Sequence[Json]) -> CallReader:
+        """A reader of an output for which `tools` are on offer."""
+        return ReaderBeforeCalls(self, tools)
+
+    def may_begin_call(self, piece: Piece, before: str | None) -> bool:
+        """Whether a call may begin with `piece`.
+
+        Before it there is white space only, which is `before`, or some text (None).
+        """
+        del before
+        return piece.is_marker and piece.text in self.markers
+
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        """The output that `pieces` are; `tools` are on offer."""
+        """The output, or the end of one, that `pieces` are; `tools` are on offer.
+
+        White space at the end of the content goes where there are calls.
+        """
 
 
-def cut_ids(tokenizer: Tokenizer, ids: Sequence[int], markers: Sequence[str]) -> list[Piece]:
-    """Cut an output at its `markers`; adjoining texts are one piece."""
-    by_id = {tokenizer.marker_id(marker): marker for marker in markers}
-    by_text = [marker for marker in markers if tokenizer.marker_id(marker) is None]
-    pieces: list[Piece] = []
-    begin = 0
-    for position, token_id in enumerate(ids):
-        if token_id in by_id:
-            pieces += cut_text(tokenizer.decode(ids[begin:position]), by_text)
-            pieces.append(Piece(by_id[token_id], is_marker=True))
-            begin = position + 1
-    return pieces + cut_text(tokenizer.decode(ids[begin:]), by_text)
+class ReaderBeforeCalls:
+    """Gives text out up to where a call may begin: if it is none, everything behind that is content as it stands."""
+
+    def __init__(self, syntax: CallSyntax, tools: Sequence[Json]) -> None:
+        self._syntax = syntax
+        self._tools = tools
+        self._space = ""  # belongs to the content, unless a call follows
+        self._has_begun = False
+        self._waiting: list[Piece] = []
+
+    def push(self, piece: Piece) -> Delta:
+        """See `CallReader`."""
+        if self._waiting:
+            self._waiting.append(piece)
+            return Delta()
+        if self._syntax.may_begin_call(piece, None if self._has_begun else self._space):
+            self._waiting = [Piece(self._space), piece]
+            return Delta()
+        text = self._space + piece.text
+        final = text.rstrip()
+        self._space = text[len(final) :]
+        self._has_begun = self._has_begun or bool(final)
+        return Delta(content=final)
+
+    def end(self) -> ParsedOutput:
+        """See `CallReader`."""
+        return self._syntax.parse(self._waiting, self._tools) if self._waiting else ParsedOutput(self._space)
 
 
-def cut_text(text: str, markers: Sequence[str]) -> list[Piece]:
-    """Cut a text in which markers are written out."""
-    if not markers:
-        return [Piece(text)] if text else []
-    parts = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
-    return [Piece(part, is_marker=i % 2 == 1) for i, part in enumerate(parts) if part]
+class TextReader:
+    """Reads an output in which nothing is a call."""
+
+    def push(self, piece: Piece) -> Delta:
+        """See `CallReader`."""
+        return Delta(content=piece.text)
+
+    def end(self) -> ParsedOutput:
+        """See `CallReader`."""
+        return ParsedOutput("")
 
 
 def cut_before(pieces: Sequence[Piece], stop: str) -> list[Piece]:
@@ -127,7 +176,7 @@ def read_calls(
         return ParsedOutput(content)
     for marker in around:
         content = content.replace(marker, "")
-    return whole_calls(pieces, content.strip(), [read(each) for each in inside])
+    return whole_calls(pieces, content.rstrip(), [read(each) for each in inside])
 
 
 def tool_call(name: object, arguments: object) -> ToolCall | None:

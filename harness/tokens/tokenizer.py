@@ -114,6 +114,14 @@ class Tokenizer:
         return max((len(self._raw.id_to_token(each) or "") for each in range(self.vocab_size)), default=1)
 
     @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids that are a single byte to a decoder for which a run of such bytes is one text, or none."""
+        if self._spellings is not None:
+            return frozenset()
+        ids = (self._raw.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    @cached_property
     def markers(self) -> tuple[str, ...]:
         """Texts of the markers, longest first."""
         specials = {token.content for token in self._raw.get_added_tokens_decoder().values() if token.special}

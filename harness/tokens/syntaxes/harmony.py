@@ -8,10 +8,13 @@ body is a tool call, complete when `<|call|>` ends it. The prompt ends with `<|s
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.tokens.parsing import (
+    CallReader,
     CallSyntax,
+    Delta,
     ParsedOutput,
     Piece,
     as_malformed,
@@ -42,15 +45,19 @@ class Harmony(CallSyntax):
         # The words after the name contain a marker, so a name that is asked for cannot be closed here.
         return begin, name or ""
 
+    def open(self, tools: Sequence[Json]) -> CallReader:
+        """Reads message by message."""
+        return _Reader(self, tools)
+
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """Reasoning, content and calls of the messages; the output as it stands when it is not a row of them.
 
         So is an output with a call when there are no `tools`.
         """
         messages = list(_messages(pieces))
-        if any(message is None for message in messages):
-            return as_malformed(pieces)
         said = [message for message in messages if message is not None]
+        if len(said) < len(messages):
+            return as_malformed(pieces)
         if not tools and any(message.recipient is not None for message in said):
             return ParsedOutput("".join(piece.text for piece in pieces))
         content = "\n".join(message.body for message in said if message.recipient is None and not message.is_reasoning)
@@ -69,6 +76,54 @@ class _Message(NamedTuple):
     recipient: str | None
     body: str
     end: str | None
+
+
+class _Reader:
+    """Gives out what messages say, up to one that is addressed to a function, or is none."""
+
+    def __init__(self, syntax: Harmony, tools: Sequence[Json]) -> None:
+        self._syntax = syntax
+        self._tools = tools
+        self._waiting: list[Piece] = []
+        """The header of the message, or everything from the first one on that waits for the end."""
+        self._waits_for_end = False
+        self._open: _Message | None = None
+        """The message whose body is given out."""
+        self._has_reasoning = self._has_content = False
+
+    def push(self, piece: Piece) -> Delta:
+        """See `CallReader`."""
+        if self._open is not None:
+            if piece.is_marker and piece.text in _ENDS:
+                self._open = None
+                return Delta()
+            return Delta(piece.text) if self._open.is_reasoning else Delta(content=piece.text)
+        self._waiting.append(piece)
+        if self._waits_for_end or piece != Piece(_MESSAGE, is_marker=True):
+            return Delta()
+        message = _message("".join(each.text for each in self._waiting[:-1]), "", None)
+        if message is None or message.recipient is not None:
+            self._waits_for_end = True
+            return Delta()
+        self._waiting, self._open = [], message
+        return self._begin(message.is_reasoning)
+
+    def end(self) -> ParsedOutput:
+        """See `CallReader`."""
+        if not self._waiting:
+            return ParsedOutput("")
+        parsed = self._syntax.parse(self._waiting, self._tools)
+        content = self._begin(is_reasoning=False).content + parsed.content if parsed.content else ""
+        reasoning = self._begin(is_reasoning=True).reasoning + parsed.reasoning if parsed.reasoning else ""
+        return replace(parsed, content=content, reasoning=reasoning)
+
+    def _begin(self, is_reasoning: bool) -> Delta:
+        """The break between this message and one before it."""
+        if is_reasoning:
+            has_one, self._has_reasoning = self._has_reasoning, True
+            return Delta("\n" if has_one else "")
+        has_one, self._has_content = self._has_content, True
+        return Delta(content="\n" if has_one else "")
 
 
 def _messages(pieces: Sequence[Piece]) -> Iterator[_Message | None]:

@@ -65,7 +65,7 @@ class Mistral(CallSyntax):
         if not isinstance(calls, list) or not calls:
             return as_malformed(pieces)
         content = "".join(piece.text for piece in pieces[:begin])
-        return whole_calls(pieces, content.strip(), [_call(call) for call in calls])
+        return whole_calls(pieces, content.rstrip(), [_call(call) for call in calls])
 
 
 class LlamaJson(CallSyntax):
@@ -77,6 +77,10 @@ class LlamaJson(CallSyntax):
     def beginning(self, name: str | None) -> tuple[str, str]:
         """Up to the tool's name, or up to its arguments."""
         return _beginning("", name, "parameters")
+
+    def may_begin_call(self, piece: Piece, before: str | None) -> bool:
+        """At the beginning of the answer: an object, or the marker."""
+        return before is not None and (piece == Piece(_PYTHON, is_marker=True) or piece.text.lstrip().startswith("{"))
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         """The call that the answer is, or the answer as content."""

@@ -39,7 +39,7 @@ def test_the_pieces_add_up_to_the_text(text, sizes):
     tokenizer = PieceTokenizer(text, sizes)
     decoder = IncrementalDecoder(tokenizer.decode)
 
-    assert "".join(decoder.push(i) for i in range(len(tokenizer.pieces))) == text
+    assert "".join(decoder.push([i]) for i in range(len(tokenizer.pieces))) == text
 
 
 @given(TEXT, PIECES)
@@ -50,7 +50,7 @@ def test_no_text_is_given_out_before_it_is_final(text, sizes):
 
     said = ""
     for i in range(len(tokenizer.pieces)):
-        said += decoder.push(i)
+        said += decoder.push([i])
         assert text.startswith(said)
 
 
@@ -61,7 +61,7 @@ def test_bytes_that_are_no_text_do_not_hold_back_what_follows(pieces):
     tokenizer.pieces = [*pieces, *[b"x"] * 5]
     decoder = IncrementalDecoder(tokenizer.decode)
 
-    said = "".join(decoder.push(i) for i in range(len(tokenizer.pieces)))
+    said = "".join(decoder.push([i]) for i in range(len(tokenizer.pieces)))
 
     assert said.endswith("xxxxx")
 
@@ -72,7 +72,7 @@ def test_the_toy_tokenizer_streams_every_byte(text):
     ids = toy_tokenizer().encode_plain(text)
     decoder = IncrementalDecoder(toy_tokenizer().decode)
 
-    assert "".join(map(decoder.push, ids)) == text
+    assert "".join(decoder.push([token_id]) for token_id in ids) == text
 
 
 def naive_stop(decode, ids: Sequence[int], stops: Sequence[str]) -> int | None:
@@ -141,7 +141,7 @@ def test_the_real_tokenizer_streams_what_it_decodes(model_dir):
     ids = tokenizer.encode_plain(text)
     decoder = IncrementalDecoder(tokenizer.decode)
 
-    assert "".join(map(decoder.push, ids)) == tokenizer.decode(ids) == text
+    assert "".join(decoder.push([token_id]) for token_id in ids) == tokenizer.decode(ids) == text
 
 
 @pytest.mark.model

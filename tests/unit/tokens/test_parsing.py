@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.output_reader import OutputReader
-from harness.tokens.parsing import ParsedOutput, ToolCall, cut_text
+from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.syntaxes.json_calls import Hermes
-from tests.builders import EOS, toy_tokenizer
+from tests.builders import EOS, tool, toy_tokenizer
 
 READER = OutputReader(toy_tokenizer(), Hermes())
 
 
 def parse_output(text: str) -> ParsedOutput:
     """A Hermes output whose markers are written out."""
-    return Hermes().parse(cut_text(text, Hermes.markers), [])
+    return READER.read(SampledOutput(ids(text)), [tool()])
 
 
 def call(name: str = "add", arguments: str = '{"a": 1}') -> str:
@@ -154,10 +154,10 @@ def test_a_well_formed_call_says_what_was_written(name, arguments):
 @pytest.mark.parametrize("unit", ["<tool_call>", "</tool_call>", call(), "<tool_call>x</tool_call>", "<tool_"])
 def test_a_degenerate_output_is_read_in_one_pass(unit):
     """A model that repeats a marker for its whole budget must not stop the server: a quadratic search takes minutes."""
-    text = unit * (2_000_000 // len(unit))
+    output = SampledOutput(ids(unit * (2_000_000 // len(unit))))
     began = time.process_time()
 
-    parse_output(text)
+    READER.read(output, [tool()])
 
     assert time.process_time() - began < 5
 

@@ -192,12 +192,19 @@ def test_harmony_channels_are_reasoning_content_and_calls(text, parsed):
         HARMONY_CALL.removesuffix("<|call|>"),
         HARMONY_CALL.replace('{"a": 1}', '{"a": '),
         HARMONY_CALL.replace("<|call|>", "<|end|>"),
-        f"{FINAL}<|start|>user{FINAL}",
     ],
 )
 def test_malformed_harmony_is_content_and_said_so(text):
     """Nothing of it is executed."""
     assert read(text, Harmony()) == ParsedOutput(text, malformed=True)
+
+
+def test_messages_before_a_malformed_one_are_what_they_are():
+    """An agent may have read them while the rest was sampled."""
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    rest = f"<|start|>user{FINAL}"
+
+    assert read(f"{thought}{FINAL}{rest}", Harmony()) == ParsedOutput(f"yes\n{rest}", (), True, "hm")
 
 
 DEEPSEEK_SEPARATOR = DeepSeek.markers[2].replace("call\N{LOWER ONE EIGHTH BLOCK}begin", "sep")

@@ -1,0 +1,86 @@
+"""One output, read while it is sampled: from ids to the text that an agent reads.
+
+Ids become pieces (`outputs.pieces`), pieces reasoning and the rest (`outputs.reasoning`), the rest content and calls (a
+`CallReader`). What was given out is never taken back: whatever is sampled next, reasoning and content of the whole
+output begin with it.
+"""
+
+from collections.abc import Sequence
+
+from harness.tokens.outputs.pieces import Markers, PieceCutter, StopGate
+from harness.tokens.outputs.reasoning import ReasoningSplit, Split
+from harness.tokens.parsing import CallReader, Delta, ParsedOutput, Piece
+
+
+class OutputStream:
+    """Reads one output.
+
+    Args:
+        markers: Of its family.
+        gate: For the stop strings that may end it.
+        split: Takes out the reasoning; None for a family that does not mark it so.
+        reader: Of what is no reasoning.
+        silent_ids: Ids that are no content where they end an output.
+        stop_ids: Those of which only the end of the output decides.
+    """
+
+    def __init__(
+        self,
+        markers: Markers,
+        gate: StopGate,
+        split: ReasoningSplit | None,
+        reader: CallReader,
+        *,
+        silent_ids: frozenset[int],
+        stop_ids: frozenset[int],
+    ) -> None:
+        self._markers = markers
+        self._cutter = PieceCutter(markers)
+        self._gate = gate
+        self._split = split
+        self._reader = reader
+        self._silent_ids = silent_ids
+        self._last_ids = silent_ids | stop_ids
+        self._last: list[int] = []
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+
+    def begin(self, forced_ids: Sequence[int]) -> None:
+        """Take in the ids of the prompt that belong to the output; stop strings are not looked for in them."""
+        cutter = PieceCutter(self._markers)
+        self._read([*cutter.push(forced_ids), *cutter.end()])
+
+    def push(self, ids: Sequence[int]) -> Delta:
+        """The text that became final with `ids`."""
+        given = [*self._last, *ids]
+        ends = given[-1:] if given and given[-1] in self._last_ids else []
+        self._last = ends
+        return self._read(self._gate.push(self._cutter.push(given[: len(given) - len(ends)])))
+
+    def end(self, stop: str | None = None) -> ParsedOutput:
+        """The whole output, which ended here, maybe with a stop string; nothing is pushed afterwards."""
+        last = [token_id for token_id in self._last if token_id not in self._silent_ids]
+        self._read(self._gate.push([*self._cutter.push(last), *self._cutter.end()]))
+        self._read(self._gate.end(stop))
+        if self._split is not None:
+            self._take(self._split.end())
+        left = self._reader.end()
+        return ParsedOutput(
+            "".join(self._content) + left.content,
+            left.tool_calls,
+            left.malformed,
+            "".join(self._reasoning) + left.reasoning,
+        )
+
+    def _read(self, pieces: Sequence[Piece]) -> Delta:
+        splits = (Split(rest=[each]) if self._split is None else self._split.push(each) for each in pieces)
+        deltas = [self._take(split) for split in splits]
+        return Delta("".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas))
+
+    def _take(self, split: Split) -> Delta:
+        deltas = [Delta(split.reasoning), *map(self._reader.push, split.rest)]
+        reasoning = "".join(delta.reasoning for delta in deltas)
+        content = "".join(delta.content for delta in deltas)
+        self._reasoning.append(reasoning)
+        self._content.append(content)
+        return Delta(reasoning, content)

@@ -1,0 +1,101 @@
+"""What of an output is reasoning, while it is sampled.
+
+Reasoning stands between `<think>` and `</think>`; the prompt may have begun it. Line breaks around it are not part of
+it. A call inside reasoning that was closed is a draft; reasoning that is never closed ends where a call begins, so from
+there on everything waits until one of the two has happened.
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from harness.tokens.parsing import Piece
+
+THINK, THOUGHT = "<think>", "</think>"
+_THINK, _THOUGHT = Piece(THINK, is_marker=True), Piece(THOUGHT, is_marker=True)
+
+
+class Split(NamedTuple):
+    """A part of the reasoning, and pieces of what follows it."""
+
+    reasoning: str = ""
+    rest: Sequence[Piece] = ()
+
+
+class _Place(Enum):
+    BEFORE = auto()
+    """Nothing but white space so far: it may begin with reasoning."""
+    INSIDE = auto()
+    DRAFT = auto()
+    """Inside, behind the beginning of a call."""
+    BEHIND = auto()
+    """Line breaks are skipped."""
+    REST = auto()
+
+
+class ReasoningSplit:
+    """Takes the reasoning out of an output, piece by piece."""
+
+    def __init__(self, call_markers: Sequence[str], *, is_open: bool) -> None:
+        self._call_markers = call_markers
+        self._place = _Place.INSIDE if is_open else _Place.BEFORE
+        self._waiting: list[Piece] = []
+        self._has_begun = False
+        """Some reasoning has been given out."""
+
+    def push(self, piece: Piece) -> Split:
+        """The part of an output that became final with `piece`."""
+        match self._place:
+            case _Place.BEFORE:
+                return self._push_before(piece)
+            case _Place.INSIDE | _Place.DRAFT:
+                return self._push_inside(piece)
+            case _Place.BEHIND:
+                kept = piece if piece.is_marker else Piece(piece.text.lstrip("\n"))
+                self._place = _Place.REST if kept.text else _Place.BEHIND
+                return Split(rest=[kept] if kept.text else [])
+            case _Place.REST:
+                return Split(rest=[piece])
+
+    def end(self) -> Split:
+        """The part that is left, as nothing follows it."""
+        if self._place is _Place.INSIDE:  # the line breaks at its end
+            return Split()
+        if self._place is _Place.DRAFT and not self._waiting[0].is_marker:
+            self._waiting.pop(0)
+        return Split(rest=self._take_waiting())
+
+    def _push_before(self, piece: Piece) -> Split:
+        if piece == _THINK:
+            self._waiting, self._place = [], _Place.INSIDE
+            return Split()
+        self._waiting.append(piece)
+        if not piece.is_marker and not piece.text.strip():
+            return Split()
+        self._place = _Place.REST
+        return Split(rest=self._take_waiting())
+
+    def _push_inside(self, piece: Piece) -> Split:
+        if piece == _THOUGHT:
+            self._place = _Place.BEHIND
+            return Split(self._give("".join(each.text for each in self._take_waiting()).rstrip("\n")))
+        self._waiting.append(piece)
+        if self._place is _Place.DRAFT:
+            return Split()
+        if piece.is_marker and piece.text in self._call_markers:
+            self._place = _Place.DRAFT
+            return Split()
+        text = "".join(each.text for each in self._take_waiting())
+        final = text.rstrip("\n")
+        if len(final) < len(text):
+            self._waiting = [Piece(text[len(final) :])]
+        return Split(self._give(final))
+
+    def _give(self, text: str) -> str:
+        text = text if self._has_begun else text.lstrip("\n")
+        self._has_begun = self._has_begun or bool(text)
+        return text
+
+    def _take_waiting(self) -> list[Piece]:
+        waiting, self._waiting = self._waiting, []
+        return waiting

@@ -192,12 +192,13 @@ class Generation:
             session_id=self.session.session_id,
             prompt_logprobs_from=self._scoring_start(),
             script_ids=self.admission.script_ids,
+            on_delta=arrived.add,
+            write_prompt=self.admission.path.json,
         )
-        written = None if request.continues else self.admission.path.json
         version = self.live.version
         try:
             async with self._stop_on_dismissal(request.request_id):
-                result = await self.engine.generate(replace(request, on_delta=arrived.add, write_input=written))
+                result = await self.engine.generate(request)
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: nobody waits for it any more
             self._keep(request, arrived, error)
@@ -253,4 +254,5 @@ class Generation:
         finally:
             for task in stops:
                 task.cancel()
-            await asyncio.gather(*stops, return_exceptions=True)
+            if stops:
+                await asyncio.gather(*stops, return_exceptions=True)

@@ -80,8 +80,12 @@ class LiveVersion:
 
     async def number_labels(self, result: GenerationResult) -> GenerationResult:
         """`result` with the policy version of every label that does not say it. Raises `StoreError`."""
+        scoring = result.prompt_logprobs
+        labels = [span.version for span in result.version_spans] + ([] if scoring is None else [scoring.version])
+        if all(known_version(label) is not None for label in labels):
+            return result
         spans = tuple([await self.number_label(span) for span in result.version_spans])
-        scoring = result.prompt_logprobs and await self.number_label(result.prompt_logprobs)
+        scoring = scoring and await self.number_label(scoring)
         return replace(result, version_spans=spans, prompt_logprobs=scoring)
 
     async def number_label(self, labeled: _Labeled) -> _Labeled:

@@ -35,6 +35,7 @@ _LARGE_BODY = 100_000  # bytes that are new, read in a few milliseconds
 _LARGEST_KNOWN = 400_000  # bytes; should nothing of them be known after all, they hold the loop for some milliseconds
 _MANY_OBJECTS = 2_000  # braces: messages, tools and calls, each of which costs a reader more than its bytes
 _LONG_TEXT = 20_000  # characters, rendered and encoded in as many
+_MOST_TOKENS = 4  # for one character, which has as many bytes at most
 _PLACES = 2  # threads
 
 
@@ -153,11 +154,13 @@ class Prompts:
 
         None when the template cannot go on behind that turn.
         """
-        asked = call.request
+        asked, context_length = call.request, self.engine.capabilities.context_length
+        size = call.prefixes[-1].size - (call.prefixes[known].size - call.prefixes[0].size)
 
         def work() -> TokenIds | None:
             before, new = call.prefixes[known], asked.messages[known:]
-            require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, self.engine.capabilities.context_length)
+            if _MOST_TOKENS * size > context_length:  # hardly ever, and counting takes a while
+                require_fitting(self.chat_tokenizer.tokenizer, new, asked.tools, context_length)
             ids: Sequence[int] | None
             if parent is None:
                 ids = self.chat_tokenizer.render_ids(new, asked.tools)
@@ -172,5 +175,4 @@ class Prompts:
                 ids = self.chat_tokenizer.extend_ids(previous, new, asked.tools)
             return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
 
-        size = call.prefixes[-1].size - (call.prefixes[known].size - call.prefixes[0].size)
         return await self.heavy_work.do(size, work) if size > _LONG_TEXT else work()

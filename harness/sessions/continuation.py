@@ -36,6 +36,7 @@ from harness.tokens.incremental import StopStrings
 from harness.types import (
     Discarded,
     FinishReason,
+    GenerationDelta,
     GenerationRequest,
     GenerationResult,
     Logprobs,
@@ -214,10 +215,13 @@ class Output:
         session_id: str | None = None,
         prompt_logprobs_from: int | None = None,
         script_ids: TokenIds | None = None,
+        on_delta: Callable[[GenerationDelta], None] | None = None,
+        write_prompt: Callable[[], bytes] | None = None,
     ) -> GenerationRequest:
         """Prompt and partial output as input, what is left of the bounds of `params`, and a seed of its own.
 
-        Of the ids that the whole turn has to say, the request gets those that are not said yet.
+        Of the ids that the whole turn has to say, the request gets those that are not said yet. `write_prompt` writes
+        `prompt_ids` as JSON.
         """
         done = int(self.ids.size)
         if done:
@@ -230,7 +234,15 @@ class Output:
             )
         rest = None if script_ids is None else script_ids[done:]
         return GenerationRequest(
-            prompt_ids, params, request_id, session_id, prompt_logprobs_from, continues=done, script_ids=rest
+            prompt_ids,
+            params,
+            request_id,
+            session_id,
+            prompt_logprobs_from,
+            continues=done,
+            script_ids=rest,
+            on_delta=on_delta,
+            write_input=None if done else write_prompt,
         )
 
     def _cut(self, end: int, stop: str) -> Self:

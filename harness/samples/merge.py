@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.samples.proximal import ProximalColumns, staleness
+from harness.samples.side_calls import find_side_calls
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
 from harness.turn_ends import TurnStatus
 from harness.types import Logprobs, Sample, SampleStatus, Turn, as_ids, as_logprobs
@@ -24,6 +25,8 @@ class Selection(StrEnum):
 
     LAST = "last"
     """The branch of the last turn."""
+    MAIN = "main"
+    """Like `leaves`, without side calls (`samples.side_calls`)."""
     LEAVES = "leaves"
     """Every branch, in the order in which their last turns were admitted."""
     TURNS = "turns"
@@ -41,7 +44,8 @@ class MergedBranch:
 
 def merge_branches(turns: Sequence[Turn], selection: Selection) -> list[MergedBranch]:
     """The selected branches of a session, each cut by the merge rule; empty when no turn has an output."""
-    usable = {turn.index: turn for turn in turns if turn.is_usable}
+    beside = find_side_calls(turns) if selection is Selection.MAIN else frozenset()
+    usable = {turn.index: turn for turn in turns if turn.is_usable and turn.index not in beside}
     parents = {turn.parent for turn in usable.values()}
     leaves = [turn for turn in usable.values() if turn.index not in parents]
     if selection is Selection.LAST:

@@ -33,6 +33,7 @@ from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import MalformedRequest, TurnAborted
 from harness.machine.clock import Clock
+from harness.samples.side_calls import call_notes
 from harness.server.admitted import AdmittedTurns
 from harness.server.connection import Callers, ClientConnection
 from harness.server.gatekeeper import Gatekeeper
@@ -207,7 +208,8 @@ class TurnService:
             return None
         delta = tuple(asked.messages[point.matched :])
         about = {"dialect": asked.dialect, "response_id": call.head.response_id, "client": call.client.notes()}
-        notes = {**asked.notes, **about}
+        kind = call_notes(delta, len(asked.tools), session.config.side_calls)
+        notes = {**asked.notes, **kind, **about}
         request = TurnRequest(delta, context_ids, asked.sampling, call.read.digest, step, diverged, notes)
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())

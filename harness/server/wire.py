@@ -55,12 +55,16 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
     stop_token_ids: tuple[_TokenId, ...] = ()
 
 
+_SideRule = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+
+
 class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     metadata: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     limits: _Limits = msgspec.field(default_factory=_Limits)
     sampling: _Sampling = msgspec.field(default_factory=_Sampling)
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: Selection = Selection.LAST
+    side_calls: Annotated[tuple[_SideRule, ...], msgspec.Meta(max_length=32)] = ()
     matching: tuple[str, ...] = ()
     resumes: str | None = None
     session_id: _SessionId | None = None
@@ -185,6 +189,7 @@ def parse_session_config(
         sampling=sampling,
         after_incomplete=wire.after_incomplete,
         selection=wire.selection,
+        side_calls=wire.side_calls,
         matching=wire.matching,
         script=None if script is None or read_script is None else read_script(script),
         resumes=wire.resumes,

@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 
 from harness.errors import LedgerImbalance
 from harness.samples.merge import Selection, merge_branches
+from harness.samples.side_calls import find_side_calls
 from harness.turn_ends import TurnStatus
 from harness.types import Turn, UnknownOutput
 
@@ -27,6 +28,8 @@ class DropReason(StrEnum):
     """Turns after the first one of their branch that is not COMPLETED (I3)."""
     OTHER_BRANCH = "other_branch"
     """Turns of a branch that was not selected."""
+    SIDE_CALL = "side_call"
+    """Turns beside the conversation, which `selection: main` leaves out."""
     FAILED_TURN = "failed_turn"
     """Partial output of a turn that FAILED."""
     UNDELIVERED = "undelivered"
@@ -124,6 +127,7 @@ def account(
     """The ledger of one session, were its samples collected now; what was left behind is of no turn that it has."""
     branches = merge_branches(turns, selection)
     kept = {turn.index for branch in branches for turn in branch.kept}
+    beside = find_side_calls(turns) if selection is Selection.MAIN else frozenset()
     trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
     trained = masked = 0
     dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
@@ -136,6 +140,8 @@ def account(
                 reason = DropReason.FAILED_TURN
             elif turn.is_suspended:
                 reason = DropReason.UNDELIVERED
+            elif turn.index in beside:
+                reason = DropReason.SIDE_CALL
             else:
                 reason = DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH
             dropped[reason] += turn.output_ids.size

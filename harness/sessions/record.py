@@ -8,6 +8,7 @@ from collections import Counter
 from enum import StrEnum
 
 from harness.samples.merge import count_empty
+from harness.samples.side_calls import find_side_calls
 from harness.sessions.ledger import Ledger
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
@@ -36,6 +37,7 @@ def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS) -> Json:
         "refusals": dict(session.refusals),
         "ledger": session.ledger().to_json(),
         "empty_samples": count_empty(session.turns, session.config.selection),
+        "side_calls": sorted(find_side_calls(session.turns)),
     }
 
 
@@ -75,6 +77,7 @@ def empty_record(session_id: str | None, phase: str | None = "unknown", metadata
         "refusals": {},
         "ledger": Ledger().to_json(),
         "empty_samples": 0,
+        "side_calls": [],
     }
 
 

@@ -55,6 +55,8 @@ class SessionConfig:
     """Replaces what the agent asks for."""
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: Selection = Selection.LAST
+    side_calls: tuple[str, ...] = ()
+    """Texts that only side calls have among the messages that they bring (`samples.side_calls`)."""
     matching: tuple[str, ...] = ()
     """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
     script: Script | None = None

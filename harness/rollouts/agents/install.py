@@ -11,8 +11,10 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import uv
 
+from harness.errors import AgentError
 from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
 from harness.machine.locks import hold_lock_async
 from harness.machine.uv import run
@@ -35,7 +37,7 @@ def environment_of(profile: AgentProfile) -> Path:
     runtime = (
         f"node {NODE_VERSION}" if profile.spec.install.kind is Installer.NODE else f"python {sys.version_info[:2]}"
     )
-    digest = hashlib.sha256(f"{_FORMAT} {runtime} {profile.spec.install.package}".encode())
+    digest = hashlib.sha256(f"{_FORMAT} {runtime} ".encode() + msgspec.json.encode(profile.spec.install))
     digest.update(profile.lock_file.read_bytes())
     return agents_directory() / f"{profile.name}-{digest.hexdigest()[:16]}"
 
@@ -93,7 +95,10 @@ async def _install_python(profile: AgentProfile, built: Path, log: Path) -> None
 async def _install_node(profile: AgentProfile, built: Path, log: Path) -> None:
     _write_package(profile, built)
     options = ("--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier")
-    await _run(log, find_npm(), "ci", "--prefix", str(built), *options)
+    # Not `ci`, which wants the packages of every platform in the lock file; what is in it is installed as it says.
+    await _run(log, find_npm(), "install", "--prefix", str(built), *options)
+    for name, pattern in profile.spec.install.programs.items():
+        _link_program(built / "node_modules", name, pattern)
 
 
 def _write_package(profile: AgentProfile, built: Path) -> None:
@@ -102,6 +107,15 @@ def _write_package(profile: AgentProfile, built: Path) -> None:
     wanted = {"private": True, "dependencies": {profile.spec.install.package: profile.version}}
     (built / "package.json").write_text(json.dumps(wanted), encoding="utf-8")
     (built / profile.lock_file.name).write_bytes(profile.lock_file.read_bytes())
+
+
+def _link_program(packages: Path, name: str, pattern: str) -> None:
+    found = min(packages.glob(pattern), default=None)
+    if found is None:
+        raise AgentError(f"no program {name!r} at {pattern} in what was installed: there is none for this platform")
+    link = packages / ".bin" / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("..") / found.relative_to(packages))
 
 
 async def _run(log: Path, *command: str) -> None:

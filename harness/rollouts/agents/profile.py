@@ -48,6 +48,9 @@ class InstallSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Installer
     package: str
+    programs: dict[str, str] = msgspec.field(default_factory=dict)
+    """Programs that the package's own install script would have put in place, which does not run: where each is below
+    `node_modules`, as a pattern whose first match in alphabetical order counts (packages differ by platform)."""
 
 
 class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,11 +58,14 @@ class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     matching: tuple[str, ...] = ()
     """See `tokens.matching`: the differences that the agent makes when it sends its history back."""
-    selection: Selection = Selection.LEAVES
+    selection: Selection = Selection.MAIN
+    side_calls: tuple[str, ...] = ()
+    """Texts that only the agent's side calls have among their messages; those without tools are known anyway."""
 
     def to_json(self) -> Json:
         """The part of the body of `POST /sessions`."""
-        return {"matching": list(self.matching), "selection": str(self.selection)}
+        rules = list(self.side_calls)
+        return {"matching": list(self.matching), "selection": str(self.selection), "side_calls": rules}
 
 
 class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ async def run(base_url, prompt, request_kwargs, metadata):
     """Two turns, with a wait for an update of the weights in between; or turns until it gets no more."""
     play.given.append({"base_url": base_url, "prompt": prompt, "request_kwargs": request_kwargs, "metadata": metadata})
     messages, statuses = list(prompt), play.statuses.setdefault(metadata["index"], [])
-    headers = {"authorization": f"Bearer {metadata['session_api_key']}"}
+    headers = {"authorization": f"Bearer {metadata.get('session_api_key', 'none')}"}
     async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=60) as client:
 
         async def ask() -> bool:

@@ -1,11 +1,13 @@
 """The example of docs/embedding.md, executed as it stands."""
 
 import asyncio
+import json
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -60,6 +62,33 @@ async def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     made.validate()
     assert (made.status.value, made.reward, made.metadata["harness"]["turns"]) == ("completed", 1.0, [0, 1, 2])
     assert len(columns["proximal_log_probs"][0]) == made.response_length
+
+
+@pytest.mark.usefixtures("trainers")
+async def test_the_example_runs_without_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same file under miles' own generate function, by the configuration of the page: it finds our server."""
+    from miles.rollout.base_types import GenerateFnInput
+    from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
+    from miles.utils.types import Sample
+
+    (agent, _), [shown] = blocks("miles", "python"), blocks("miles", "yaml")
+    with_module(tmp_path, monkeypatch, sure_agent=agent)
+    changes = {
+        "custom_generate_function_path": "miles.rollout.generate_hub.agentic_tool_call.generate",
+        "custom_agent_function_path": "sure_agent.run",
+    }
+    async with miles_run(*STEPS, **changes) as run:
+        server = urlsplit(run.server.url)
+        for line in shown.replace("[8000]", f"[{server.port}]").splitlines():
+            name, value = line.split(": ")
+            setattr(run.args, name, value if name == "session_server_ip" else json.loads(value))
+        state = GenerateState(run.args)
+        sample = Sample(index=0, prompt=ROW["messages"], metadata={"answer": "42"})
+        made = (await state.generate_function(GenerateFnInput(state, sample, state.sampling_params, False))).samples
+
+    made.validate()
+    assert (made.status.value, made.metadata["reward"]) == ("completed", 1.0)
+    assert 0 < sum(made.loss_mask) < made.response_length
 
 
 @pytest.mark.usefixtures("trainers")

@@ -4,18 +4,18 @@ Read without importing: `HARNESS_MILES_SRC` names a checkout of miles, whose dep
 """
 
 import ast
-import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.samples import FIELDS
 from harness.adapters.miles.settings import COMMIT, REFUSALS
 from harness.adapters.sampling import ABOUT_TEXT, NAMES
-from tests.unit.adapters.conftest import STAND_INS
+from tests.unit.adapters.conftest import MILES_CHECKOUT, STAND_INS
 
-CHECKOUT = os.environ.get("HARNESS_MILES_SRC")
-SOURCES = [STAND_INS, *([Path(CHECKOUT)] if CHECKOUT else [])]
+SOURCES = [STAND_INS, *([Path(MILES_CHECKOUT)] if MILES_CHECKOUT else [])]
 
 CLASSES: dict[tuple[str, str], dict[str, str | None]] = {
     ("miles/utils/types.py", "Sample"): {
@@ -72,6 +72,19 @@ FUNCTIONS: dict[tuple[str, str], list[str]] = {
     ],
 }
 """Parameters of functions, in their order."""
+
+PROTOCOL = {
+    "miles/rollout/generate_hub/agentic_tool_call.py": ["base_url=", "prompt=", "request_kwargs=", "metadata="],
+    "miles/rollout/generate_utils/openai_endpoint_utils.py": [
+        'post(f"{session_url}/sessions", {}, action="post")',
+        'response["session_id"]',
+        'f"{router_url}/sessions/{session_id}"',
+        'f"{self.base_url}/samples"',
+        'body: dict = {"max_seq_len": max_seq_len}',
+        'post(self.base_url, {}, action="delete")',
+    ],
+}
+"""What miles' own generate function for agents says to a session server."""
 
 STATUSES = {"pending", "completed", "truncated", "aborted", "failed"}
 
@@ -143,14 +156,22 @@ def test_samples_of_a_rollout_share_a_reward(source: Path) -> None:
     assert "must share one reward" in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(CHECKOUT is None, reason="HARNESS_MILES_SRC names no checkout of miles")
-def test_the_options_that_are_refused_are_miles_own() -> None:
-    """Each is in its parser; a name that miles has changed would never be refused."""
-    options = (Path(str(CHECKOUT)) / "miles/utils/arguments.py").read_text(encoding="utf-8")
-    assert [each.option for each in REFUSALS if f'"{each.option}"' not in options] == []
+@pytest.mark.skipif(MILES_CHECKOUT is None, reason="HARNESS_MILES_SRC names no checkout; no stand-in has these lines")
+def test_a_checkout_has_the_options_that_are_refused_and_speaks_to_a_session_server_as_ours_understands() -> None:
+    """An option that miles has renamed would never be refused; its generate function needs SGLang to be called."""
+    options = {"miles/utils/arguments.py": [f'"{each.option}"' for each in REFUSALS]}
+    for path, lines in {**PROTOCOL, **options}.items():
+        text = (Path(str(MILES_CHECKOUT)) / path).read_text(encoding="utf-8")
+        assert [line for line in lines if line not in text] == [], path
 
 
 def test_the_table_covers_what_the_adapter_touches() -> None:
     """A field that is read or written has a line above."""
     assert CLASSES["miles/utils/types.py", "Sample"].keys() >= FIELDS
     assert len(COMMIT) == 8
+
+
+def test_importing_the_adapter_imports_no_framework() -> None:
+    """Miles brings torch and ray; whoever reads the options does not."""
+    assert MilesRollouts.__module__ in sys.modules
+    assert "miles" not in sys.modules

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import math
-import sys
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -453,9 +452,3 @@ def test_samples_of_somebody_else_are_no_columns() -> None:
         convert(args, [Sample(index=3)])
     with pytest.raises(AdapterError, match=r"^--use-dynamic-global-batch-size cannot be kept"):
         convert(miles_args(use_dynamic_global_batch_size=True), [])
-
-
-def test_importing_the_adapter_imports_no_framework() -> None:
-    """Miles brings torch and ray; whoever reads the options does not."""
-    assert MilesRollouts.__module__ in sys.modules
-    assert "miles" not in sys.modules

@@ -16,6 +16,7 @@
     │   │   └── PreviousResponseNotFound   400, `previous_response_not_found`
     │   ├── MethodNotAllowed       405
     │   ├── UpgradeRefused         426, a WebSocket
+    │   ├── Misdirected            421, the front of shards cannot answer it: names the shard that can
     │   ├── HoldNotFound           404, nothing to release at the gate
     │   ├── HoldExpired            409, the hold ran out before its holder came back
     │   └── EnginesHeld            409, another hold has paused the engines
@@ -30,6 +31,8 @@
     ├── GateClosed                 503 + Retry-After: draining, or paused for longer than allowed
     ├── ServerBusy                 503 + Retry-After: too much waits to be read and encoded
     │   └── ServerStopping         the server ends; the next one on its store goes on with the turn
+    ├── ShardUnavailable           503, a shard of the server is being started again
+    │   └── ShardLost              502, it ended before it answered
     ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
     ├── EngineError                the engine failed; what it handed over is in the ledger, the rest is `unknown`
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
@@ -230,6 +233,13 @@ class UpgradeRefused(RequestError):
     code = "upgrade_refused"
 
 
+class Misdirected(RequestError):
+    """Somebody else answers this: a shard serves the model calls of its sessions, its front turns its gate."""
+
+    status = 421
+    code = "misdirected"
+
+
 class HoldNotFound(RequestError):
     """The holder has no hold on the gate: it never had one here, or released it already."""
 
@@ -355,6 +365,22 @@ class ServerStopping(GateClosed):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after_s=2)
+
+
+class ShardUnavailable(HarnessError):
+    """The shard that has the session does not answer: it is being started again, on its store and its port."""
+
+    status = 503
+    code = "shard_unavailable"
+    retryable = True
+    told = "a part of the server is being started again; ask again later"
+
+
+class ShardLost(ShardUnavailable):
+    """The shard ended before it answered; nobody knows whether it did what was asked."""
+
+    status = 502
+    code = "shard_lost"
 
 
 class ClientLeft(HarnessError):

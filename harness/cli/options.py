@@ -13,7 +13,6 @@ import typer
 from harness.cli import output
 
 if TYPE_CHECKING:
-    from harness.server.serving import RunningServer
     from harness.server.settings import ServerSettings
     from harness.tokens.chat_tokenizer import ChatTokenizer
 
@@ -171,6 +170,9 @@ _KeepDays = Annotated[
 ]
 
 
+_SECRETS = frozenset({"admin_token", "engine_key"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """The options of a session server; a command takes them all with `takes_server_options`."""
@@ -226,6 +228,23 @@ class ServerOptions:
         settings.check()
         return settings
 
+    def as_arguments(self, **others: Any) -> list[str]:
+        """These options as a command line takes them, `others` in the place of some; secrets are left out."""
+        options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SECRETS} | others
+        arguments: list[str] = []
+        for name, value in options.items():
+            flag = "--" + name.replace("_", "-")
+            match value:
+                case None | False:
+                    pass
+                case True:
+                    arguments.append(flag)
+                case list() | tuple():
+                    arguments += (f"{flag}={each}" for each in value)
+                case _:
+                    arguments.append(f"{flag}={value}")
+        return arguments
+
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
         """The chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` when there is neither."""
         from harness.errors import ScenarioError
@@ -238,14 +257,11 @@ class ServerOptions:
         template = None if self.template is None else find_template(self.template)
         return open_chat_tokenizer(folder, template_file=template, renderer=self.renderer)
 
-    def announce(
-        self, running: "RunningServer", settings: "ServerSettings", said: str, *, as_json: bool, **more: Any
-    ) -> None:
+    def announce(self, url: str, settings: "ServerSettings", said: str, *, as_json: bool, **more: Any) -> None:
         """Tell the operator that the server answers, and how to get in: `said`, or one JSON document with `more`."""
         token = None if self.admin_token else settings.admin_token  # made at this start
         if as_json:
-            facts = {"url": running.url, "sessions_restored": running.restored, "admin_token": token}
-            output.print_json(facts | more)
+            output.print_json({"url": url, "admin_token": token} | more)
             sys.stdout.flush()
             return
         output.say(said)

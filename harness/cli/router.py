@@ -103,7 +103,8 @@ def router(
             output.say(f"the gateway is restricted: {front.kind} {restriction}")
         said = f"routing and serving sessions at {running.url} in front of {front.kind} at {front.url}; Ctrl+C stops"
         facts = {"url": front.url, "kind": str(front.kind), "restrictions": list(front.restrictions)}
-        server.announce(running, settings, said, as_json=as_json, gateway=facts)
+        restored = running.restored
+        server.announce(running.url, settings, said, as_json=as_json, sessions_restored=restored, gateway=facts)
 
     settle()
     uvloop.run(route_forever(routing, program, chat_tokenizer, open_store(server.store), settings, started=announce))

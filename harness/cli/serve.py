@@ -1,6 +1,7 @@
 """`harness serve`: a session server of its own."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,17 @@ _ContinueEngines = Annotated[
         help="Continue engine servers that somebody who is gone has left paused, before they are tested.",
     ),
 ]
+_Shards = Annotated[
+    int | None,
+    typer.Option(
+        envvar="HARNESS_SHARDS",
+        min=1,
+        max=256,
+        help="Serve sessions by so many processes behind one address; --store is their directory.",
+        show_default=False,
+    ),
+]
+_Shard = Annotated[int | None, typer.Option(hidden=True, help="The number of the shard that this process is.")]
 
 
 @options.takes_server_options
@@ -47,12 +59,23 @@ def serve(
     script: _Script = None,
     server: options.ServerOptions,
     continue_engines: _ContinueEngines = False,
+    shards: _Shards = None,
+    shard: _Shard = None,
     as_json: options.Json = False,
 ) -> None:
     """Serve sessions until Ctrl+C.
 
     Example: `harness serve --model smollm2-135m-instruct --store sessions.db`
     """
+    if shards is not None and shard is None:
+        from harness.cli.serve_shards import serve_shards
+
+        if model is not None:
+            models.fetch(model)  # once, before all shards want it
+        own = {"engine": engine, "model": model, "script": script}
+        arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
+        serve_shards(server, shards, engine, arguments, continue_engines=continue_engines, as_json=as_json)
+        return
     gc.disable()  # for now: hardly anything of what is imported and read is garbage
     import uvloop
 
@@ -77,10 +100,18 @@ def serve(
 
     def announce(running: "RunningServer") -> None:
         said = f"serving sessions at {running.url}; Ctrl+C stops"
-        server.announce(running, settings, said, as_json=as_json)
+        server.announce(running.url, settings, said, as_json=as_json, sessions_restored=running.restored)
 
     around: Around = alone
-    if not EngineName.parse(engine).urls:
+    if shard is not None and shards is not None:
+        from structlog.contextvars import bind_contextvars
+
+        from harness.sessions.shard_ids import ShardPlace
+        from harness.shards.shard import as_shard
+
+        bind_contextvars(shard=shard)
+        settings, around = replace(settings, shard=ShardPlace(shard, shards)), as_shard
+    elif not EngineName.parse(engine).urls:
         from harness.engines.sglang_server import NativeServer
         from harness.router.engine_verbs import with_verbs
 

@@ -21,7 +21,7 @@ from harness.engines.identity import programs_of, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.server.access import for_operators, is_operator
 from harness.server.connection import ClientConnection
-from harness.server.left_engines import LeftEngines
+from harness.server.left_engines import LeftEngines, wake_engine
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls
 from harness.server.registry import SessionRegistry
@@ -51,10 +51,11 @@ class SessionServer:
             is_comparable=lambda turn: is_on_prompt_scale(turns.engine.capabilities.logprob_scale, turn.params),
             idle_ttl_s=turns.settings.idle_ttl_s,
             idle_page_out_s=turns.settings.idle_page_out_s,
+            shard=turns.settings.shard,
         )
         self.gatekeeper = turns.gatekeeper
         self.callers = turns.callers
-        self.left_engines = LeftEngines(turns.gatekeeper, turns.engine)
+        self.left_engines = LeftEngines(turns.gatekeeper, partial(wake_engine, turns.engine))
         self._turns = turns
         self._metrics = turns.metrics
         self.errors = ErrorAnswers(turns.metrics, turns.settings)

@@ -9,7 +9,7 @@ which dies in between still knows.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import structlog
@@ -99,6 +99,11 @@ class Gatekeeper:
             self.look_again()
             log.info(HOLD_RELEASED, holder=hold.holder, kind=str(hold.kind))
             await self._forget(hold)
+
+    def mirror(self, holds: Iterable[Hold], epoch: int) -> None:
+        """Stand as the gate of a front does; nothing of it is kept here, and nothing runs out but there."""
+        self.gate.mirror(holds, epoch)
+        self.look_again()
 
     async def restore(self) -> None:
         """Have the holds that a previous server left behind; those that have run out meanwhile end now."""

@@ -7,6 +7,7 @@ somebody who has just paused it. Meanwhile `problem` says so, and `/health` with
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -26,11 +27,12 @@ log = structlog.get_logger()
 
 
 class LeftEngines:
-    """Continues `engine` whenever the last hold that had paused it ended without that."""
+    """Continues the engines, by `wake`, whenever the last hold that had paused them ended without that."""
 
-    def __init__(self, gatekeeper: Gatekeeper, engine: TokenProvider) -> None:
+    def __init__(self, gatekeeper: Gatekeeper, wake: Callable[[], Awaitable[object]]) -> None:
         self._gatekeeper = gatekeeper
-        self._engine = engine
+        self.wake = wake
+        """Continues them once; raises why they do not go on."""
         self._error = ""
 
     @property
@@ -54,18 +56,10 @@ class LeftEngines:
 
     async def _wake(self) -> bool:
         """Try once; whether the engines obeyed."""
-
-        async def resume() -> None:
-            try:
-                await self._engine.resume()
-            except WeightsUnsettled:  # workers of a pool whose weights nobody knows stay paused on purpose
-                if not self._engine.workers.serving:
-                    raise
-
         gate = self._gatekeeper.gate
         gate.are_engines_waking = True
         try:
-            error = await attempt(resume, _ATTEMPT_S, name="continue left engines")
+            error = await attempt(self.wake, _ATTEMPT_S, name="continue left engines")
         finally:
             gate.are_engines_waking = False
         if error is not None:
@@ -79,3 +73,12 @@ class LeftEngines:
         except StoreError as store_error:  # a server that comes after continues them once more
             log.warning("gate_hold_not_forgotten", error=store_error.message)
         return True
+
+
+async def wake_engine(engine: TokenProvider) -> None:
+    """Have `engine` go on; raises why it does not. Workers whose weights nobody knows stay paused on purpose."""
+    try:
+        await engine.resume()
+    except WeightsUnsettled:
+        if not engine.workers.serving:
+            raise

@@ -32,6 +32,7 @@ from harness.server.held_sessions import HeldSessions
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import IsComparable, Session, SessionConfig
+from harness.sessions.shard_ids import ShardPlace
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore
 from harness.telemetry.metrics import ServerMetrics
@@ -70,6 +71,7 @@ class SessionRegistry:
         is_comparable: IsComparable = lambda _: True,
         idle_ttl_s: float | None = None,
         idle_page_out_s: float | None = None,
+        shard: ShardPlace | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -78,6 +80,7 @@ class SessionRegistry:
         self._drain_grace_s = drain_grace_s
         self._idle_ttl_s = idle_ttl_s
         self._held = HeldSessions(store, metrics, clock, is_comparable, idle_page_out_s)
+        self._shard = shard
         self._quarantined: dict[str, DamagedSession] = {}
         self.in_use = self._held.in_use
         self.in_memory = self._held.in_memory
@@ -281,10 +284,20 @@ class SessionRegistry:
 
     def _new(self, config: SessionConfig) -> Session:
         """A session with a key of its own, and an id (32 hex digits) where its owner has chosen none."""
-        session_id = config.session_id or secrets.token_hex(16)
+        session_id = config.session_id or self._new_digits()
+        if self._shard is not None and not self._shard.has(session_id):
+            raise MalformedRequest(
+                f"session_id: expected one of shard {self._shard.number} of {self._shard.shards}, which its first byte"
+                " names; create sessions at the front",
+                param="session_id",
+            )
         if session_id in self._held or session_id in self._quarantined:
             raise MalformedRequest(f"session_id: there is a session {session_id}; choose another", param="session_id")
-        return Session(session_id, API_KEY_PREFIX + secrets.token_hex(16), config, self._clock())
+        return Session(session_id, API_KEY_PREFIX + self._new_digits(), config, self._clock())
+
+    def _new_digits(self) -> str:
+        digits = secrets.token_hex(16)
+        return digits if self._shard is None else self._shard.mark(digits)
 
 
 def _damage_error(session: DamagedSession) -> SessionDamaged:

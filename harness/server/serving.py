@@ -119,9 +119,9 @@ async def serve(
         engine.workers.excuse_silence(lambda: gatekeeper.gate.has_pause)
         await stack.enter_async_context(running(turns.live.follow()))
         app = await stack.enter_async_context(around(server))
-        connections = ServerConnections(_bounds(settings), server.errors.refuse_connection)
+        connections = ServerConnections(connection_bounds(settings), server.errors.refuse_connection)
         await stack.enter_async_context(running(connections.watch_for_ever()))
-        embedded = await stack.enter_async_context(answering(_HangingUpServer(app, connections), listener))
+        embedded = await stack.enter_async_context(answering(HangingUpServer(app, connections), listener))
         host, port = listener.getsockname()[:2]
         _log_family(chat_tokenizer)
         log.info("server_started", url=f"http://{host}:{port}", engine=engine.capabilities.engine, restored=restored)
@@ -177,7 +177,8 @@ def _chores(
         yield forget_closed_sessions(store, settings.keep_closed_s)
 
 
-def _bounds(settings: ServerSettings) -> ConnectionBounds:
+def connection_bounds(settings: ServerSettings) -> ConnectionBounds:
+    """How many connections a server of these settings has at one time, and how slow they may be."""
     limits = settings.limits
     connections, descriptors = limits.connections, descriptor_limit()
     if descriptors is not None:  # a turn has two: its client's and its engine's
@@ -206,7 +207,7 @@ def _log_family(chat_tokenizer: ChatTokenizer) -> None:
         log.warning("template_not_append_only", **asdict(family.divergence))
 
 
-class _HangingUpServer(EmbeddedServer):
+class HangingUpServer(EmbeddedServer):
     """Can end as if its process had been killed."""
 
     def __init__(self, app: ASGIApp, connections: ServerConnections) -> None:

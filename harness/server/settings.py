@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
+from harness.sessions.shard_ids import ShardPlace
 from harness.tokens.matching import normal_form
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -77,6 +78,8 @@ class ServerSettings:
     matchings: tuple[str, ...] = ()
     """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
 
+    shard: ShardPlace | None = None
+    """The place of this server among those of a front; None for one that stands alone."""
     repeat_guard: RepeatTerminateConfig | None = None
     """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""
 

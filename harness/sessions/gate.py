@@ -126,6 +126,8 @@ class GateReport(msgspec.Struct, frozen=True):
     """Sessions that this drain ended."""
     released: int = 0
     """Requests that this resume let go on."""
+    problems: tuple[str, ...] = ()
+    """A line for each shard of the server that did not answer; see `docs/scaling.md`."""
 
     @property
     def turns_generating(self) -> int:
@@ -226,6 +228,11 @@ class Gate:
     def restore(self, holds: Iterable[Hold]) -> None:
         """Have the holds that an earlier server kept."""
         self._change({hold.holder: hold for hold in holds})
+
+    def mirror(self, holds: Iterable[Hold], epoch: int) -> None:
+        """Stand as the gate does that decides for this one."""
+        self._holds = {hold.holder: hold for hold in holds}
+        self.epoch = epoch
 
     def forget_left(self) -> tuple[Hold, ...]:
         """The engines work again: the holds that had left them paused."""

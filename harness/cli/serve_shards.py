@@ -1,0 +1,82 @@
+"""`harness serve --shards N`: a front, and a session server for each shard as a process of its own."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli import options
+
+if TYPE_CHECKING:
+    from harness.dialects.request_limits import RequestLimits
+    from harness.shards.directory import ShardDirectory
+    from harness.shards.supervisor import StartShard
+
+_DIVIDED = ("sessions", "connections", "waiting_bytes")
+"""Limits of a whole server, of which each shard gets its part; the others are of one request or session."""
+
+
+def serve_shards(
+    server: options.ServerOptions,
+    shards: int,
+    engine: str,
+    own_options: Sequence[str],
+    *,
+    continue_engines: bool,
+    as_json: bool,
+) -> None:
+    """Serve sessions by `shards` processes until Ctrl+C; `own_options` are those of `harness serve` alone.
+
+    Raises `ScenarioError` for an engine that processes cannot share, and for a store that is no directory.
+    """
+    import uvloop
+
+    from harness.engines.connect import EngineName
+    from harness.errors import ScenarioError
+    from harness.machine.descriptors import raise_descriptor_limit
+    from harness.shards.serving import serve_shards_forever
+    from harness.telemetry.logging import configure_logging
+
+    named = EngineName.parse(engine)
+    if not (named.urls or named.plays_script):
+        raise ScenarioError(
+            f"--shards: processes cannot share the engine {engine!r}: start it as a server (`harness engine up local"
+            " --model NAME`) and name that one (--engine sglang=URL)"
+        )
+    folder = Path(server.store)
+    if server.store == "memory" or folder.is_file():
+        raise ScenarioError(f"--shards: expected --store DIR, a directory for their stores; got {server.store!r}")
+    configure_logging()
+    raise_descriptor_limit()
+    settings = server.settings()
+
+    def prepare(directory: "ShardDirectory", must_continue: Callable[[], bool]) -> "StartShard":
+        from harness.shards.supervisor import ShardCommand, shard_environment
+
+        environment = shard_environment(settings.admin_token, server.engine_key)
+        limits = _divide(settings.limits, shards)
+
+        def start(number: int) -> ShardCommand:
+            port, store = directory.record.ports[number], directory.shard_store(number)
+            shared = server.as_arguments(port=port, store=store, limit=limits)
+            place = ["--shards", str(shards), "--shard", str(number), "--json"]
+            awake = ["--continue-engines"] if continue_engines or must_continue() else []
+            command = [sys.executable, "-m", "harness", "serve", *own_options, *shared, *place, *awake]
+            return ShardCommand(command, environment)
+
+        return start
+
+    def announce(url: str) -> None:
+        said = f"serving sessions at {url} by {shards} shards; Ctrl+C stops"
+        server.announce(url, settings, said, as_json=as_json, shards=shards)
+
+    uvloop.run(serve_shards_forever(settings, folder, shards, prepare, announce))
+
+
+def _divide(limits: "RequestLimits", shards: int) -> list[str]:
+    """The limits of one of `shards`, as options."""
+    numbers = asdict(limits)
+    for name in _DIVIDED:
+        numbers[name] = max(1, numbers[name] // shards)
+    return [f"{name}={number}" for name, number in numbers.items()]

@@ -1,0 +1,148 @@
+"""The directory of a front and its shards: a store for each shard, one for the holds of the gate, and what must last.
+
+    DIR/front.db        the holds of the gate; whoever has claimed it has the directory
+    DIR/shard-0.db ...  the sessions of a shard
+    DIR/shards.json     how many shards, the port of each, which drains they owe, and the processes that they are
+
+The record is written when every shard has answered for the first time, so a start that fails leaves nothing that binds
+the next one. It is replaced as a whole: a reader finds the old one or the next. It survives `kill -9`.
+"""
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from harness.errors import CannotListen, ScenarioError, StoreError
+from harness.machine.process_group import end_group
+from harness.machine.process_name import ProcessName
+
+_RECORD = "shards.json"
+_GRACE_S = 2.0
+_LAST_PORT = 65_535
+
+
+class ShardRecord(msgspec.Struct):
+    """The content of `shards.json`."""
+
+    ports: list[int]
+    """Of each shard, by its number; sessions carry them in their `base_url`."""
+    drains: int = 0
+    """How many there have been."""
+    drained: list[int] = []
+    """The last drain that each shard has carried out."""
+    processes: list[ProcessName | None] = []
+    """The first process of each shard, which leads its group."""
+
+
+class ShardDirectory:
+    """`folder`, for `shards` shards; its owner has claimed the store of the front.
+
+    `prepare` comes before it, `open` after the claim.
+    """
+
+    def __init__(self, folder: Path, shards: int) -> None:
+        self.folder = folder
+        self._shards = shards
+        self._is_kept = False
+        self.record = ShardRecord([])
+
+    @property
+    def front_store(self) -> Path:
+        """The store of the front's holds."""
+        return self.folder / "front.db"
+
+    def shard_store(self, number: int) -> Path:
+        """The store of a shard."""
+        return self.folder / f"shard-{number}.db"
+
+    def prepare(self) -> None:
+        """Make the folder where it is missing. Raises `StoreError`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"--store {self.folder}: expected a directory for the shards: {error.strerror}") from error
+
+    def open(self, host: str, front_port: int) -> None:
+        """Read the record, or choose ports for one: those behind the front's.
+
+        Raises `ScenarioError` for a directory that was made for another number of shards, `StoreError` for one whose
+        record cannot be read, `CannotListen` when no ports are left.
+        """
+        path = self.folder / _RECORD
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            self.record = self._completed(ShardRecord(_choose_ports(host, front_port, self._shards)))
+            return
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from error
+        try:
+            record = msgspec.json.decode(content, type=ShardRecord)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path}: expected the record of a front: {error}; restore it, or name another") from error
+        made_for = len(record.ports)
+        if made_for != self._shards:
+            raise ScenarioError(
+                f"--store {self.folder}: made for {made_for} shards, not for {self._shards}: sessions are where their"
+                f" ids say. Give --shards {made_for}, or another directory"
+            )
+        self.record, self._is_kept = self._completed(record), True
+
+    def keep(self) -> None:
+        """Write the record, from now on at every change. Raises `StoreError`."""
+        self._is_kept = True
+        self._write()
+
+    def end_left_processes(self) -> None:
+        """End the shards that a front which was killed has left; blocks for a few seconds."""
+        for process in self.record.processes:
+            if process is not None and process.is_in(process.pid):
+                end_group(process.pid, grace_s=_GRACE_S)
+
+    def note_process(self, number: int, process: ProcessName | None) -> None:
+        """The shard is this process now."""
+        self.record.processes[number] = process
+        self._write()
+
+    def note_drain(self) -> None:
+        """There is one more drain, which every shard owes. Raises `StoreError`."""
+        self.record.drains += 1
+        self._write()
+
+    def note_drained(self, number: int, drain: int) -> None:
+        """The shard has carried out that drain. Raises `StoreError`."""
+        self.record.drained[number] = max(drain, self.record.drained[number])
+        self._write()
+
+    def owes(self, number: int) -> int:
+        """The drain that the shard owes; 0 for none."""
+        return self.record.drains if self.record.drained[number] < self.record.drains else 0
+
+    def _completed(self, record: ShardRecord) -> ShardRecord:
+        missing = self._shards - len(record.drained)
+        record.drained += [record.drains] * missing
+        record.processes += [None] * (self._shards - len(record.processes))
+        return record
+
+    def _write(self) -> None:
+        if not self._is_kept:
+            return
+        path, part = self.folder / _RECORD, self.folder / f"{_RECORD}.part"
+        try:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(self.record)))
+            part.replace(path)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from error
+
+
+def _choose_ports(host: str, front_port: int, shards: int) -> list[int]:
+    if front_port and front_port + shards > _LAST_PORT:
+        raise CannotListen(f"{shards} shards take the ports behind {front_port}: choose a smaller --port")
+    if front_port:
+        return [front_port + 1 + number for number in range(shards)]
+    with ExitStack() as stack:  # all at once: a port that is free again would be given out twice
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listeners = [stack.enter_context(socket.create_server((host, 0), family=family)) for _ in range(shards)]
+        return [listener.getsockname()[1] for listener in listeners]

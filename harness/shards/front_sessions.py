@@ -1,0 +1,203 @@
+"""Sessions at a front: placed on a shard, and found there again by their ids.
+
+A creation waits at the front's own gate, so a shard that dies costs it nothing. The front chooses the id: where the
+answer of a shard is lost, the session is created on another one, and the one that nobody knows of is deleted as soon as
+its shard answers again. One that takes over from another can only be where that one is, and is tried once.
+
+Everything else that an owner asks may be asked again, so the front does, for a while, when the shard is being started.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from harness.errors import Misdirected, ShardLost, ShardUnavailable
+from harness.server.access import credential, for_operators, require_admin
+from harness.server.connection import Callers, ClientConnection
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.registry import API_KEY_PREFIX
+from harness.server.responses import json_response
+from harness.server.settings import ServerSettings
+from harness.server.wire import read_body
+from harness.sessions.gate import Work
+from harness.shards.link import VERB_S, ShardLink
+from harness.shards.placement import Wish, read_wish
+from harness.shards.shard_links import ShardLinks
+
+RESTART_S = 10.0
+"""How long a request waits for a shard that is being started."""
+
+_ATTEMPTS = 4  # to create a session: its shard may die, and the next one too
+_READ_S = 60.0  # without a byte of an answer
+_END_S = 630.0  # the same for an end, which waits for turns
+_METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH"]
+_KEPT = ("content-type", "content-length", "retry-after", "x-should-retry")
+
+
+class FrontSessions:
+    """The requests of owners for sessions, at the front of `links`."""
+
+    def __init__(self, links: ShardLinks, gatekeeper: Gatekeeper, callers: Callers, settings: ServerSettings) -> None:
+        self._links = links
+        self._gatekeeper = gatekeeper
+        self._callers = callers
+        self._settings = settings
+
+    def routes(self) -> list[Route]:
+        """As those of a session server, less the model calls."""
+        admin = partial(for_operators, admin_token=self._settings.admin_token)
+        return [
+            Route("/sessions", admin(self._create), methods=["POST"]),
+            Route("/sessions", admin(self._list), methods=["GET"]),
+            Route("/sessions/{id}/drain", admin(self._forward), methods=["POST"]),
+            Route("/sessions/{id}/end", admin(self._forward), methods=["POST"]),
+            Route("/sessions/{id}", admin(self._forward), methods=["DELETE"]),
+            Route("/sessions/{id}", self._record, methods=["GET"]),
+            Route("/sessions/{id}/", _say_alive, methods=["GET"]),
+            Route("/sessions/{id}/v1", _say_alive, methods=["GET"]),
+            Route("/sessions/{id}/facts", admin(self._forward), methods=["GET"]),
+            Route("/sessions/{id}/samples", admin(self._forward), methods=["GET", "POST"]),
+            Route("/sessions/{id}/v1/{rest:path}", self._redirect, methods=_METHODS),
+            Route("/v1/{rest:path}", self._redirect, methods=_METHODS),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        wish = read_wish(await read_body(request, self._settings.limits))
+        only = wish.find_place(len(self._links))
+        client = ClientConnection(request.receive, request.headers)
+        async with client.watch():
+            with self._callers.present(client):
+                await self._gatekeeper.enter(Work.CREATE, client)
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            link = await self._wait_for_shard(only)
+            try:
+                return await self._create_at(link, wish, request)
+            except ShardUnavailable as error:
+                may_be_there = isinstance(error, ShardLost) and not wish.is_repeatable
+                if may_be_there or not attempts_left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _wait_for_shard(self, only: int | None) -> ShardLink:
+        """The shard for a new session. Raises `ShardUnavailable` when none serves in time."""
+        found: list[ShardLink] = []
+
+        def choose() -> bool:
+            link = self._links.choose(only)
+            if link is not None:
+                found.append(link)
+            return bool(found)
+
+        try:
+            async with asyncio.timeout(RESTART_S):
+                await self._gatekeeper.until(choose)
+        except TimeoutError:
+            problems = (f"shard {link.number} {link.problem}" for link in self._links if only in (None, link.number))
+            raise ShardUnavailable(f"no shard for the session within {RESTART_S:g} s: {'; '.join(problems)}") from None
+        return found[0]
+
+    async def _create_at(self, link: ShardLink, wish: Wish, request: Request) -> Response:
+        """The answer of that shard, with the address at which it is reached as the front was."""
+        place = self._links.place_of(link.number)
+        session_id = wish.session_id or place.mark(secrets.token_hex(16))
+        link.place()
+        try:
+            async with asyncio.timeout(self._settings.pause_timeout_s + VERB_S):  # its gate may have been shut since
+                answer = await link.ask("POST", "/sessions", wish.with_id(session_id))
+        except (ShardLost, TimeoutError) as error:
+            if wish.is_repeatable:
+                link.orphans.add(session_id)
+            if isinstance(error, TimeoutError):
+                raise ShardLost(f"shard {link.number} did not answer to a creation") from None
+            raise
+        if answer.status != HTTPStatus.OK:
+            return Response(answer.body, answer.status, media_type="application/json")
+        created = answer.read(dict[str, Any])
+        base = f"{self._address_of(link, request)}/sessions/{session_id}"
+        return json_response({**created, "base_url": base})
+
+    async def _list(self, request: Request) -> Response:
+        del request
+
+        async def ask(link: ShardLink) -> _Listed:
+            return (await link.ask("GET", "/sessions")).read(_Listed)
+
+        asked = await self._links.ask(ask, _READ_S)
+        lists = asked.some
+        return json_response(
+            {
+                "sessions": [each for listed in lists for each in listed.sessions],
+                "quarantined": [each for listed in lists for each in listed.quarantined],
+                "problems": asked.problems,
+            }
+        )
+
+    async def _record(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="application/json")
+        require_admin(request.headers, self._settings.admin_token)
+        return await self._forward(request)
+
+    async def _forward(self, request: Request) -> Response:
+        """The answer of the session's shard, as it arrives; asked again while the shard is being started."""
+        body = await read_body(request, self._settings.limits) if request.method == "POST" else None
+        link = self._links.find(request.path_params["id"])
+        path = request.scope["raw_path"].decode("ascii") + (f"?{request.url.query}" if request.url.query else "")
+        silence_s = _END_S if request.url.path.endswith("/end") else _READ_S
+        accept = request.headers.get("accept", "*/*")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + RESTART_S
+        while True:
+            stack = AsyncExitStack()
+            try:
+                answer = link.answer(request.method, path, body, accept=accept, silence_s=silence_s)
+                response = await stack.enter_async_context(answer)
+            except ShardUnavailable:
+                await stack.aclose()
+                if loop.time() >= until:
+                    raise
+                await asyncio.sleep(0.1)
+                continue
+            headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
+            return StreamingResponse(_content(stack, response), response.status, headers)
+
+    async def _redirect(self, request: Request) -> Response:
+        """Refused, with the address that serves it: a client that follows a redirect leaves its key behind."""
+        digits = request.path_params.get("id") or credential(request.headers).removeprefix(API_KEY_PREFIX)
+        address = self._address_of(self._links.find(digits), request)
+        beginning = f"/sessions/{request.path_params['id']}" if "id" in request.path_params else ""
+        raise Misdirected(
+            "this is the front of several servers, and serves no turn: use the base_url of POST /sessions, which begins"
+            f" with {address}{beginning}"
+        )
+
+    def _address_of(self, link: ShardLink, request: Request) -> str:
+        """Where whoever reached the front reaches the shard: the same name, the shard's own port."""
+        base = request.base_url.replace(port=link.port)
+        return str(base).rstrip("/")
+
+
+class _Listed(msgspec.Struct):
+    sessions: list[msgspec.Raw]
+    quarantined: list[msgspec.Raw]
+
+
+async def _content(stack: AsyncExitStack, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async with stack:
+        async for chunk in response.content.iter_any():
+            yield chunk
+
+
+async def _say_alive(request: Request) -> Response:
+    """The same for every id, as a session server says it."""
+    return json_response({"session_id": request.path_params["id"], "object": "session"})

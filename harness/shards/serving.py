@@ -1,0 +1,113 @@
+"""Running a front and its shards, as a program of their own.
+
+In this order: the address, the directory with the front's holds, the shards, shut; each is told how to stand; only then
+anybody is answered. What fails before leaves no process, and a directory that binds nobody.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import structlog
+
+from harness.errors import ShardUnavailable
+from harness.machine.asgi import answering, listening
+from harness.machine.clock import Clock
+from harness.machine.http_bounds import ServerConnections
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.serving import HangingUpServer, connection_bounds
+from harness.server.settings import ServerSettings
+from harness.shards.directory import ShardDirectory
+from harness.shards.front import Front
+from harness.shards.link import VERB_S, ShardLink
+from harness.shards.shard_links import ShardLinks
+from harness.shards.supervisor import StartShard, Supervisor
+from harness.store.sqlite import SQLiteStore
+from harness.telemetry.metrics import ServerMetrics
+from server_patch.router.background import running
+
+_TOLD_S = 30.0  # for all shards to be told for the first time
+_STOP_MARGIN_S = 10.0  # beyond the grace of turns: engines hand over, stores are closed
+
+log = structlog.get_logger()
+
+PrepareShards = Callable[[ShardDirectory, Callable[[], bool]], StartShard]
+"""How shards are started whose stores and ports are in this directory; the other says whether engines that a hold has
+left paused go on before that."""
+
+
+@asynccontextmanager
+async def serve_shards(
+    settings: ServerSettings, folder: Path, shards: int, prepare: PrepareShards, *, clock: Clock = time.time
+) -> AsyncIterator[str]:
+    """A front and its shards for the time of the block; the address of the front.
+
+    Raises `CannotListen`, `StoreError` or `ScenarioError` for an address or a directory that it cannot have, and
+    `ShardUnavailable` for a shard that cannot be started.
+    """
+    settings.check()
+    directory = ShardDirectory(folder, shards)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(listening(settings.host, settings.port))
+        host, port = listener.getsockname()[:2]
+        directory.prepare()
+        store = await stack.enter_async_context(SQLiteStore(directory.front_store, clock=clock))
+        directory.open(settings.host, settings.port)
+        await asyncio.to_thread(directory.end_left_processes)
+        metrics = ServerMetrics()
+        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
+        await gatekeeper.restore()
+        http = await stack.enter_async_context(_open_http())
+        links = ShardLinks(
+            [ShardLink(number, http, gatekeeper, directory, settings.admin_token) for number in range(shards)]
+        )
+        front = Front(links, gatekeeper, directory, metrics, settings)
+        start = prepare(directory, lambda: gatekeeper.gate.must_wake_engines)
+        supervisor = Supervisor(links, directory, start, stop_s=settings.stop_grace_s + _STOP_MARGIN_S)
+        await stack.enter_async_context(running(gatekeeper.expire_in_time()))
+        await stack.enter_async_context(supervisor.keep_up())
+        told = await links.ask(ShardLink.tell, _TOLD_S)
+        if told.problems:
+            raise ShardUnavailable("; ".join(told.problems))
+        directory.keep()
+        for link in links:
+            await stack.enter_async_context(running(link.keep_in_step()))
+        await stack.enter_async_context(running(front.left_engines.wake_for_ever()))
+        connections = ServerConnections(connection_bounds(settings), front.errors.refuse_connection)
+        await stack.enter_async_context(running(connections.watch_for_ever()))
+        await stack.enter_async_context(answering(HangingUpServer(front.app(), connections), listener))
+        log.info("front_started", url=f"http://{host}:{port}", shards=[link.url for link in links])
+        try:
+            yield f"http://{host}:{port}"
+        finally:
+            await front.callers.send_away(grace_s=0.0)
+
+
+async def serve_shards_forever(
+    settings: ServerSettings, folder: Path, shards: int, prepare: PrepareShards, started: Callable[[str], None]
+) -> None:
+    """A front and its shards until SIGINT or SIGTERM; calls `started` as soon as all of them answer.
+
+    Until then signals have the effect that they have anywhere; the watchdog ends the shards that have begun.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with serve_shards(settings, folder, shards, prepare) as url:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, stop.set)
+        started(url)
+        await stop.wait()
+
+
+def _open_http() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=VERB_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+    )

@@ -1,0 +1,77 @@
+"""All shards of a front, asked at once; each has its own deadline, and none waits for another."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from harness.errors import HarnessError, ShardUnavailable
+from harness.machine.deadlines import not_in_time
+from harness.sessions.shard_ids import ShardPlace, find_shard
+from harness.shards.link import ShardLink
+from harness.shards.placement import choose_shard
+
+_T = TypeVar("_T")
+
+
+class Asked(NamedTuple, Generic[_T]):
+    """What came of asking all of them."""
+
+    answers: dict[int, _T]
+    """By the number of the shard."""
+    problems: tuple[str, ...]
+    """A line for each that did not do it."""
+
+    @property
+    def some(self) -> list[_T]:
+        """The answers, of which there is one at least. Raises `ShardUnavailable` when no shard did it."""
+        if not self.answers:
+            raise ShardUnavailable(f"no shard did it: {'; '.join(self.problems)}")
+        return list(self.answers.values())
+
+
+class ShardLinks:
+    """The links, by their numbers."""
+
+    def __init__(self, links: Sequence[ShardLink]) -> None:
+        self._links = links
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[ShardLink]:
+        return iter(self._links)
+
+    def place_of(self, number: int) -> ShardPlace:
+        """The place of that shard among all."""
+        return ShardPlace(number, len(self))
+
+    def find(self, digits: str) -> ShardLink:
+        """The shard that has the session with this id, or this key behind its prefix."""
+        return self._links[find_shard(digits, len(self))]
+
+    def choose(self, only: int | None) -> ShardLink | None:
+        """The shard for a new session: this one, if it is the `only` one that can have it; None while none serves."""
+        loads = (link.load for link in self._links if only in (None, link.number))
+        number = choose_shard([load for load in loads if load is not None])
+        return None if number is None else self._links[number]
+
+    async def ask(self, call: Callable[[ShardLink], Awaitable[_T]], seconds: float) -> Asked[_T]:
+        """Make `call` of each, for `seconds` at most."""
+
+        async def ask(link: ShardLink) -> _T | str:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await call(link)
+            except TimeoutError:
+                return not_in_time(seconds)
+            except HarnessError as error:
+                return error.message
+
+        found = await asyncio.gather(*map(ask, self._links))
+        said = dict(zip((link.number for link in self._links), found, strict=True))
+        problems = tuple(
+            f"shard {number}: {answer}".replace(f"shard {number}: shard {number}", f"shard {number}")
+            for number, answer in said.items()
+            if isinstance(answer, str)
+        )
+        return Asked({number: answer for number, answer in said.items() if not isinstance(answer, str)}, problems)

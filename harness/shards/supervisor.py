@@ -1,0 +1,183 @@
+"""The processes of the shards: started, started again when they die, ended with the front.
+
+A shard is a group of processes that a watchdog answers for: it dies with its front, also with one that is killed. So a
+front that is started again never meets shards that stand as another one told them; those that are left all the same are
+ended by the record of the directory.
+
+A shard that does not answer for the first time ends the front, with its own words. Later it is started again, at once
+at first and then less often, until it answers: its sessions are in its store, on its port.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from harness.errors import HarnessError, ShardUnavailable
+from harness.machine.deadlines import to_the_end, within
+from harness.machine.process_group import is_gone, signal_group
+from harness.machine.process_name import ProcessName
+from harness.machine.watchdog import Watchdog
+from harness.shards.directory import ShardDirectory
+from harness.shards.link import ShardLink
+from harness.shards.shard_links import ShardLinks
+from server_patch.router.background import running
+
+START_S = 600.0
+"""How long a shard may take until it answers: it reads a tokenizer and tests its engines."""
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_POLL_S = 0.02
+_KILL_S = 5.0  # a process that the kernel holds cannot be killed
+
+log = structlog.get_logger()
+
+
+class ShardCommand(NamedTuple):
+    """How a shard is started."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+StartShard = Callable[[int], ShardCommand]
+"""The command that serves the sessions of shard `number`, announced in JSON on standard output."""
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Announcement(msgspec.Struct):
+    url: str = ""
+    error: _Error | None = None
+
+
+class Supervisor:
+    """Keeps the processes of `links` up."""
+
+    def __init__(self, links: ShardLinks, directory: ShardDirectory, start: StartShard, *, stop_s: float) -> None:
+        self._links = links
+        self._directory = directory
+        self._start = start
+        self._stop_s = stop_s
+
+    @asynccontextmanager
+    async def keep_up(self) -> AsyncIterator[None]:
+        """Every shard has a process that answers when the block begins, and none when it has ended.
+
+        Raises `ShardUnavailable` when one does not begin to answer.
+        """
+        async with AsyncExitStack() as stack:
+            watchdog = Watchdog()
+            stack.push_async_callback(watchdog.close)
+            answer = [asyncio.get_running_loop().create_future() for _ in self._links]
+            work = (
+                self._keep_one_up(link, watchdog, answers) for link, answers in zip(self._links, answer, strict=True)
+            )
+            await stack.enter_async_context(running(_all_of(work)))
+            await asyncio.gather(*answer)
+            yield
+
+    async def _keep_one_up(self, link: ShardLink, watchdog: Watchdog, answers: "asyncio.Future[None]") -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with self._process(link, watchdog) as process:
+                    assert process.stdout is not None
+                    async with asyncio.timeout(START_S):
+                        url = _read_announcement(await _read_document(process.stdout))
+                    link.came_up(url)
+                    if not answers.done():
+                        answers.set_result(None)
+                    pause_s = _FIRST_PAUSE_S
+                    while await process.stdout.read(4096):
+                        pass
+                    code = await process.wait()
+                problem = f"ended ({code}) and is being started again"
+            except TimeoutError:
+                problem = f"did not answer within {START_S:g} s"
+            except HarnessError as error:
+                problem = error.message
+            except OSError as error:
+                problem = f"cannot be started: {error.strerror}"
+            link.went_down(problem)
+            if not answers.done():
+                answers.set_exception(ShardUnavailable(f"shard {link.number}: {problem}"))
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @asynccontextmanager
+    async def _process(self, link: ShardLink, watchdog: Watchdog) -> AsyncIterator[asyncio.subprocess.Process]:
+        command = self._start(link.number)
+        process = await asyncio.create_subprocess_exec(
+            *command.arguments,
+            env=command.environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        watchdog.watch(process.pid)
+        try:
+            with suppress(ProcessLookupError):
+                self._directory.note_process(link.number, ProcessName.of(process.pid))
+            yield process
+        finally:
+            await to_the_end(self._end(process))
+            watchdog.forget(process.pid)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await within(self._stop_s, process.wait())
+        # Whatever it has started is of its group; the group goes before its port and its store are taken again.
+        signal_group(process.pid, signal.SIGKILL)
+        await within(_KILL_S, _wait_until_gone(process))
+
+
+async def _wait_until_gone(process: asyncio.subprocess.Process) -> None:
+    await process.wait()
+    while not is_gone(process.pid):  # noqa: ASYNC110  # nobody tells when a group has ended
+        await asyncio.sleep(_POLL_S)
+
+
+async def _all_of(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for each in work:
+            tasks.create_task(each)
+
+
+async def _read_document(stream: asyncio.StreamReader) -> bytes:
+    """The JSON document that a command prints, to the brace that ends it; what there is when it ends before."""
+    lines: list[bytes] = []
+    while line := await stream.readline():
+        lines.append(line)
+        if line == b"}\n":
+            break
+    return b"".join(lines)
+
+
+def _read_announcement(document: bytes) -> str:
+    """The address in the document of a server. Raises `ShardUnavailable` with why there is none."""
+    try:
+        said = msgspec.json.decode(document or b"{}", type=_Announcement)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ShardUnavailable(f"announced {document[:100]!r}: {error}") from error
+    if not said.url:
+        raise ShardUnavailable(said.error.message if said.error else "ended before it answered; its log says why")
+    return said.url
+
+
+def shard_environment(admin_token: str | None, engine_key: str) -> dict[str, str]:
+    """The environment of this process for a shard, with its secrets, which no command line shows."""
+    secrets = {"HARNESS_ADMIN_TOKEN": admin_token or "", "HARNESS_ENGINE_KEY": engine_key}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("HARNESS_SHARD")}
+    return others | {name: value for name, value in secrets.items() if value}

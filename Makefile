@@ -29,6 +29,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/startup.py
 	$(PY) bench/session_server.py $(ARGS)
 	$(PY) bench/turn_overhead.py
+	$(PY) bench/shards.py
 	$(PY) bench/encoding.py
 	$(PY) bench/repeat_guard.py
 	$(PY) bench/packing.py

@@ -105,6 +105,13 @@ class ServerAnswer:
     """How its gate stands since, and what the verb touched; None when it did not answer, or was asked to drain some
     sessions and no more."""
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it was not told, or which of its shards were not; empty when all were."""
+        if self.error is not None:
+            return (self.error,)
+        return () if self.gate is None else self.gate.problems
+
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
@@ -173,14 +180,14 @@ class AbortReport:
     def problems(self) -> tuple[str, ...]:
         """One line for everything that did not go as it should; empty after a clean abort."""
         return (
-            *(f"drain {answer.url}: {answer.error}" for answer in self.drained if answer.error),
+            *(f"drain {answer.url}: {problem}" for answer in self.drained for problem in answer.problems),
             *(f"engine {answer.name}: {answer.error}" for answer in self.engines if answer.error),
             *(f"engine {answer.name}: {answer.error}" for answer in self.left_paused if answer.error),
             *((f"engines: {self.turns_left} turns still in flight",) if self.turns_left else ()),
             *(f"hook {answer.name}: {answer.error}" for answer in self.hooks if answer.error),
             *(f"agent {name}: could not be ended" for name in self.agents_left),
             *(f"task {failure.name}: {failure.fate} {failure.detail}".rstrip() for failure in self.failures),
-            *(f"resume {answer.url}: {answer.error}" for answer in self.resumed if answer.error),
+            *(f"resume {answer.url}: {problem}" for answer in self.resumed for problem in answer.problems),
         )
 
 

@@ -49,7 +49,7 @@ class PauseReport:
     def problems(self) -> tuple[str, ...]:
         """One line for everything that did not go as it should."""
         return (
-            *(f"pause {answer.url}: {answer.error}" for answer in self.paused if answer.error),
+            *(f"pause {answer.url}: {problem}" for answer in self.paused for problem in answer.problems),
             *(f"engine {answer.name}: {answer.error}" for answer in self.engines if answer.error),
             *((f"engines: {self.turns_left} turns still in flight",) if self.turns_left else ()),
         )

@@ -13,6 +13,7 @@ from harness.client.session_server import SessionServerClient
 from harness.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep
 from harness.errors import EnginesHeld, SessionServerError
 from harness.machine.deadlines import attempt
+from harness.sessions.gate import GateReport
 from harness.sessions.weight_update import SweepRequest
 
 
@@ -44,13 +45,14 @@ class ServersInUpdate:
         """Shut every gate and claim the engines; why these are somebody else's, None when they are not."""
         taken: list[str] = []
 
-        async def claim(gate: GateClient) -> None:
+        async def claim(gate: GateClient) -> GateReport | None:
             try:
-                await gate.pause(deadline_s=self._budget.gate_s, engines=True)
+                return await gate.pause(deadline_s=self._budget.gate_s, engines=True)
             except SessionServerError as error:
                 if error.code != EnginesHeld.code:
                     raise
                 taken.append(f"{gate.url}: {error.message}")
+                return None
 
         await self._at_every_gate(UpdateStep.PAUSE_GATES, claim)
         return taken[0] if taken else None
@@ -58,8 +60,8 @@ class ServersInUpdate:
     async def resume(self, *, engines_continued: bool) -> None:
         """Release the holds; engines that were not continued are the servers' to continue."""
 
-        async def release(gate: GateClient) -> None:
-            await gate.resume(deadline_s=self._budget.gate_s, engines_continued=engines_continued)
+        async def release(gate: GateClient) -> GateReport:
+            return await gate.resume(deadline_s=self._budget.gate_s, engines_continued=engines_continued)
 
         await self._at_every_gate(UpdateStep.RESUME_GATES, release)
 
@@ -93,8 +95,16 @@ class ServersInUpdate:
         calls = [partial(ask, *each) for each in self._servers]
         await self._at_every_server(UpdateStep.VERIFY, calls, self._budget.verify_s)
 
-    async def _at_every_gate(self, step: UpdateStep, verb: Callable[[GateClient], Awaitable[object]]) -> None:
-        await self._at_every_server(step, [partial(verb, gate) for gate in self._gates], self._budget.gate_s)
+    async def _at_every_gate(
+        self, step: UpdateStep, verb: Callable[[GateClient], Awaitable[GateReport | None]]
+    ) -> None:
+        async def turn(server: ServerUpdate, gate: GateClient) -> None:
+            report = await verb(gate)
+            if report is not None and report.problems:
+                server.errors[step] = "; ".join(report.problems)
+
+        calls = [partial(turn, server, gate) for (server, _), gate in zip(self._servers, self._gates, strict=True)]
+        await self._at_every_server(step, calls, self._budget.gate_s)
 
     async def _at_every_server(
         self, step: UpdateStep, calls: Sequence[Callable[[], Awaitable[object]]], seconds: float

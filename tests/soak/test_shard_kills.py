@@ -21,7 +21,7 @@ from harness.client.session_server import SessionServerClient
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget
 from harness.engines.scripted import ScriptStep
-from harness.errors import HarnessError
+from harness.errors import HarnessError, SessionServerError
 from tests.builders import body, user
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_sglang import FakeSGLang
@@ -190,8 +190,9 @@ async def until_done(verb: Callable[[], Awaitable]) -> object:
         while True:
             try:
                 return await verb()
-            except HarnessError as error:
-                assert getattr(error, "retryable", False) or getattr(error, "status", 0) >= 500, error
+            except SessionServerError as error:
+                if not (error.retryable or error.status >= 500):
+                    raise
                 await asyncio.sleep(0.1)
 
 

@@ -44,7 +44,7 @@ def test_pages_of_metrics_are_one_page_that_a_scraper_reads():
     one, two = ServerMetrics(), ServerMetrics()
     one.error_answered("gate_closed")
     two.error_answered("gate_closed")
-    two.sessions_open(7)
+    two.turns_in_flight(7)
     families = list(text_string_to_metric_families(merge_metrics({"0": one.render(), "1": two.render()}).decode()))
 
     names = [family.name for family in families]
@@ -53,6 +53,6 @@ def test_pages_of_metrics_are_one_page_that_a_scraper_reads():
         (sample.name, *sorted(sample.labels.items())): sample.value for each in families for sample in each.samples
     }
     assert samples["harness_errors_total", ("code", "gate_closed"), ("shard", "0")] == 1.0
-    assert samples["harness_sessions_open", ("shard", "0")] == 0.0
-    assert samples["harness_sessions_open", ("shard", "1")] == 7.0
+    assert samples["harness_turns_in_flight", ("shard", "0")] == 0.0
+    assert samples["harness_turns_in_flight", ("shard", "1")] == 7.0
     assert {dict(key[1:])["shard"] for key in samples} == {"0", "1"}

@@ -135,9 +135,9 @@ def _model_dir() -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _memory_given_back() -> Iterator[None]:
-    """What the models of a module held goes back to the system: the allocator keeps gigabytes of it otherwise."""
+    """What models and tokenizers of a module held goes back to the system: the allocator keeps gigabytes otherwise."""
     yield
-    if sys.platform == "linux" and "torch" in sys.modules:
+    if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
 

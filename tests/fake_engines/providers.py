@@ -249,7 +249,7 @@ def _smollm2_bench(
         has_weights=True,
         tolerance=1e-3,
         slow_tokens=120,
-        step_s=2.0,
+        step_s=1.0,
     )
 
 

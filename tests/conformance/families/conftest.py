@@ -6,6 +6,8 @@ import subprocess
 import pytest
 
 from tests.conformance.families.family import NAMES, Family, load
+from tests.conformance.families.official import official
+from tests.conformance.families.sampling import plans
 
 
 def each_family(name: str) -> object:
@@ -25,9 +27,13 @@ def _family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A worker of xdist has all tests of a family in one go, and keeps none of the tokenizers it is done with."""
+    """A worker of xdist has all tests of a family in one go, and keeps none of the tokenizers it is done with.
+
+    What is known of a family holds its tokenizers, too.
+    """
     if hasattr(item.config, "workerinput") and _family_of(item) not in (None, _family_of(nextitem)):
-        load.cache_clear()
+        for of_families in (load, official, plans):
+            of_families.cache_clear()
 
 
 def _family_of(item: pytest.Item | None) -> str | None:

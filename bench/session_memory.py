@@ -1,4 +1,4 @@
-"""What sessions hold in memory, live and idle: bytes of the server's process by token, turn and text.
+"""What sessions hold in memory, live, idle and paged out: bytes of the server's process by token, turn and text.
 
     python bench/session_memory.py [--json] [--tokenizer DIR]
 
@@ -6,19 +6,26 @@ The tool loop of `turn_overhead.py` against a session server with a SQLite store
 stand-in for an engine: some sessions of 100 turns and 30 000 tokens, then, in a fresh server, many of 5 turns and
 2 000 tokens. Printed is what the server's resident memory grew by per session, beside the bars: 40 bytes per token,
 3 KiB per turn and the text once for a live session; 1 GiB for 10 000 idle ones, reckoned from fewer. As many have been
-played before, so that no memory that the start left hides them. The tokenizer is
-Qwen3's, fetched with npm.
+played before, so that no memory that the start left hides them. Then both shapes again in servers that page sessions
+out after a second: what each adds once only the store has it (2 KiB at most), and in what time a long one is read back
+(p50 20 ms at most). The tokenizer is Qwen3's, fetched with npm.
 """
 
 import argparse
 import asyncio
 import json
+import statistics
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import aiohttp
+import psutil
 import uvloop
 
 from bench.tool_loop.stand_in import StandIn, StandInProtocol
@@ -33,6 +40,8 @@ MIB = 1 << 20
 AT_ONCE = 16
 _PER_TOKEN, _PER_TURN = 40, 3 << 10
 _IDLE_SESSIONS, _IDLE_MIB = 10_000, 1 << 10
+_STUB, _READ_BACK_MS = 2 << 10, 20.0
+_PAGE_OUT_S = 1.0
 
 
 class Shape(NamedTuple):
@@ -55,8 +64,18 @@ async def run_engine(tokenizer: Tokenizer, tokens: int) -> None:
     await asyncio.to_thread(sys.stdin.read)
 
 
-async def measure(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
-    """Bytes per session that a fresh server holds more once it has played `shape`, and what there is of each."""
+class Bench(NamedTuple):
+    """A server, and what its clients need to play."""
+
+    client: aiohttp.ClientSession
+    url: str
+    server: psutil.Process
+    texts: list[str]
+
+
+@asynccontextmanager
+async def opened(shape: Shape, tokenizer_folder: Path, *options: str) -> AsyncIterator[Bench]:
+    """A fresh server with a SQLite store, for sessions of `shape`."""
     half = shape.tokens_per_turn // 2
     texts = tool_texts(Tokenizer.load(tokenizer_folder), half - 20)  # less what the template puts around them
     pipe = asyncio.subprocess.PIPE
@@ -67,38 +86,71 @@ async def measure(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             url = (await engine.stdout.readline()).decode().strip()
-            options = ("--tokenizer", str(tokenizer_folder), "--directory", folder, "--engine", url)
+            options = ("--tokenizer", str(tokenizer_folder), "--directory", folder, "--engine", url, *options)
             async with (
                 server_process("sqlite", *options) as (server_url, server),
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as client,
             ):
-                one = await converse(client, server_url, shape.turns, texts, lambda *_: None)
-                async with client.get(f"{one}?ids=none") as answer:
-                    record = await answer.json()
-                await play(client, server_url, shape, texts)  # so that what the start has left is taken
-                before = server.memory_info().rss
-                await play(client, server_url, shape, texts)
-                grown = server.memory_info().rss - before
+                yield Bench(client, server_url, server, texts)
     finally:
         engine.stdin.close()
         await engine.wait()
+
+
+async def measure(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
+    """Bytes per session that a fresh server holds more once it has played `shape`, and what there is of each."""
+    async with opened(shape, tokenizer_folder) as bench:
+        one = await converse(bench.client, bench.url, shape.turns, bench.texts, lambda *_: None)
+        async with bench.client.get(f"{one}?ids=none") as answer:
+            record = await answer.json()
+        await play(bench, shape)  # so that what the start has left is taken
+        before = bench.server.memory_info().rss
+        await play(bench, shape)
+        grown = bench.server.memory_info().rss - before
     last = record["turns"][-1]
     tokens, text = last["prompt_length"] + last["output_length"], _text_bytes(record)
     bar = _PER_TOKEN * tokens + _PER_TURN * shape.turns + text
     return {**shape._asdict(), "tokens": tokens, "text": text, "bytes": grown / shape.sessions, "bar": bar}
 
 
-async def play(client: aiohttp.ClientSession, url: str, shape: Shape, texts: list[str]) -> None:
-    """Have so many sessions, and leave them."""
+async def measure_paged_out(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
+    """Bytes per session of `shape` that a server holds more once only the store has it, and how it is read back."""
+    async with opened(shape, tokenizer_folder, "--idle-page-out", str(_PAGE_OUT_S)) as bench:
+        await play(bench, shape)
+        await all_paged_out(bench, shape.sessions)
+        before = bench.server.memory_info().rss
+        urls = await play(bench, shape)
+        await all_paged_out(bench, 2 * shape.sessions)
+        grown = bench.server.memory_info().rss - before
+        seconds: list[float] = []
+        for url in urls:
+            began = perf_counter()
+            async with bench.client.get(f"{url}/facts") as answer:
+                assert sum((await answer.json())["turns"].values()) == shape.turns
+            seconds.append(perf_counter() - began)
+    p50 = statistics.median(seconds) * 1e3
+    return {**shape._asdict(), "bytes": grown / shape.sessions, "read_back_p50_ms": p50}
+
+
+async def all_paged_out(bench: Bench, sessions: int) -> None:
+    """Return once only the store has so many."""
+    wanted = f"harness_sessions_paged_out {sessions}.0\n"
+    async with asyncio.timeout(600):
+        while True:
+            async with bench.client.get(f"{bench.url}/metrics") as answer:
+                if wanted in await answer.text():
+                    return
+            await asyncio.sleep(0.2)
+
+
+async def play(bench: Bench, shape: Shape) -> list[str]:
+    """Have so many sessions, and leave them; where their records are."""
     waiting = iter(range(shape.sessions))
 
-    async def work() -> None:
-        for _ in waiting:
-            await converse(client, url, shape.turns, texts, lambda *_: None)
+    async def work() -> list[str]:
+        return [await converse(bench.client, bench.url, shape.turns, bench.texts, lambda *_: None) for _ in waiting]
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(AT_ONCE):
-            workers.create_task(work())
+    return list(chain.from_iterable(await asyncio.gather(*(work() for _ in range(AT_ONCE)))))
 
 
 def _text_bytes(record: dict[str, Any]) -> int:
@@ -109,8 +161,9 @@ def _text_bytes(record: dict[str, Any]) -> int:
 async def main(asked: argparse.Namespace) -> None:
     """Both shapes, and which bars hold."""
     live, idle = [await measure(shape, asked.tokenizer) for shape in (LIVE, IDLE)]
+    stub, long = [await measure_paged_out(shape, asked.tokenizer) for shape in (IDLE, LIVE)]
     if asked.json:
-        print(json.dumps({"live": live, "idle": idle}))
+        print(json.dumps({"live": live, "idle": idle, "paged_out": stub, "paged_out_long": long}))
         return
     for name, found in (("live", live), ("idle", idle)):
         print(
@@ -122,6 +175,10 @@ async def main(asked: argparse.Namespace) -> None:
     all_idle = idle["bytes"] * _IDLE_SESSIONS / MIB
     holds = "holds" if all_idle <= _IDLE_MIB else "MISSED"
     print(f"{_IDLE_SESSIONS} idle sessions: {all_idle:.0f} MiB (wanted: <= {_IDLE_MIB}): {holds}")
+    holds = "holds" if stub["bytes"] <= _STUB else "MISSED"
+    print(f"a session that is paged out: {stub['bytes'] / 1024:.1f} KiB (wanted: <= {_STUB >> 10}): {holds}")
+    holds = "holds" if long["read_back_p50_ms"] <= _READ_BACK_MS else "MISSED"
+    print(f"a long one is read back in {long['read_back_p50_ms']:.1f} ms (wanted: p50 <= {_READ_BACK_MS:g}): {holds}")
 
 
 def parse() -> argparse.Namespace:

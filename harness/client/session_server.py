@@ -31,7 +31,7 @@ from harness.client.connections import (
 )
 from harness.client.gate import HOLD_TTL_S, GateClient
 from harness.errors import RunError, SessionServerError, StoreFull
-from harness.samples.codec import sample_from_binary
+from harness.samples.codec import samples_from_tensors
 from harness.sessions.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Sample
@@ -162,14 +162,14 @@ class SessionServerClient:
 
     async def collect(self, session_id: str) -> Collected:
         """Facts, record and samples of one moment; empty ones when the server does not know the session."""
-        path = f"/sessions/{session_id}/samples?format=msgpack"
+        path = f"/sessions/{session_id}/samples?format=safetensors"
         content = await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s)
         try:
-            answer = msgspec.msgpack.decode(content, type=_CollectedAnswer)
-            samples = tuple(sample_from_binary(sample) for sample in answer.samples)
+            samples, about = samples_from_tensors(content)
+            answer = msgspec.convert(about, _CollectedAnswer)
         except (*NOT_DECODABLE, RunError) as error:
             raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
-        return Collected(answer.facts, decode(answer.session, dict[str, Any]), samples)
+        return Collected(answer.facts, answer.session, tuple(samples))
 
     async def end(self, session_id: str, *, within_s: float) -> SessionFacts:
         """The session accepts no further turn, and its turns in flight end; how it stands then, or after `within_s`."""
@@ -278,6 +278,4 @@ class _RouterAnswer(msgspec.Struct):
 
 class _CollectedAnswer(msgspec.Struct):
     facts: SessionFacts
-    session: bytes
-    """JSON."""
-    samples: list[Json]
+    session: Json

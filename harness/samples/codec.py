@@ -1,20 +1,23 @@
-"""Samples as JSON, JSON Lines, Parquet, and in a binary form for one program that hands them to another.
+"""Samples as JSON, JSON Lines, Parquet, and in two binary forms for one program that hands them to another.
 
 `sample_from_json(sample_to_json(s))` equals `s` in every column: a float32 is written with enough digits to come back
 as itself. Parquet has one row per sample and list columns for the per-token values; metadata is a JSON text there. In
-the binary form, which msgpack can carry, a column is its little-endian bytes: a tenth of the JSON.
+the binary form, which msgpack can carry, a column is its little-endian bytes: a tenth of the JSON. As tensors, a column
+is one of a safetensors blob, and is read without being copied.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from harness.errors import RunError
+from harness.samples.tensor_blob import read_tensors, write_tensors
 from harness.types import Json, Sample, SampleStatus, as_ids, as_logprobs
 
 _SAMPLES_IN_ROW_GROUP = 64
@@ -48,6 +51,37 @@ def sample_from_binary(obj: Json) -> Sample:
         raise RunError(f"not a sample: expected an object, got {type(obj).__name__}")
     columns = {name: _read(obj, name, partial(np.frombuffer, dtype=dtype)) for name, dtype in _COLUMNS.items()}
     return sample_from_json(obj | columns | {"metadata": _read(obj, "metadata", json.loads)})
+
+
+def samples_to_tensors(samples: Sequence[Sample], about: Json) -> bytes:
+    """A safetensors blob of `samples`, and of `about` beside them, which is JSON.
+
+    Column `NAME` of sample N is the tensor `NAME.N`; everything else is the text `about`: a uint8 tensor, an object
+    with what `about` has, and as `samples` the other fields of each.
+    """
+    others = [_plain_fields(sample) | {"metadata": dict(sample.metadata)} for sample in samples]
+    text = msgspec.json.encode({**about, "samples": others})
+    tensors = {
+        f"{name}.{number}": getattr(sample, name).astype(dtype, copy=False)
+        for name, dtype in sorted(_COLUMNS.items(), key=lambda column: -np.dtype(column[1]).itemsize)
+        for number, sample in enumerate(samples)
+    }
+    # Bytes come last, so that every column begins where a value of its width may.
+    return write_tensors({**tensors, "about": np.frombuffer(text, np.uint8)})
+
+
+def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
+    """The samples that `samples_to_tensors` wrote, and what it was told about them. Raises `RunError`."""
+    tensors = read_tensors(blob)
+    try:
+        about = msgspec.json.decode(tensors["about"].data, type=Json)
+        samples = [
+            sample_from_json(others | {name: tensors[f"{name}.{number}"] for name in _COLUMNS})
+            for number, others in enumerate(about.pop("samples"))
+        ]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise RunError(f"not samples: {type(error).__name__} {error}") from error
+    return samples, about
 
 
 def sample_from_json(obj: Json) -> Sample:

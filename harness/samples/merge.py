@@ -5,7 +5,7 @@ turns after it are dropped and counted. A turn shared by several samples is trai
 that FAILED have no usable output and are part of no branch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, takewhile
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.samples.proximal import ProximalColumns, staleness
+from harness.samples.proximal import staleness
 from harness.samples.side_calls import find_side_calls
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
 from harness.turn_ends import TurnStatus
@@ -110,13 +110,7 @@ def _build(
     start = tokens.size - turns[-1].output_ids.size if is_single_turn else turns[0].context_ids.size
     told = turns[-1:] if is_single_turn else turns
     labels = [span.version for turn in told for span in turn.version_spans]
-    parts = [_columns(turn, is_trained=turn.index not in trained) for turn in turns]
-    mask, logprobs, versions, proximal_logprobs, proximal_versions = (
-        np.concatenate(column)[start:] for column in zip(*parts, strict=True)
-    )
-    columns = _Columns(
-        mask, as_logprobs(logprobs), as_ids(versions), as_logprobs(proximal_logprobs), as_ids(proximal_versions)
-    )
+    columns = _columns(turns, trained, tokens.size).behind(start)
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
@@ -139,24 +133,38 @@ class _Columns(NamedTuple):
     proximal_logprobs: Logprobs
     proximal_versions: Versions
 
+    def behind(self, start: int) -> "_Columns":
+        """Without the first tokens, and read-only."""
+        return _Columns(
+            self.mask[start:],
+            as_logprobs(self.logprobs[start:]),
+            as_ids(self.versions[start:]),
+            as_logprobs(self.proximal_logprobs[start:]),
+            as_ids(self.proximal_versions[start:]),
+        )
 
-def _columns(turn: Turn, *, is_trained: bool) -> _Columns:
-    """The tokens of `turn`: context that nobody sampled, then its output."""
-    context, output = turn.context_ids.size, turn.output_ids.size
-    proximal = ProximalColumns.of_turn(turn)
-    mask = np.full(output, is_trained, dtype=np.uint8)
-    mask[turn.masked_from :] = 0
-    return _Columns(
-        _after(context, 0, mask),
-        _after(context, 0.0, turn.logprobs),
-        _after(context, NOT_SAMPLED, expand_spans(turn.version_spans, output)),
-        _after(context, 0.0, proximal.logprobs),
-        _after(context, NOT_SAMPLED, proximal.versions),
+
+def _columns(turns: Sequence[Turn], trained: Set[int], size: int) -> _Columns:
+    """Of each turn the context, which nobody sampled, then its output; those of a turn in `trained` train no more."""
+    columns = _Columns(
+        np.zeros(size, dtype=np.uint8),
+        np.zeros(size, dtype=np.float32),
+        np.full(size, NOT_SAMPLED, dtype=np.int32),
+        np.zeros(size, dtype=np.float32),
+        np.full(size, NOT_SAMPLED, dtype=np.int32),
     )
-
-
-def _after(context: int, fill: float, output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.concatenate([np.full(context, fill, dtype=output.dtype), output])
+    end = 0
+    for turn in turns:
+        start, end = end + turn.context_ids.size, end + turn.context_ids.size + turn.output_ids.size
+        versions = expand_spans(turn.version_spans, end - start)
+        columns.mask[start : start + turn.masked_from] = turn.index not in trained
+        columns.logprobs[start:end] = turn.logprobs
+        columns.versions[start:end] = versions
+        columns.proximal_logprobs[start:end] = (
+            turn.logprobs if turn.proximal_logprobs is None else turn.proximal_logprobs
+        )
+        columns.proximal_versions[start:end] = versions if turn.proximal_versions is None else turn.proximal_versions
+    return columns
 
 
 def _stamp(metadata: Mapping[str, Any], branch: MergedBranch, columns: _Columns, live: int | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.samples.tensor_blob import write_tensors
 from harness.samples.versions import NOT_SAMPLED
 from harness.types import Json, Sample, SampleStatus, Turn
 
@@ -24,8 +25,6 @@ NO_RECORDS, ALL_TRUNCATED = "no_records", "all_truncated"
 """Why there is no sample: no turn has an output, or not even the prompt fits."""
 
 _NULLS = ["rollout_routed_experts", "rollout_indexer_topk"]
-_DTYPES = {"int64": "I64", "uint8": "U8", "float64": "F64"}
-_ALIGNMENT = 8
 
 
 def encode_for_miles(
@@ -58,7 +57,7 @@ def encode_for_miles(
     reason = None if kept else ALL_TRUNCATED if samples else NO_RECORDS
     meta: Json = {"samples": described, "session_metadata": {}, "empty_reason": reason}
     tensors["_samples_meta"] = np.frombuffer(json.dumps(meta, ensure_ascii=False).encode(), np.uint8)
-    return _write(tensors)
+    return write_tensors(tensors)
 
 
 def cut_sample(sample: Sample, most: int | None) -> Sample | None:
@@ -99,17 +98,3 @@ def _describe(sample: Sample, turns: Sequence[Turn], decode: Callable[[Sequence[
         "reward": reward if is_number else None,
         "nulls": _NULLS,
     }
-
-
-def _write(tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """The safetensors file of `tensors`: length of the header, header, data."""
-    header: Json = {}
-    offset = 0
-    for name, tensor in tensors.items():
-        dtype = _DTYPES[tensor.dtype.name]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, offset + tensor.nbytes]}
-        offset += tensor.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    data = (np.ascontiguousarray(tensor).tobytes() for tensor in tensors.values())
-    return b"".join([len(text).to_bytes(8, "little"), text, *data])

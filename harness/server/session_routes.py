@@ -1,26 +1,21 @@
 """The sessions of a server, as their owners use them: created, looked at, ended, collected, deleted.
 
 A poll reads the facts, which are as small as they sound. Records and samples are as long as the session and are put
-together in another thread, from a snapshot. The binary form of the samples brings the record along, both of one moment:
-a rollout is collected in one request.
+together beside the running ones (`collecting`). The binary form of the samples brings the record along, both of one
+moment: a rollout is collected in one request.
 """
 
-import asyncio
-from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 
-import msgspec
-import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from harness.errors import MalformedRequest, TooMany
-from harness.samples.codec import sample_to_binary, sample_to_json
-from harness.samples.merge import count_empty, merge_branches
 from harness.samples.miles_codec import encode_for_miles
 from harness.server.access import for_operators, require_admin
+from harness.server.collecting import CollectingPlace, collect_json, collect_tensors, samples_of
 from harness.server.connection import ClientConnection
 from harness.server.registry import SessionRegistry
 from harness.server.responses import json_response
@@ -37,24 +32,11 @@ from harness.sessions.record import (
     session_summary,
 )
 from harness.sessions.session import Session, SessionConfig
-from harness.telemetry.secrets import shorten_secrets
-from harness.types import Json, Sample
-
-MSGPACK = "application/msgpack"
-"""Media type of the binary form."""
 
 SAFETENSORS = "application/octet-stream"
-"""Media type of the form that miles reads."""
-
-TRAILING_TURNS_DROPPED = "trailing_turns_dropped"
-"""Warned of when samples are collected: turns after one that is not COMPLETED are in none (I3)."""
-
-EMPTY_SAMPLES_DROPPED = "empty_samples_dropped"
-"""Said when samples are collected: what was aborted before its first token is none."""
+"""Media type of the binary forms."""
 
 _LONG_SCRIPT = 20_000  # bytes, encoded in a few milliseconds
-
-log = structlog.get_logger()
 
 
 class SessionRoutes:
@@ -64,9 +46,7 @@ class SessionRoutes:
         self._turns = turns
         self._sessions = sessions
         self._settings = turns.settings
-        self._reading = asyncio.Lock()
-        """Of one record or samples at one time: the event loop waits for the interpreter behind every thread that has
-        some to put together, and a rollout manager asks for 64 at once."""
+        self._collecting = CollectingPlace(lambda: len(turns.admitted))
 
     def routes(self) -> list[Route]:
         """`GET /sessions/{id}` looks at the token itself: `HEAD` of the same route is open."""
@@ -135,11 +115,11 @@ class SessionRoutes:
         columns = request.query_params.get("ids", RecordIds.DELTAS)
         if columns not in list(RecordIds):
             raise MalformedRequest(f"ids: expected one of {', '.join(RecordIds)}; got {columns[:64]!r}", param="ids")
-        async with self._reading:
+        async with self._collecting.taken():
             session_id, session = await self._snapshot(request)
             if session is None:
                 return json_response(empty_record(session_id))
-            return await asyncio.to_thread(lambda: json_response(session_record(session, RecordIds(columns))))
+            return await self._collecting.do(lambda: json_response(session_record(session, RecordIds(columns))))
 
     async def _facts(self, request: Request) -> Response:
         session_id = request.path_params["id"]
@@ -147,29 +127,31 @@ class SessionRoutes:
 
     async def _samples(self, request: Request) -> Response:
         form = request.query_params.get("format")
-        if form not in (None, "json", "msgpack"):
-            raise MalformedRequest(f"format: expected json or msgpack; got {form[:64]!r}", param="format")
-        is_binary = form == "msgpack" or (form is None and MSGPACK in request.headers.get("accept", ""))
+        if form not in (None, "json", "safetensors"):
+            raise MalformedRequest(f"format: expected json or safetensors; got {form[:64]!r}", param="format")
         await self._turns.live.look()
-        async with self._reading:
+        async with self._collecting.taken():
             live_version = self._turns.live.version
             session_id, session = await self._snapshot(request)
-            return await asyncio.to_thread(_collect, session_id, session, live_version, is_binary=is_binary)
+            if form == "safetensors" or (form is None and SAFETENSORS in request.headers.get("accept", "")):
+                collected = await self._collecting.do(lambda: collect_tensors(session_id, session, live_version))
+                return Response(collected, media_type=SAFETENSORS)
+            return await self._collecting.do(lambda: json_response(collect_json(session, live_version)))
 
     async def _samples_for_miles(self, request: Request) -> Response:
         asked = parse_collect(await read_body(request, self._settings.limits))
         await self._turns.live.look()
-        async with self._reading:
+        async with self._collecting.taken():
             live_version = self._turns.live.version
-            session_id, session = await self._snapshot(request)
+            _, session = await self._snapshot(request)
 
             def encode() -> bytes:
-                samples = [] if session is None else _samples_of(session_id, session, live_version)
+                samples = [] if session is None else samples_of(session, live_version)
                 turns = [] if session is None else session.turns
                 decode = self._turns.chat_tokenizer.tokenizer.decode
                 return encode_for_miles(samples, turns, decode, max_seq_len=asked.max_seq_len, metadata=asked.metadata)
 
-            return Response(await asyncio.to_thread(encode), media_type=SAFETENSORS)
+            return Response(await self._collecting.do(encode), media_type=SAFETENSORS)
 
     async def _drain(self, request: Request) -> Response:
         session_id = request.path_params["id"]
@@ -219,32 +201,3 @@ class SessionRoutes:
 
 def _facts_response(session_id: str, session: Session | None) -> Response:
     return json_response(empty_facts(session_id) if session is None else session_facts(session))
-
-
-def _collect(session_id: str, session: Session | None, live_version: int | None, *, is_binary: bool) -> Response:
-    """The samples under the live policy version where that is known: `{"samples": [...]}` as JSON.
-
-    In the binary form facts, record and samples of one moment; the record is a JSON text, and has no token columns.
-    """
-    facts, record = empty_facts(session_id), empty_record(session_id)
-    samples: Sequence[Sample] = ()
-    if session is not None:
-        samples = _samples_of(session_id, session, live_version)
-        if is_binary:
-            facts, record = session_facts(session), session_record(session, RecordIds.NONE)
-    if not is_binary:
-        return json_response({"samples": [sample_to_json(sample) for sample in samples]})
-    columns: list[Json] = [sample_to_binary(sample) for sample in samples]
-    body = {"facts": facts, "session": msgspec.json.encode(record), "samples": columns}
-    return Response(msgspec.msgpack.encode(body), media_type=MSGPACK)
-
-
-def _samples_of(session_id: str, session: Session, live_version: int | None) -> Sequence[Sample]:
-    """The samples of `session`; what they leave out is in the log (I3)."""
-    dropped = sum(len(branch.dropped) for branch in merge_branches(session.turns, session.config.selection))
-    if dropped:
-        log.warning(TRAILING_TURNS_DROPPED, session_id=shorten_secrets(session_id), turns=dropped)
-    empty = count_empty(session.turns, session.config.selection)
-    if empty:
-        log.info(EMPTY_SAMPLES_DROPPED, session_id=shorten_secrets(session_id), samples=empty)
-    return session.samples(live_version)

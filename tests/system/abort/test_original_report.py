@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
-from harness.server.session_routes import TRAILING_TURNS_DROPPED
+from harness.server.collecting import TRAILING_TURNS_DROPPED
 from harness.server.settings import ServerSettings
 from harness.turn_ends import TurnStatus
 from harness.types import Json, SampleStatus

@@ -323,7 +323,7 @@ def _ids_and_keys(prey: Prey) -> Iterator[Hostile]:
         ("POST", f"/sessions/{prey.other}/v1/chat/completions"),
         ("GET", f"/sessions/{prey.other}/v1/models"),
         ("GET", f"/sessions/{prey.other}"),
-        ("GET", f"/sessions/{prey.other}/samples?format=msgpack"),
+        ("GET", f"/sessions/{prey.other}/samples?format=safetensors"),
         ("POST", f"/sessions/{prey.other}/end"),
         ("POST", f"/sessions/{prey.other}/drain"),
         ("DELETE", f"/sessions/{prey.other}"),

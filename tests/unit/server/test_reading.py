@@ -2,10 +2,9 @@
 
 import json
 
-import msgspec
 import pytest
 
-from harness.samples.codec import sample_from_binary, sample_to_json
+from harness.samples.codec import sample_to_json, samples_from_tensors
 from harness.types import Json
 from tests.builders import user
 from tests.session_servers.served import Client, Served, says, serving
@@ -71,7 +70,7 @@ async def test_the_facts_of_a_session_do_not_grow_with_it():
     assert len(json.dumps(many)) - len(json.dumps(few)) < 30
 
 
-@pytest.mark.parametrize("asked", [("?format=msgpack", {}), ("", {"accept": "application/msgpack"})])
+@pytest.mark.parametrize("asked", [("?format=safetensors", {}), ("", {"accept": "application/octet-stream"})])
 async def test_everything_of_a_rollout_comes_in_one_binary_answer(asked: tuple[str, dict[str, str]]):
     """Samples to the bit, facts and the record without columns, all of one moment; metadata of any size."""
     suffix, headers = asked
@@ -82,22 +81,22 @@ async def test_everything_of_a_rollout_comes_in_one_binary_answer(asked: tuple[s
         expected = await client.samples(session)
         bare, facts = await read(client, session, "?ids=none"), await read(client, session, "/facts")
 
-    assert answer.headers["content-type"] == "application/msgpack"
-    collected = msgspec.msgpack.decode(answer.content)
-    assert [sample_to_json(sample_from_binary(sample)) for sample in collected["samples"]] == expected
-    assert (json.loads(collected["session"]), collected["facts"]) == (bare, facts)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    samples, about = samples_from_tensors(answer.content)
+    assert [sample_to_json(sample) for sample in samples] == expected
+    assert about == {"session": bare, "facts": facts}
 
 
 async def test_a_session_that_nobody_knows_has_empty_answers():
     """Collecting must not crash a rollout."""
     async with serving() as client:
         facts = (await client.http.get("/sessions/nobody/facts")).json()
-        answer = await client.http.get("/sessions/nobody/samples?format=msgpack")
+        answer = await client.http.get("/sessions/nobody/samples?format=safetensors")
 
-    collected = msgspec.msgpack.decode(answer.content)
+    samples, about = samples_from_tensors(answer.content)
     assert (facts["phase"], facts["turns_in_flight"], facts["turns"]) == ("unknown", 0, {})
-    assert (collected["facts"], collected["samples"]) == (facts, [])
-    assert json.loads(collected["session"])["phase"] == "unknown"
+    assert (about["facts"], samples) == (facts, [])
+    assert about["session"]["phase"] == "unknown"
 
 
 @pytest.mark.parametrize(("suffix", "param"), [("?ids=all", "ids"), ("/samples?format=arrow", "format")])

@@ -18,7 +18,7 @@ from harness.client.connections import GATE, Connections, decode
 from harness.errors import HoldExpired, HoldNotFound, SessionServerError
 from harness.sessions.gate import GateReport
 from harness.types import Json
-from server_patch.router.background import running
+from server_patch.background import running
 
 HOLD_TTL_S = 60.0
 """How long a gate stays shut after its controller has died."""

@@ -24,7 +24,7 @@ from harness.server.responses import error_response
 from harness.server.serving import Around
 from harness.server.settings import ServerSettings
 from harness.server.wire import read_body
-from server_patch.router.background import running
+from server_patch.background import running
 from server_patch.router.fan_out import VerbResult
 from server_patch.router.verbs import VERBS, Order
 

@@ -46,9 +46,9 @@ from harness.server.settings import ServerSettings
 from harness.store.base import SessionStore
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.tokenizer import Tokenizer
+from server_patch.background import running
 from server_patch.router import Gateway, GatewayError, RouterFront, attach, launch
 from server_patch.router.app import open_http
-from server_patch.router.background import running
 from server_patch.router.verbs import Order, VerbError
 
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}

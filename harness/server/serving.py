@@ -30,7 +30,7 @@ from harness.server.turns import TurnService
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer
-from server_patch.router.background import running
+from server_patch.background import running
 
 log = structlog.get_logger()
 

@@ -5,7 +5,8 @@ give the template's own ids on a set of conversations. It runs on our tokenizer,
 `tokenizer.json` and no message can forge a marker. A bridge must begin with the ids that were sampled, or it counts as
 no bridge (I1); what it fails to parse is read by our own parsers.
 
-The package is imported only where a family needs it, and without the `openai` package that it names in annotations.
+The package is imported only where a family needs it, and without the `openai` and `httpx` packages that its client
+names in annotations.
 """
 
 import sys
@@ -203,19 +204,20 @@ def _config(name: str) -> Any:
 
 @cache
 def _package() -> Any:
-    """The package `renderers`, without the `openai` package: a stand-in has the one name that it needs for annotations.
+    """The package `renderers`, without those that its client asks engines with: stand-ins have the names it annotates.
 
-    Importing the real one takes as long as everything else that a server does until it answers.
+    Importing the real ones takes as long as everything else that a server does until it answers, and 10 MiB.
     """
-    if "openai" in sys.modules:
-        return import_module("renderers")
-    stand_in = ModuleType("openai")
-    vars(stand_in)["AsyncOpenAI"] = object
-    sys.modules["openai"] = stand_in
+    clients = {"openai": {"AsyncOpenAI": object}, "httpx": {}}
+    stand_ins = [name for name in clients if name not in sys.modules]
+    for name in stand_ins:
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(clients[name])
     try:
         return import_module("renderers")
     finally:
-        del sys.modules["openai"]
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 def _plain(values: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server_patch.router.background import running
+from server_patch.background import running
 from server_patch.router.fan_out import Updates, VerbResult, fan_out, report, status_of
 from server_patch.router.gateway import Gateway
 from server_patch.router.guard_signal import amendment

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import aiohttp
 import structlog
 
-from server_patch.router.background import running
+from server_patch.background import running
 from server_patch.router.workers import answer_of
 
 log = structlog.get_logger()

@@ -24,7 +24,7 @@ from harness.engines.base import Capabilities, ContinuesAtEntry, TokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.errors import EngineUnavailable, HarnessError
 from harness.samples.versions import is_unsettled
-from server_patch.router.background import running
+from server_patch.background import running
 
 log = structlog.get_logger()
 

@@ -137,12 +137,13 @@ def test_a_family_without_a_renderer_keeps_its_template(family):
     assert find_renderer(family.template) is None
 
 
-def test_the_renderers_come_without_the_client_library_that_they_name():
-    """It takes longer to import than all of a server; whoever imports it afterwards gets the real one."""
+def test_the_renderers_come_without_the_client_libraries_that_they_name():
+    """They take longer to import than all of a server; whoever imports them afterwards gets the real ones."""
     code = (
         "import sys\nfrom harness.tokens.renderers import renderer_names\n"
-        "print(bool(renderer_names()), 'openai' in sys.modules)\nimport openai\nprint(openai.AsyncOpenAI.__name__)"
+        "print(bool(renderer_names()), {'openai', 'httpx'} & set(sys.modules))\n"
+        "import openai, httpx\nprint(openai.AsyncOpenAI.__name__, httpx.Response.__name__)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert answer.stdout.split() == ["True", "False", "AsyncOpenAI"]
+    assert answer.stdout.split() == ["True", "set()", "AsyncOpenAI", "Response"]

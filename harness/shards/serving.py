@@ -28,7 +28,7 @@ from harness.shards.shard_links import ShardLinks
 from harness.shards.supervisor import StartShard, Supervisor
 from harness.store.sqlite import SQLiteStore
 from harness.telemetry.metrics import ServerMetrics
-from server_patch.router.background import running
+from server_patch.background import running
 
 _TOLD_S = 30.0  # for all shards to be told for the first time
 _STOP_MARGIN_S = 10.0  # beyond the grace of turns: engines hand over, stores are closed

@@ -26,7 +26,7 @@ from harness.machine.watchdog import Watchdog
 from harness.shards.directory import ShardDirectory
 from harness.shards.link import ShardLink
 from harness.shards.shard_links import ShardLinks
-from server_patch.router.background import running
+from server_patch.background import running
 
 START_S = 600.0
 """How long a shard may take until it answers: it reads a tokenizer and tests its engines."""

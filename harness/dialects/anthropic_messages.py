@@ -5,7 +5,7 @@ its text; its tool calls, whose arguments go out as the JSON that was sampled. T
 recorded turn and add up to the message of the whole answer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -16,6 +16,7 @@ from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
 from harness.errors import GateClosed, HarnessError, RequestError, ServerBusy
 from harness.tokens.history import History
+from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
 from server_patch.repeat_terminate.envelope import signal
@@ -75,15 +76,9 @@ class AnthropicMessages:
             **(signal(triggered=turn.repeat_terminated) if answer.is_guarded else {}),
         }
 
-    def keep_alive(self, head: AnswerHead) -> bytes:
-        """A `ping`, which clients of the dialect expect anywhere."""
-        del head
-        return event({"type": "ping"}, "ping")
-
-    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
+    def stream(self, head: AnswerHead) -> "_Stream":
         """The events from `message_start` to `message_stop`."""
-        for each in _events(self.answer(answer)):
-            yield event(each, each["type"])
+        return _Stream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """The error envelope, with our own code for it beside the type of the dialect."""
@@ -95,10 +90,6 @@ class AnthropicMessages:
         told = {"type": kind, "message": message, "code": error.code}
         return {"type": "error", "error": told, "request_id": f"req_{request_id}"}
 
-    def error_part(self, error: HarnessError, message: str, head: AnswerHead) -> bytes:
-        """The envelope as an event."""
-        return event(self.error_body(error, message, head.response_id), "error")
-
     def count_answer(self, tokens: int) -> Json:
         """See `CountingDialect`."""
         return {"input_tokens": tokens}
@@ -109,8 +100,7 @@ def _blocks(answer: ModelAnswer) -> Iterator[Json]:
     reply = answer.turn.reply
     calls = reply.get("tool_calls") or ()
     if reply.get("reasoning_content"):
-        signature = SIGNED + answer.response_id
-        yield {"type": "thinking", "thinking": reply["reasoning_content"], "signature": signature}
+        yield _thinking(reply["reasoning_content"], answer.response_id)
     if reply.get("content") or not calls:
         yield {"type": "text", "text": reply.get("content") or ""}
     for call in calls:
@@ -118,21 +108,85 @@ def _blocks(answer: ModelAnswer) -> Iterator[Json]:
         yield {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments}
 
 
-def _events(message: Json) -> Iterator[Json]:
-    """The events of which clients make `message`."""
-    usage = message["usage"]
+def _thinking(reasoning: str, response_id: str) -> Json:
+    return {"type": "thinking", "thinking": reasoning, "signature": SIGNED + response_id}
+
+
+class _Stream:
+    """Writes the events of which clients make a message.
+
+    An event that has been sent for the text of an answer in the making is not sent again.
+    """
+
+    def __init__(self, dialect: AnthropicMessages, head: AnswerHead) -> None:
+        self._dialect = dialect
+        self._head = head
+        self._sent: set[tuple[str, int]] = set()
+        self._said = Delta()
+
+    def keep_alive(self) -> bytes:
+        """A `ping`, which clients of the dialect expect anywhere."""
+        return event({"type": "ping"}, "ping")
+
+    def say(self, delta: Delta) -> bytes:
+        """Blocks that begin, their text, and the end of the reasoning where content begins."""
+        head, before = self._head, self._said
+        self._said = Delta(*map("".join, zip(before, delta, strict=True)))
+        thinking = _thinking(self._said.reasoning, head.response_id)
+        blocks = ([thinking] if self._said.reasoning else []) + [{"type": "text", "text": self._said.content}]
+        usage = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}  # known at the end
+        message = {"id": f"msg_{head.response_id}", "type": "message", "role": "assistant", "model": head.model}
+        events = [_start(message | {"usage": usage}), *_block_events({"content": blocks}, before)]
+        # Of the last block nobody knows the end, and whether there is a text, as long as there is none.
+        last = "content_block_stop" if self._said.content else "signature_delta"
+        until = max(i for i, each in enumerate(events) if last in (each["type"], each.get("delta", {}).get("type")))
+        return b"".join(self._write(events[:until]))
+
+    def end(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """What is left of the blocks, how it ended and the usage."""
+        message = self._dialect.answer(answer)
+        yield from self._write([_start(message), *_block_events(message, self._said)])
+        stop = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+        beyond = {"harness": message["harness"]} if "harness" in message else {}
+        yield event({"type": "message_delta", "delta": stop, "usage": message["usage"], **beyond}, "message_delta")
+        yield event({"type": "message_stop"}, "message_stop")
+
+    def fail(self, error: HarnessError, message: str) -> bytes:
+        """The envelope as an event."""
+        return event(self._dialect.error_body(error, message, self._head.response_id), "error")
+
+    def _write(self, events: Iterable[Json]) -> Iterator[bytes]:
+        for each in events:
+            delta = each.get("delta", {}).get("type")
+            key = (delta or each["type"], each.get("index", 0))
+            if delta in (None, "signature_delta"):
+                if key in self._sent:
+                    continue
+                self._sent.add(key)
+            yield event(each, each["type"])
+
+
+def _start(message: Json) -> Json:
+    """The event that begins `message`, which says nothing yet."""
     begun = {name: value for name, value in message.items() if name != "harness"}
-    nothing = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 0}}
-    yield {"type": "message_start", "message": begun | nothing}
+    usage = message["usage"] | {"output_tokens": 0}
+    nothing = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    return {"type": "message_start", "message": begun | nothing}
+
+
+def _block_events(message: Json, said: Delta) -> Iterator[Json]:
+    """The events of its blocks, without the text that was `said` before."""
     for index, block in enumerate(message["content"]):
         match block["type"]:
             case "thinking":
                 empty: Json = {"thinking": "", "signature": ""}
-                deltas = [{"type": "thinking_delta", "thinking": piece} for piece in text_pieces(block["thinking"])]
+                pieces = text_pieces(block["thinking"][len(said.reasoning) :])
+                deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces]
                 deltas.append({"type": "signature_delta", "signature": block["signature"]})
             case "text":
                 empty = {"text": ""}
-                deltas = [{"type": "text_delta", "text": piece} for piece in text_pieces(block["text"])]
+                pieces = text_pieces(block["text"][len(said.content) :])
+                deltas = [{"type": "text_delta", "text": piece} for piece in pieces]
             case _:
                 empty = {"input": {}}
                 arguments = bytes(block["input"]).decode()
@@ -141,7 +195,3 @@ def _events(message: Json) -> Iterator[Json]:
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    stop = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
-    beyond = {"harness": message["harness"]} if "harness" in message else {}
-    yield {"type": "message_delta", "delta": stop, "usage": usage, **beyond}
-    yield {"type": "message_stop"}

@@ -19,7 +19,30 @@ from harness.dialects.openai_responses import OpenAIResponses
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError
 from harness.tokens.history import History
+from harness.tokens.parsing import Delta
 from harness.types import Json
+
+
+class AnswerStream(Protocol):
+    """Writes one streamed answer as server-sent events (`dialects.sse`), part by part."""
+
+    def keep_alive(self) -> bytes:
+        """The part that says no more than that the answer is being worked on; the first one begins the stream.
+
+        It is an event: clients that give up on a silent stream do not count comments.
+        """
+
+    def say(self, delta: Delta) -> bytes:
+        """Text of the answer that is being sampled: whatever follows, its reasoning and its content begin with that.
+
+        No reasoning comes behind content.
+        """
+
+    def end(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """The rest of the answer, now that its turn is recorded, in order."""
+
+    def fail(self, error: HarnessError, message: str) -> bytes:
+        """The end of a stream that has begun and whose request failed; the response id is its request id."""
 
 
 class Dialect(Protocol):
@@ -44,23 +67,14 @@ class Dialect(Protocol):
     def answer(self, answer: ModelAnswer) -> Json:
         """The body of a whole answer."""
 
-    def keep_alive(self, head: AnswerHead) -> bytes:
-        """The part of a stream that says no more than that the answer is being worked on.
-
-        It is an event: clients that give up on a silent stream do not count comments. The first one begins the stream.
-        """
-
-    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
-        """The rest of a streamed answer, as server-sent events (`dialects.sse`), in order."""
+    def stream(self, head: AnswerHead) -> AnswerStream:
+        """The writer of a streamed answer."""
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """The body of the answer to a request that failed; `message` is what this client may read of `error`.
 
         The server's log has the error under `request_id`.
         """
-
-    def error_part(self, error: HarnessError, message: str, head: AnswerHead) -> bytes:
-        """The same as the end of a stream that has begun; the response id of `head` is its request id."""
 
 
 @runtime_checkable

@@ -121,8 +121,6 @@ class AnswerHead:
     """The model's name in answers."""
     created_at: float
     """Unix seconds."""
-    keep_alives: int = 0
-    """How many parts that only keep the stream alive have gone out before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +138,6 @@ class ModelAnswer:
     """Alternatives to the output tokens. They are not stored: the answer to a retry has none."""
     is_guarded: bool = False
     """The engine runs a repeat guard; the answer says, beyond its dialect, whether that ended the turn."""
-    keep_alives: int = 0
-    """How many parts that only keep the stream alive have gone out before it."""
 
     @property
     def response_id(self) -> str:

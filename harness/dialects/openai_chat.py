@@ -13,6 +13,7 @@ from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, raw_event, text_pieces
 from harness.errors import HarnessError, RequestError
 from harness.tokens.history import History
+from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
 from server_patch.repeat_terminate.envelope import signal
@@ -23,6 +24,8 @@ DONE = raw_event(b"[DONE]")
 _HEAD = ("id", "created", "model")
 _ID = "chatcmpl-"
 _CHUNK = "chat.completion.chunk"
+_FIELDS = ("reasoning_content", "content")  # in the order of a `Delta`
+_NOTHING = Delta()
 
 
 class OpenAIChat:
@@ -69,17 +72,9 @@ class OpenAIChat:
             **(signal(triggered=turn.repeat_terminated) if answer.is_guarded else {}),
         }
 
-    def keep_alive(self, head: AnswerHead) -> bytes:
-        """A chunk with an empty delta; the role comes with the answer, because clients put deltas together."""
-        chunk: Json = {"id": _ID + head.response_id, "object": _CHUNK, "created": int(head.created_at)}
-        return event(chunk | {"model": head.model, "choices": [{"index": 0, "delta": {}, "finish_reason": None}]})
-
-    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
+    def stream(self, head: AnswerHead) -> "_Stream":
         """The `chat.completion.chunk`s of the answer, and `DONE`."""
-        streaming = answer.request.streaming
-        for chunk in chunks(self.answer(answer), wants_usage=streaming is not None and streaming.wants_usage):
-            yield event(chunk)
-        yield DONE
+        return _Stream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """The error object that OpenAI clients parse; it has no place for the request id."""
@@ -89,9 +84,42 @@ class OpenAIChat:
         param = error.param if isinstance(error, RequestError) else None
         return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
 
-    def error_part(self, error: HarnessError, message: str, head: AnswerHead) -> bytes:
+
+class _Stream:
+    """Writes chunks."""
+
+    def __init__(self, dialect: OpenAIChat, head: AnswerHead) -> None:
+        self._dialect = dialect
+        self._head = head
+        self._said = Delta()
+
+    def keep_alive(self) -> bytes:
+        """A chunk with an empty delta; the role comes with the answer, because clients put deltas together."""
+        return self._chunk({})
+
+    def say(self, delta: Delta) -> bytes:
+        """Its text, and before that, once, the role."""
+        chunks = [] if any(self._said) else [self._chunk({"role": "assistant", "content": None})]
+        chunks += [self._chunk({field: text}) for field, text in zip(_FIELDS, delta, strict=True) if text]
+        self._said = Delta(*map("".join, zip(self._said, delta, strict=True)))
+        return b"".join(chunks)
+
+    def end(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """The chunks of what is left, and `DONE`."""
+        streaming = answer.request.streaming
+        wants_usage = streaming is not None and streaming.wants_usage
+        for chunk in chunks(self._dialect.answer(answer), wants_usage=wants_usage, said=self._said):
+            yield event(chunk)
+        yield DONE
+
+    def fail(self, error: HarnessError, message: str) -> bytes:
         """The error object as an event, and `DONE`."""
-        return event(self.error_body(error, message, head.response_id)) + DONE
+        return event(self._dialect.error_body(error, message, self._head.response_id)) + DONE
+
+    def _chunk(self, delta: Json) -> bytes:
+        head = self._head
+        chunk: Json = {"id": _ID + head.response_id, "object": _CHUNK, "created": int(head.created_at)}
+        return event(chunk | {"model": head.model, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
 def base_url(session_url: str) -> str:
@@ -99,8 +127,10 @@ def base_url(session_url: str) -> str:
     return f"{session_url}/v1"
 
 
-def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
+def chunks(completion: Json, *, wants_usage: bool, said: Delta = _NOTHING) -> Iterator[Json]:
     """The chunks of `completion`, in order: role, reasoning, content, tool calls, how it finished, usage if wanted.
+
+    What was `said` of it before is left out.
 
     The rest (logprobs, keys beyond the dialect) is in the chunk that says how it finished.
     """
@@ -108,9 +138,12 @@ def chunks(completion: Json, *, wants_usage: bool) -> Iterator[Json]:
     usage = {"usage": None} if wants_usage else {}
     choice = completion["choices"][0]
     message = choice["message"]
-    deltas: list[Json] = [{"role": message["role"], "content": None if message["content"] is None else ""}]
-    for field in ("reasoning_content", "content"):
-        deltas += [{field: piece} for piece in text_pieces(message.get(field) or "")]
+    is_null = message["content"] is None
+    deltas: list[Json] = [] if any(said) else [{"role": message["role"], "content": None if is_null else ""}]
+    if any(said) and not said.content and not is_null:
+        deltas.append({"content": ""})
+    for field, before in zip(_FIELDS, said, strict=True):
+        deltas += [{field: piece} for piece in text_pieces((message.get(field) or "")[len(before) :])]
     for index, call in enumerate(message.get("tool_calls", ())):
         deltas.append({"tool_calls": [{"index": index, **call, "function": call["function"] | {"arguments": ""}}]})
         pieces = text_pieces(call["function"]["arguments"])

@@ -17,6 +17,7 @@ from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
 from harness.errors import HarnessError
 from harness.tokens.history import History
+from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
 
@@ -25,8 +26,6 @@ _CHAT = OpenAIChat()
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}
 """The reasons of answers that are incomplete, by the finish reasons of `TURN_ENDS`."""
 
-_TEXTS = {"output_text": "response.output_text", "reasoning_text": "response.reasoning_text"}
-"""The events of a part that comes in deltas, by its type."""
 _CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
@@ -65,73 +64,105 @@ class OpenAIResponses:
             "usage": usage,
         }
 
-    def keep_alive(self, head: AnswerHead) -> bytes:
+    def stream(self, head: AnswerHead) -> "_Stream":
+        """The events of the response."""
+        return _Stream(self, head)
+
+
+class _Stream:
+    """Writes the events of one response, numbered.
+
+    Items begin while their text is sampled; that one is done is said when all is recorded.
+    """
+
+    def __init__(self, dialect: OpenAIResponses, head: AnswerHead) -> None:
+        self._dialect = dialect
+        self._head = head
+        self._number = 0
+        self._said = Delta()
+
+    def keep_alive(self) -> bytes:
         """The response in progress; the first one begins it."""
-        response = _response(head.response_id, head.created_at, head.model)
-        return b"".join(_Events(head.keep_alives).progress(response))
+        return b"".join(self._begin()) or self._write("response.in_progress", response=self._response())
 
-    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
-        """The items of the answer one by one, and how it ended."""
-        whole = self.answer(answer)
-        events = _Events(answer.keep_alives)
-        if not answer.keep_alives:
-            yield from events.progress(_response(answer.response_id, answer.turn.created_at, answer.model))
+    def say(self, delta: Delta) -> bytes:
+        """The items that begin, and their text."""
+        parts = list(self._begin())
+        before, self._said = self._said, Delta(*map("".join, zip(self._said, delta, strict=True)))
+        index = 0
+        for kind, said, text in zip(("reasoning_text", "output_text"), before, delta, strict=True):
+            item = _text_item(kind, "", self._head.response_id, "in_progress")
+            if text and not said:
+                parts += self._begin_item(item, index)
+            if text:
+                where = {"item_id": item["id"], "output_index": index, "content_index": 0}
+                parts.append(self._write(f"response.{kind}.delta", **where, delta=text, **_no_logprobs(kind)))
+            index += bool(said or text)
+        return b"".join(parts)
+
+    def end(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """What is left of the items, and how the response ended."""
+        whole = self._dialect.answer(answer)
+        yield from self._begin()
         for index, item in enumerate(whole["output"]):
-            yield from events.item(item, index)
-        yield events.write(f"response.{whole['status']}", response=whole)
+            yield from self._item(item, index)
+        yield self._write(f"response.{whole['status']}", response=whole)
 
-    def error_part(self, error: HarnessError, message: str, head: AnswerHead) -> bytes:
+    def fail(self, error: HarnessError, message: str) -> bytes:
         """The response as one that failed."""
-        response = _response(head.response_id, head.created_at, head.model)
-        events = _Events(head.keep_alives)
-        opening = b"" if head.keep_alives else b"".join(events.progress(response))
-        failed = response | {"status": "failed", "error": {"code": error.code, "message": message}}
-        return opening + events.write("response.failed", response=failed)
+        begun = b"".join(self._begin())
+        failed = self._response() | {"status": "failed", "error": {"code": error.code, "message": message}}
+        return begun + self._write("response.failed", response=failed)
 
+    def _response(self) -> Json:
+        return _response(self._head.response_id, self._head.created_at, self._head.model)
 
-class _Events:
-    """The events of one stream, numbered, behind those that have kept it alive so far."""
-
-    def __init__(self, keep_alives: int) -> None:
-        self._number = keep_alives + 1 if keep_alives else 0  # the first of these parts has two events
-
-    def write(self, kind: str, **fields: object) -> bytes:
+    def _write(self, kind: str, **fields: object) -> bytes:
         """The next event."""
         written = event({"type": kind, "sequence_number": self._number, **fields}, kind)
         self._number += 1
         return written
 
-    def progress(self, response: Json) -> Iterator[bytes]:
-        """The response has begun, if this is the beginning, and is in progress."""
+    def _begin(self) -> Iterator[bytes]:
+        """The events that begin the response, unless it has begun."""
         if not self._number:
-            yield self.write("response.created", response=response)
-        yield self.write("response.in_progress", response=response)
+            yield self._write("response.created", response=self._response())
+            yield self._write("response.in_progress", response=self._response())
 
-    def item(self, item: Json, index: int) -> Iterator[bytes]:
-        """An item of the output: that it is there, its deltas, and once more the whole of it."""
-        field, called = _CALLS.get(item["type"], ("content", ""))
+    def _begin_item(self, item: Json, index: int) -> Iterator[bytes]:
+        """An item is there, without its text."""
         empty: Json = {"content": [], "encrypted_content": None, "arguments": "", "input": ""}
         begun = {name: empty.get(name, value) for name, value in item.items()} | {"status": "in_progress"}
-        yield self.write("response.output_item.added", output_index=index, item=begun)
-        about = {"item_id": item["id"], "output_index": index}
-        if called:
-            for piece in text_pieces(item[field]):
-                yield self.write(f"{called}.delta", **about, delta=piece)
-            yield self.write(f"{called}.done", **about, name=item["name"], **{field: item[field]})
-        else:
-            for i, part in enumerate(item.get("content", ())):
-                yield from self._part(part, about | {"content_index": i})
-        yield self.write("response.output_item.done", output_index=index, item=item)
+        yield self._write("response.output_item.added", output_index=index, item=begun)
+        for part in item.get("content", ()):
+            where = {"item_id": item["id"], "output_index": index, "content_index": 0}
+            nothing = part | {"text": ""} | _no_logprobs(part["type"])
+            yield self._write("response.content_part.added", **where, part=nothing)
 
-    def _part(self, part: Json, about: Json) -> Iterator[bytes]:
-        kind = _TEXTS[part["type"]]
-        logprobs: Json = {name: part[name] for name in ("logprobs",) if name in part}
-        none: Json = {name: [] for name in logprobs}
-        yield self.write("response.content_part.added", **about, part=part | {"text": ""} | none)
-        for piece in text_pieces(part["text"]):
-            yield self.write(f"{kind}.delta", **about, delta=piece, **none)
-        yield self.write(f"{kind}.done", **about, text=part["text"], **logprobs)
-        yield self.write("response.content_part.done", **about, part=part)
+    def _item(self, item: Json, index: int) -> Iterator[bytes]:
+        """An item of the output: that it is there, the rest of its deltas, and once more the whole of it."""
+        said = {"reasoning": self._said.reasoning, "message": self._said.content}.get(item["type"], "")
+        if not said:
+            yield from self._begin_item(item, index)
+        about = {"item_id": item["id"], "output_index": index}
+        if item["type"] in _CALLS:
+            field, called = _CALLS[item["type"]]
+            for piece in text_pieces(item[field]):
+                yield self._write(f"{called}.delta", **about, delta=piece)
+            yield self._write(f"{called}.done", **about, name=item["name"], **{field: item[field]})
+        for part in item.get("content", ()):
+            kind, where = f"response.{part['type']}", about | {"content_index": 0}
+            for piece in text_pieces(part["text"][len(said) :]):
+                yield self._write(f"{kind}.delta", **where, delta=piece, **_no_logprobs(part["type"]))
+            logprobs: Json = {name: part[name] for name in _no_logprobs(part["type"])}
+            yield self._write(f"{kind}.done", **where, text=part["text"], **logprobs)
+            yield self._write("response.content_part.done", **where, part=part)
+        yield self._write("response.output_item.done", output_index=index, item=item)
+
+
+def _no_logprobs(kind: str) -> Json:
+    """The field of the parts of a message that those of a reasoning have not."""
+    return {"logprobs": []} if kind == "output_text" else {}
 
 
 def _response(response_id: str, created_at: float, model: str) -> Json:
@@ -154,20 +185,27 @@ def _response(response_id: str, created_at: float, model: str) -> Json:
     }
 
 
+def _text_item(kind: str, text: str, response_id: str, status: str) -> Json:
+    """The item of a reasoning, or of the text of a reply."""
+    part: Json = {"type": kind, "text": text}
+    if kind == "reasoning_text":
+        sealed = {"summary": [], "content": [part], "encrypted_content": seal_reasoning(text)}
+        return {"id": f"rs_{response_id}", "type": "reasoning", "status": status, **sealed}
+    part |= {"annotations": [], "logprobs": []}
+    return {"id": f"msg_{response_id}", "type": "message", "status": status, "role": "assistant", "content": [part]}
+
+
 def _items(answer: ModelAnswer, status: str) -> list[Json]:
     """The reply as items: its reasoning, its text, its calls; an empty text stands for a reply without a call."""
     turn, response_id = answer.turn, answer.response_id
     reply, forms = turn.reply, turn.notes.get(CALL_FORMS, {})
     items: list[Json] = []
     if reasoning := reply.get("reasoning_content"):
-        part = {"type": "reasoning_text", "text": reasoning}
-        sealed = {"summary": [], "content": [part], "encrypted_content": seal_reasoning(reasoning)}
-        items.append({"id": f"rs_{response_id}", "type": "reasoning", "status": status, **sealed})
+        items.append(_text_item("reasoning_text", reasoning, response_id, status))
     calls = reply.get("tool_calls") or ()
     content = reply.get("content") or ""
     if content or not calls:
-        logprobs = logprob_entries(answer) if answer.request.wants_logprobs else []
-        part = {"type": "output_text", "text": content, "annotations": [], "logprobs": logprobs}
-        head = {"id": f"msg_{response_id}", "type": "message", "status": status}
-        items.append({**head, "role": "assistant", "content": [part]})
+        items.append(_text_item("output_text", content, response_id, status))
+        if answer.request.wants_logprobs:
+            items[-1]["content"][0]["logprobs"] = logprob_entries(answer)
     return items + [call_item(call, forms, f"{response_id}_{i}") for i, call in enumerate(calls)]

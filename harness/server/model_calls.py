@@ -8,7 +8,7 @@ from the recorded turn by the dialect of the route that it came to.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -91,19 +91,18 @@ class ModelCalls:
         with _count_refusals(session):
             call = await self._turns.read(session, dialect, wire, client)
         if call.request.streaming is not None:
+            stream = dialect.stream(call.head)
             turn = StreamedTurn(
                 serve=partial(self._serve, call),
-                content=partial(self._write, dialect, call),
-                keep_alive=lambda sent: dialect.keep_alive(replace(call.head, keep_alives=sent)),
-                failure=lambda error, sent: self._errors.end_stream(
-                    request, error, replace(call.head, keep_alives=sent)
-                ),
+                content=lambda served: self._write(call, served, lambda answer: b"".join(stream.end(answer))),
+                keep_alive=stream.keep_alive,
+                failure=partial(self._errors.end_stream, request, stream, call.head.response_id),
                 delivery=partial(self._delivery, request, call),
             )
             return StreamedAnswer(turn, client, place.pop_all(), comment_every_s=self._settings.comment_every_s)
         async with client.watch():
             served = await self._serve(call)
-            content = await self._write(dialect, call, served)
+            content = await self._write(call, served, lambda answer: msgspec.json.encode(dialect.answer(answer)))
             is_delivered = await client.is_still_there()
         response = Response(content, media_type="application/json")
         if is_delivered:
@@ -117,8 +116,8 @@ class ModelCalls:
         turns.metrics.turn_served(max(0.0, turns.clock() - call.began_at - served.turn.seconds))
         return served
 
-    async def _write(self, dialect: Dialect, call: ModelCall, served: ServedTurn, keep_alives: int = 0) -> bytes:
-        """The answer with a turn, after so many keep-alives; one with many logprobs is written off the event loop."""
+    async def _write(self, call: ModelCall, served: ServedTurn, write: Callable[[ModelAnswer], bytes]) -> bytes:
+        """The answer with a turn, as `write` has it; one with many logprobs is written off the event loop."""
         turns = self._turns
         answer = ModelAnswer(
             call.request,
@@ -127,20 +126,13 @@ class ModelCalls:
             turns.chat_tokenizer.tokenizer.token_text,
             served.top_logprobs,
             is_guarded=turns.engine.capabilities.repeat_guard is not None,
-            keep_alives=keep_alives,
         )
-
-        def write() -> bytes:
-            if call.request.streaming is None:
-                return msgspec.json.encode(dialect.answer(answer))
-            return b"".join(dialect.stream_parts(answer))
-
         alternatives = 0 if served.top_logprobs is None else served.top_logprobs.ids.shape[1]
         entries = int(served.turn.output_ids.size) * (1 + alternatives) if call.request.wants_logprobs else 0
         if entries <= _MANY_LOGPROBS:
-            return write()
+            return write(answer)
         with _count_refusals(call.session):
-            return await turns.heavy_work.do(entries * _ENTRY_BYTES, write)
+            return await turns.heavy_work.do(entries * _ENTRY_BYTES, partial(write, answer))
 
     def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
         """By the session's id: until its next request, an idle connection keeps what it may have to call."""
@@ -204,12 +196,12 @@ class StreamedTurn(Generic[_T]):
 
     serve: Callable[[], Coroutine[Any, Any, _T]]
     """Serves the turn; raises `HarnessError`."""
-    content: Callable[[_T, int], Coroutine[Any, Any, bytes]]
-    """Everything that is sent of a served turn, after so many keep-alives; raises `HarnessError`."""
-    keep_alive: Callable[[int], bytes]
-    """The keep-alive after so many others."""
-    failure: Callable[[HarnessError, int], bytes]
-    """Everything that is sent of an error, once the answer has begun, after so many keep-alives."""
+    content: Callable[[_T], Coroutine[Any, Any, bytes]]
+    """Everything that is sent of a served turn; raises `HarnessError`."""
+    keep_alive: Callable[[], bytes]
+    """The next part that says no more than that somebody is there."""
+    failure: Callable[[HarnessError], bytes]
+    """Everything that is sent of an error, once the answer has begun."""
     delivery: Callable[[_T], Delivery]
     """Is told when a served turn has been handed over to a client that is still there."""
 
@@ -245,20 +237,17 @@ class StreamedAnswer(Response, Generic[_T]):
 
     async def _serve_and_send(self, send: Send) -> None:
         async with self._client.watch(), _run(self._turn.serve()) as serving:
-            content = await self._turn.content(await serving, 0) if await self._ends_soon(serving) else None
+            content = await self._turn.content(await serving) if await self._ends_soon(serving) else None
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            keep_alives = 0
             while not serving.done():
-                part = self._turn.keep_alive(keep_alives)
-                keep_alives += 1
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": self._turn.keep_alive(), "more_body": True})
                 await self._ends_soon(serving)
             try:
                 answer = await serving
                 if content is None:
-                    content = await self._turn.content(answer, keep_alives)
+                    content = await self._turn.content(answer)
             except HarnessError as error:  # a bug goes its way: an answer without an end is never read as whole
-                await send({"type": "http.response.body", "body": self._turn.failure(error, keep_alives)})
+                await send({"type": "http.response.body", "body": self._turn.failure(error)})
                 return
             delivery = self._turn.delivery(answer)
             await send({"type": "http.response.body", "body": content, "more_body": True})

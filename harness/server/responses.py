@@ -16,8 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from harness.dialects.dialect import DIALECTS, Dialect, dialect_of
-from harness.dialects.model_request import AnswerHead
+from harness.dialects.dialect import DIALECTS, AnswerStream, Dialect, dialect_of
 from harness.errors import (
     GateClosed,
     HarnessError,
@@ -108,12 +107,11 @@ class ErrorAnswers:
         log.info("connection_refused", code=error.code, error=error.message, request_id=request_id)
         return error_response(error, to_agent=True, request_id=request_id)
 
-    def end_stream(self, request: Request, error: HarnessError, head: AnswerHead) -> bytes:
-        """The same as the end of a streamed answer that has begun with `head`."""
-        self._note(request, error, head.response_id)
+    def end_stream(self, request: Request, stream: AnswerStream, request_id: str, error: HarnessError) -> bytes:
+        """The same as the end of a streamed answer that has begun."""
+        self._note(request, error, request_id)
         to_agent = not is_operator(request.headers, self._admin_token)
-        message = error.message_to_agents if to_agent else error.message
-        return self._dialect_of(request).error_part(error, message, head)
+        return stream.fail(error, error.message_to_agents if to_agent else error.message)
 
     def _count(self, error: HarnessError) -> None:
         self._metrics.error_answered(error.code)

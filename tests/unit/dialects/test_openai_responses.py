@@ -44,13 +44,13 @@ def refusal(items: Any, **fields: Any) -> RequestError:
     return caught.value
 
 
-def answered(reply: Json, *, keep_alives: int = 0, **changes: Any) -> ModelAnswer:
+def answered(reply: Json, **changes: Any) -> ModelAnswer:
     """An answer with that reply, to a request with all kinds of tools."""
     asked = ask("hi", tools=TOOLS)
     session = new_session()
     notes = {"response_id": RESPONSE_ID, **asked.notes}
     turn = replace(take_turn(session, [user("hi")]), reply=reply, notes=notes, **changes)
-    return ModelAnswer(asked, turn, "m", toy_tokenizer().token_text, keep_alives=keep_alives)
+    return ModelAnswer(asked, turn, "m", toy_tokenizer().token_text)
 
 
 def calls_of(*calls: tuple[str, str]) -> list[Json]:

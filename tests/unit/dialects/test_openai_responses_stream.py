@@ -1,7 +1,7 @@
 """A streamed response adds up to the whole one, and every event of it is one that clients know."""
 
 import json
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from harness.dialects.model_request import AnswerHead, ModelAnswer
 from harness.dialects.openai_responses import OpenAIResponses
 from harness.errors import EngineUnavailable
+from harness.tokens.parsing import Delta
 from harness.turn_ends import TurnEnd
 from harness.types import Json
 from tests.builders import assistant
+from tests.unit.dialects.said import said_of
 from tests.unit.dialects.test_openai_responses import RESPONSE_ID, answered, calls_of, replies
 
 DIALECT = OpenAIResponses()
@@ -30,11 +32,11 @@ def events_of(stream: bytes) -> list[Json]:
     return events
 
 
-def stream_of(answer: ModelAnswer) -> list[Json]:
-    """The whole stream, with the parts that have kept it alive."""
-    head = AnswerHead(answer.request, answer.response_id, answer.model, answer.turn.created_at)
-    kept = [AnswerHead(head.request, head.response_id, "m", head.created_at, n) for n in range(answer.keep_alives)]
-    return events_of(b"".join([*map(DIALECT.keep_alive, kept), *DIALECT.stream_parts(answer)]))
+def stream_of(answer: ModelAnswer, keep_alives: int = 0, said: Sequence[Delta] = ()) -> list[Json]:
+    """The whole stream, with the parts that have kept it alive and the text that was said while it was sampled."""
+    stream = DIALECT.stream(AnswerHead(answer.request, answer.response_id, answer.model, answer.turn.created_at))
+    before = [stream.keep_alive() for _ in range(keep_alives)] + [stream.say(delta) for delta in said]
+    return events_of(b"".join([*before, *stream.end(answer)]))
 
 
 def added_up(events: list[Json]) -> list[Json]:
@@ -62,25 +64,27 @@ def with_every_item_done(items: list[Json], whole: list[Json]) -> list[Json]:
     return [item | {name: done[name] for name in late if name in done} for item, done in zip(items, whole, strict=True)]
 
 
-@given(reply=replies(), keep_alives=st.integers(0, 3))
-def test_the_deltas_add_up_to_the_items(reply, keep_alives):
-    """Character for character, and each item comes whole when it is done."""
-    answer = answered(reply, keep_alives=keep_alives)
+@given(reply=replies(), keep_alives=st.integers(0, 3), data=st.data())
+def test_the_deltas_add_up_to_the_items(reply, keep_alives, data):
+    """Character for character, also those that were said before all was known; each item is whole when it is done."""
+    answer = answered(reply)
     whole = DIALECT.answer(answer)
 
-    events = stream_of(answer)
+    events = stream_of(answer, keep_alives, data.draw(said_of(reply)))
 
     assert with_every_item_done(added_up(events), whole["output"]) == whole["output"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == whole["output"]
 
 
-@given(reply=replies(), keep_alives=st.integers(0, 3), end=st.sampled_from([TurnEnd.MODEL, TurnEnd.LENGTH]))
-def test_events_are_numbered_and_the_last_one_says_how_it_ended(reply, keep_alives, end):
-    """However often the stream had to be kept alive before."""
-    answer = answered(reply, keep_alives=keep_alives, end=end)
+@given(
+    reply=replies(), keep_alives=st.integers(0, 3), end=st.sampled_from([TurnEnd.MODEL, TurnEnd.LENGTH]), data=st.data()
+)
+def test_events_are_numbered_and_the_last_one_says_how_it_ended(reply, keep_alives, end, data):
+    """However often the stream had to be kept alive before, and whatever was said."""
+    answer = answered(reply, end=end)
 
-    events = stream_of(answer)
+    events = stream_of(answer, keep_alives, data.draw(said_of(reply)))
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
@@ -125,13 +129,14 @@ def test_every_part_of_a_stream_is_there():
 @pytest.mark.parametrize("keep_alives", [0, 1, 3])
 def test_a_failure_is_the_end_of_the_response_that_has_begun(keep_alives):
     """Under its id, behind what was sent of it."""
-    answer = answered(assistant(""), keep_alives=keep_alives)
-    head = AnswerHead(answer.request, RESPONSE_ID, "m", 1.0, keep_alives)
+    answer = answered(assistant(""))
+    stream = DIALECT.stream(AnswerHead(answer.request, RESPONSE_ID, "m", 1.0))
+    sent = events_of(b"".join(stream.keep_alive() for _ in range(keep_alives)))
 
-    *before, failed = events_of(DIALECT.error_part(EngineUnavailable("gone"), "no engine", head))
+    *before, failed = events_of(stream.fail(EngineUnavailable("gone"), "no engine"))
 
-    sent: list[Any] = stream_of(answer)[: keep_alives + 1] if keep_alives else before
-    assert failed["sequence_number"] == len(sent)
+    assert bool(before) == (not keep_alives)
+    assert failed["sequence_number"] == len(sent) + len(before)
     assert (failed["type"], failed["response"]["id"]) == ("response.failed", f"resp_{RESPONSE_ID}")
     assert (failed["response"]["status"], failed["response"]["error"]) == (
         "failed",

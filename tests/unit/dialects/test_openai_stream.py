@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.dialects.model_request import ModelAnswer
+from harness.dialects.model_request import AnswerHead, ModelAnswer
 from harness.dialects.openai_chat import DONE, OpenAIChat, chunks
 from harness.dialects.openai_chat_request import parse_request
 from harness.dialects.sse import event
@@ -124,7 +124,7 @@ def test_a_body_is_lines_of_json_up_to_done_for_every_way_to_split_lines(message
     request = parse_request(body([user("hi")], stream=True))
     answer = ModelAnswer(request, turn, "m", toy_tokenizer().token_text)
 
-    sent = b"".join(OpenAIChat().stream_parts(answer))
+    sent = b"".join(OpenAIChat().stream(AnswerHead(request, "1", "m", 1.0)).end(answer))
 
     data = [line.removeprefix("data: ") for line in sent.decode().splitlines() if line]
     assert sent.endswith(DONE)

@@ -7,6 +7,7 @@ from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event
 from harness.errors import HarnessError
 from harness.tokens.history import History
+from harness.tokens.parsing import Delta
 from harness.types import Json
 from tests.unit.dialects.toy_request import NAME, parse_toy
 
@@ -31,21 +32,41 @@ class ToyDialect:
         """See `Dialect`."""
         return {"said": answer.turn.reply["content"], "turn": answer.turn.index}
 
-    def keep_alive(self, head: AnswerHead) -> bytes:
+    def stream(self, head: AnswerHead) -> "_Stream":
         """See `Dialect`."""
-        return event({"patience": head.keep_alives})
-
-    def stream_parts(self, answer: ModelAnswer) -> Iterator[bytes]:
-        """See `Dialect`."""
-        for letter in answer.turn.reply["content"]:
-            yield event({"letter": letter})
-        yield event({"turn": answer.turn.index})
+        return _Stream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """See `Dialect`."""
         del request_id
         return {"sorry": message, "code": error.code}
 
-    def error_part(self, error: HarnessError, message: str, head: AnswerHead) -> bytes:
-        """See `Dialect`."""
-        return event(self.error_body(error, message, head.response_id))
+
+class _Stream:
+    """Letter by letter."""
+
+    def __init__(self, dialect: ToyDialect, head: AnswerHead) -> None:
+        self._dialect = dialect
+        self._head = head
+        self._patience = 0
+        self._said = 0
+
+    def keep_alive(self) -> bytes:
+        """See `AnswerStream`."""
+        self._patience += 1
+        return event({"patience": self._patience - 1})
+
+    def say(self, delta: Delta) -> bytes:
+        """See `AnswerStream`; reasoning is not part of its answers."""
+        self._said += len(delta.content)
+        return b"".join(event({"letter": letter}) for letter in delta.content)
+
+    def end(self, answer: ModelAnswer) -> Iterator[bytes]:
+        """See `AnswerStream`."""
+        for letter in answer.turn.reply["content"][self._said :]:
+            yield event({"letter": letter})
+        yield event({"turn": answer.turn.index})
+
+    def fail(self, error: HarnessError, message: str) -> bytes:
+        """See `AnswerStream`."""
+        return event(self._dialect.error_body(error, message, self._head.response_id))

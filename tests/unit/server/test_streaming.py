@@ -281,7 +281,7 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
         sent.append(message)
 
     turn = StreamedTurn(
-        serve=serve, content=pytest.fail, keep_alive=lambda sent: b"", failure=pytest.fail, delivery=pytest.fail
+        serve=serve, content=pytest.fail, keep_alive=lambda: b"", failure=pytest.fail, delivery=pytest.fail
     )
     answer = StreamedAnswer(turn, ClientConnection(receive, {}), ExitStack(), comment_every_s=0.01)
     with pytest.raises(ZeroDivisionError):

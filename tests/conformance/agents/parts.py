@@ -21,6 +21,8 @@ COMMANDS = (
     "cat notes.txt",
 )
 ANSWER = "All is noted."
+SAMPLED_BEFORE_HANGING = 3
+"""Tokens of a second turn that is interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,14 @@ def tool_call(name: str, arguments: Mapping[str, object], *, forced: bool = Fals
 
 
 TOOLS = {
+    "codex": Tool("exec_command", "cmd"),
     "langgraph": Tool("run_shell"),
+    "mini_swe_agent": Tool("bash", last=tool_call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})),
     "openai_agents": Tool("run_shell"),
+    "opencode": Tool("bash", further={"description": "Keeps notes"}),
+    "pi": Tool("bash"),
     "pydantic_ai": Tool("run_shell"),
+    "qwen_code": Tool("run_shell_command", further={"is_background": False, "description": "Keeps notes"}),
 }
 """By the names of the agents."""
 
@@ -60,5 +67,5 @@ def part_of(name: str, *, interrupted: bool = False) -> Part:
     tool = TOOLS[name]
     steps: Sequence[ScriptStep] = [*map(tool.call, COMMANDS), tool.last or ScriptStep(text=ANSWER)]
     if interrupted:
-        steps = [steps[0], replace(steps[1], fault=ScriptedFault.HANG, fault_after=3), *steps[2:]]
+        steps = [steps[0], replace(steps[1], fault=ScriptedFault.HANG, fault_after=SAMPLED_BEFORE_HANGING), *steps[2:]]
     return Part(steps)

@@ -1,4 +1,4 @@
-"""What happens to agents: they play, are drained twice, paused, and asked to come again. All play a scene at one time.
+"""What happens to agents: they play, are drained twice, paused, and asked to come again.
 
 python -m tests.conformance.agents.scenes WORKDIR FINDINGS.json [AGENT ...]
 """
@@ -11,12 +11,15 @@ from pathlib import Path
 import msgspec
 
 from harness.rollouts.agents.programs import bundled_profile, prepare_profile
+from harness.rollouts.agents.task import ProgramAgent
 from harness.server.settings import ServerSettings
 from harness.telemetry.logging import configure_logging
 from tests.conformance.agents.parts import TOOLS
 from tests.conformance.agents.stage import Incident, Played, Stage, staged
 
 PAUSE_S = 20
+AT_A_TIME = 4
+"""Agents: most of the time one of them waits."""
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -35,61 +38,68 @@ async def none(stage: Stage) -> None:
 
 
 async def drain_between_turns(stage: Stage) -> None:
-    """The server is drained while every agent is in its tool; the next turn is refused."""
+    """The server is drained while the agent is in its tool; the next turn is refused."""
     await stage.reach_tool()
     await stage.turn_gate("drain")
-    stage.leave_tool()
+    stage.happens_now()
 
 
 async def drain_in_flight(stage: Stage) -> None:
-    """The server is drained and the engine told to abort while every agent waits for its second turn."""
+    """The server is drained and the engine told to abort while the agent waits for its second turn."""
     await stage.reach_tool()
     stage.leave_tool()
-    await stage.second_turns_hang()
+    await stage.second_turn_hangs()
     await stage.turn_gate("drain")
+    stage.happens_now()
     await stage.engine.abort(None)
 
 
 async def pause(stage: Stage) -> None:
-    """The gate is shut for `PAUSE_S` and the engine told to abort while every agent waits for its second turn."""
+    """The gate is shut for `PAUSE_S` and the engine told to abort while the agent waits for its second turn."""
     await stage.reach_tool()
     stage.leave_tool()
-    await stage.second_turns_hang()
+    await stage.second_turn_hangs()
     await stage.turn_gate("pause")
     await stage.engine.abort(None)
-    await stage.become("held", len(stage.agents))
+    await stage.is_held()
     await asyncio.sleep(PAUSE_S)
-    await stage.turn_gate("resume")
+    stage.happens_now()
 
 
 async def refuse_for_a_while(stage: Stage) -> None:
-    """The second turn is answered 503 with Retry-After until all have been told."""
+    """The second turn is answered 503 with Retry-After until the agent has been told."""
     await stage.reach_tool()
     await stage.turn_gate("pause")
     stage.leave_tool()
-    await stage.all_refused("gate_closed")
-    await stage.turn_gate("resume")
+    await stage.is_refused("gate_closed")
+    stage.happens_now()
 
 
+TALKATIVE = ServerSettings(comment_every_s=0.5)
 IMPATIENT = ServerSettings(comment_every_s=0.5, pause_timeout_s=0.05)
 """The gate holds nothing for long."""
 
 
 async def play_all(names: Sequence[str], workdir: Path) -> Findings:
-    """Every scene with every agent; the other scenes are played during the long pause."""
+    """Every scene with every agent, a few at a time."""
     agents = [await prepare_profile(bundled_profile(name), print) for name in names]
+    places = asyncio.Semaphore(AT_A_TIME)
 
-    async def scene(incident: Incident, **options: object) -> dict[str, Played]:
-        async with staged(agents, workdir / incident.__name__, **options) as stage:
+    async def play(
+        agent: ProgramAgent, incident: Incident, *, interrupted: bool = False, settings: ServerSettings = TALKATIVE
+    ) -> Played:
+        folder = workdir / incident.__name__ / agent.name
+        async with places, staged(agent, folder, interrupted=interrupted, settings=settings) as stage:
             return await stage.play(incident)
 
-    async with asyncio.TaskGroup() as group:
-        paused = group.create_task(scene(pause, interrupted=True))
-        between = await scene(drain_between_turns)
-        in_flight = await scene(drain_in_flight, interrupted=True)
-        refused = await scene(refuse_for_a_while, settings=IMPATIENT)
-        alone = await scene(none)
-    return Findings(alone, between, in_flight, paused.result(), refused)
+    paused = [play(agent, pause, interrupted=True) for agent in agents]
+    alone = [play(agent, none) for agent in agents]
+    between = [play(agent, drain_between_turns) for agent in agents]
+    in_flight = [play(agent, drain_in_flight, interrupted=True) for agent in agents]
+    refused = [play(agent, refuse_for_a_while, settings=IMPATIENT) for agent in agents]
+    scenes = (alone, between, in_flight, paused, refused)
+    played = [asyncio.gather(*scene) for scene in scenes]
+    return Findings(*[dict(zip(names, await scene, strict=True)) for scene in played])
 
 
 def main() -> None:

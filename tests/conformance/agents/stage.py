@@ -1,14 +1,14 @@
-"""A session server with agents that play against it, and what each of them did.
+"""A session server with an agent that plays against it, and what it did.
 
-Agents come from their own environments, as programs that the manager starts, and everything is measured from outside:
+The agent comes from its own environment, as a program that the manager starts, and everything is measured from outside:
 by the engine's log, by a witness between agents and server, and by the samples that a trainer would get.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
@@ -23,12 +23,12 @@ from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.builders import toy_template
-from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, part_of
+from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, part_of
 from tests.conformance.agents.staged_engine import Heard, StagedEngine
 from tests.conformance.clients.witness import Witness
 
-PATIENCE_S = 120
-"""Eleven programs start at once on two cores."""
+PATIENCE_S = 100
+"""Several programs start at once on few cores."""
 
 
 class Played(msgspec.Struct, frozen=True):
@@ -67,86 +67,84 @@ Incident = Callable[["Stage"], Awaitable[None]]
 
 @dataclass
 class Stage:
-    """A server, and the agents that play against it."""
+    """A server, and the one agent that plays against it."""
 
     engine: StagedEngine
     http: httpx.AsyncClient
     witness: Witness
     manager: SessionManager
-    agents: Sequence[ProgramAgent]
-    workdir: Path
-    sessions: dict[str, str] = field(default_factory=dict)
-    """By the names of the agents."""
+    agent: ProgramAgent
+    folder: Path
+    """The agent's working directory."""
+    session_id: str
     happened_at: float = 0.0
 
-    async def play(self, incident: "Incident") -> dict[str, Played]:
-        """Run every agent to its end, while `incident` happens."""
-        running = {agent.name: asyncio.create_task(self._run(agent)) for agent in self.agents}
+    async def play(self, incident: Incident) -> Played:
+        """Run the agent to its end, while `incident` happens."""
         self.happened_at = time.monotonic()
-        await incident(self)
-        return {name: await task for name, task in running.items()}
+        running = asyncio.create_task(self._run())
+        with suppress(TimeoutError):  # an agent that does not come so far, which its end will tell
+            await incident(self)
+        self.leave_tool()
+        await self.turn_gate("resume")
+        return self._played(await running)
 
     async def reach_tool(self) -> None:
-        """Return once every agent waits in its tool."""
-        await self._until(lambda: all((self._folder(agent) / IN_TOOL).exists() for agent in self.agents))
+        """Return once the agent waits in its tool."""
+        await self._until((self.folder / IN_TOOL).exists)
 
     def leave_tool(self) -> None:
-        """Let every tool answer."""
-        for agent in self.agents:
-            (self._folder(agent) / GO).touch()
+        """Let the tool answer."""
+        (self.folder / GO).touch()
 
     async def turn_gate(self, verb: str) -> None:
         """`POST /sessions/<verb>`."""
         (await self.http.post(f"/sessions/{verb}")).raise_for_status()
+
+    def happens_now(self) -> None:
+        """Seconds count from here."""
         self.happened_at = time.monotonic()
 
-    async def second_turns_hang(self) -> None:
-        """Return once the second turn of every agent is in flight, and has come to its last token for now."""
-        await self._until(lambda: sum(live.sampled == 3 for live in self.engine.live) == len(self.agents))
+    async def second_turn_hangs(self) -> None:
+        """Return once the second turn is in flight, and has come to its last token for now."""
+        await self._until(lambda: any(live.sampled == SAMPLED_BEFORE_HANGING for live in self.engine.live))
 
-    async def become(self, name: str, count: int) -> None:
-        """Return once the gate's report says that `name` is at least `count`."""
+    async def is_held(self) -> None:
+        """Return once a request waits at the gate."""
         async with asyncio.timeout(PATIENCE_S):
-            while (await self.http.get("/sessions/gate")).json()[name] < count:
+            while not (await self.http.get("/sessions/gate")).json()["held"]:
                 await asyncio.sleep(0.05)
 
-    async def all_refused(self, code: str) -> None:
-        """Return once every agent has had a turn refused with `code`."""
+    async def is_refused(self, code: str) -> None:
+        """Return once a turn was refused with `code`."""
         async with asyncio.timeout(PATIENCE_S):
-            for session_id in self.sessions.values():
-                while code not in (await self.http.get(f"/sessions/{session_id}")).json()["refusals"]:
-                    await asyncio.sleep(0.05)
+            while code not in (await self.http.get(f"/sessions/{self.session_id}")).json()["refusals"]:
+                await asyncio.sleep(0.05)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 await asyncio.sleep(0.05)
 
-    def _folder(self, agent: ProgramAgent) -> Path:
-        return self.workdir / agent.name
+    async def _run(self) -> tuple[Rollout, float]:
+        session = {"session_id": self.session_id}
+        task = AgentTask(self.agent, INSTRUCTION, self.folder, "scripted", deadline_s=2 * PATIENCE_S, session=session)
+        return await self.manager.run(task), time.monotonic()
 
-    async def _run(self, agent: ProgramAgent) -> Played:
-        session_id = self.sessions[agent.name] = uuid4().hex
-        self.engine.cast[session_id] = agent.name
-        folder = self._folder(agent)
-        session = {"session_id": session_id}
-        task = AgentTask(agent, INSTRUCTION, folder, "scripted", deadline_s=PATIENCE_S, session=session)
-        rollout = await self.manager.run(task)
-        return self._played(rollout, session_id, folder, time.monotonic() - self.happened_at)
-
-    def _played(self, rollout: Rollout, session_id: str, folder: Path, seconds: float) -> Played:
-        heard = [each for each in self.engine.heard if each.session_id == session_id]
+    def _played(self, run: tuple[Rollout, float]) -> Played:
+        rollout, ended_at = run
+        heard = self.engine.heard
         main = [each for each in heard if each.step is not None]
         ledger = rollout.session["ledger"]
         gone = ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values())
-        notes = folder / "notes.txt"
+        notes = self.folder / "notes.txt"
         return Played(
             outcome=rollout.outcome.kind,
             detail=rollout.outcome.detail,
-            log=(folder / "agent.log").read_text(errors="replace")[-2000:],
-            seconds=seconds,
-            model_calls=self.witness.model_calls[session_id],
-            streamed=self.witness.streamed[session_id],
+            log=(self.folder / "agent.log").read_text(errors="replace")[-2000:],
+            seconds=ended_at - self.happened_at,
+            model_calls=self.witness.model_calls[self.session_id],
+            streamed=self.witness.streamed[self.session_id],
             refusals=rollout.session["refusals"],
             main_turns=len({each.step for each in main}),
             side_calls=len(heard) - len(main),
@@ -176,16 +174,14 @@ def is_one_sample(main: Sequence[Heard], rollout: Rollout) -> bool:
 
 @asynccontextmanager
 async def staged(
-    agents: Sequence[ProgramAgent], workdir: Path, *, interrupted: bool = False, settings: ServerSettings | None = None
+    agent: ProgramAgent, folder: Path, *, interrupted: bool = False, settings: ServerSettings
 ) -> AsyncIterator[Stage]:
-    """A server whose model plays each agent its part."""
-    engine = StagedEngine({agent.name: part_of(agent.name, interrupted=interrupted) for agent in agents})
-    settings = settings or ServerSettings(comment_every_s=0.5)
-    for agent in agents:
-        (workdir / agent.name).mkdir(parents=True)
+    """A server whose model plays the part of `agent`."""
+    engine = StagedEngine(part_of(agent.name, interrupted=interrupted))
+    folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(serve(engine, toy_template(), MemoryStore(), settings))
         witness = await stack.enter_async_context(Witness.of(running.url))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
         manager = await stack.enter_async_context(SessionManager(witness.url))
-        yield Stage(engine, http, witness, manager, agents, workdir)
+        yield Stage(engine, http, witness, manager, agent, folder, uuid4().hex)

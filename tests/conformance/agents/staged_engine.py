@@ -5,7 +5,7 @@ chosen by how many replies stand in the prompt. The log is the engine's own, tak
 the session server records is compared with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
@@ -35,7 +35,6 @@ class Part(NamedTuple):
 class Heard(NamedTuple):
     """One request that the engine answered."""
 
-    session_id: str
     step: int | None
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -44,32 +43,20 @@ class Heard(NamedTuple):
 
 
 class StagedEngine(ScriptedEngine):
-    """Plays each session its part."""
+    """Plays a part."""
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
-        """`parts` by name; `cast` says which of them a session has."""
-        steps: list[ScriptStep] = [SIDE_ANSWER]
-        self._first: dict[str, int] = {}
-        for name, part in parts.items():
-            self._first[name] = len(steps)
-            steps += part.steps
-        super().__init__(toy_tokenizer(), Script(tuple(steps)))
-        self._parts = parts
-        self.cast: dict[str, str] = {}
-        """The name of the part of each session, by its id."""
+    def __init__(self, part: Part) -> None:
+        super().__init__(toy_tokenizer(), Script((SIDE_ANSWER, *part.steps)))
+        self._part = part
         self.heard: list[Heard] = []
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Play the step that the prompt asks for."""
-        session_id = request.session_id or ""
-        name = self.cast[session_id]
         asked = request.input_ids[: request.input_ids.size - request.continues]
         prompt = self._tokenizer.decode(asked.tolist())
-        step = self._parts[name].step_of(prompt)
-        index = 0 if step is None else self._first[name] + step
-        self.play_from(session_id, index + (request.continues > 0))
+        step = self._part.step_of(prompt)
+        index = 0 if step is None else step + 1
+        self.play_from(request.session_id or "", index + (request.continues > 0))
         result = await super().generate(request)
-        self.heard.append(
-            Heard(session_id, step, tuple(request.input_ids.tolist()), tuple(result.output_ids.tolist()), prompt)
-        )
+        self.heard.append(Heard(step, tuple(request.input_ids.tolist()), tuple(result.output_ids.tolist()), prompt))
         return result

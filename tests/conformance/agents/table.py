@@ -24,7 +24,7 @@ COLUMNS = (
     "turns, side calls",
     "token-exact, one sample",
     "`matching` it needs",
-    "drained in a tool call",
+    "drained in a tool call: further requests, stopped after",
     "drained in a turn",
     "pause of 20 s",
     "503 + `retry-after`",
@@ -42,6 +42,11 @@ def is_whole(played: Played) -> bool:
     return played.outcome == "finished" and played.is_exact and played.is_one_sample and not played.unaccounted
 
 
+def further_requests(played: Played) -> int:
+    """How often an agent asked after the request that told it to stop."""
+    return sum(played.refusals.values()) - 1
+
+
 def _row(name: str, findings: Findings) -> str:
     profile, alone = bundled_profile(name), findings.alone[name]
     drains = (findings.drained_between_turns[name], findings.drained_in_flight[name])
@@ -53,7 +58,7 @@ def _row(name: str, findings: Findings) -> str:
             f"{alone.main_turns}, {alone.side_calls}",
             "yes" if is_whole(alone) else "**no**",
             ", ".join(f"`{each}`" for each in profile.spec.session.matching) or "none",
-            *(f"{drained.seconds:.1f} s" if drained.outcome == "drained" else "**goes on**" for drained in drains),
+            *(f"{further_requests(each)}, {each.seconds:.1f} s" for each in drains),
             "goes on" if is_whole(findings.paused[name]) else "**fails**",
             "asks again, goes on" if is_whole(findings.refused_for_a_while[name]) else "**fails**",
         ]

@@ -22,7 +22,7 @@ TrickIds = Callable[[Transition, Sequence[Message], Sequence[Json]], list[int] |
 TrickText = Callable[[Transition, Sequence[Message], Sequence[Json]], str | None]
 """The same as text."""
 
-_PLAIN_KEYS = frozenset({"role", "content", "tool_call_id"})
+_PLAIN_KEYS = frozenset({"role", "content", "tool_call_id", "is_error"})
 TextForm = Callable[[str], str]
 """The change that a template makes to the text of a message."""
 

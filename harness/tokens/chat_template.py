@@ -63,13 +63,14 @@ class ChatTemplateTokenizer:
 
         Raises `MalformedRequest` when the template refuses the messages.
         """
-        guard = self._guard(messages, tools)
+        guard = GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
         return guard.encode(self.template.render(guard.messages, guard.tools))
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         """Ids between the output of `previous` and the assistant's next turn, after `messages`; None to branch."""
         if self._depends_on_history:
             return None
+        messages = self.form.place(messages, goes_on=True)
         has_ended = bool(previous.output_ids) and previous.output_ids[-1] in self.end_ids
         transition = Transition(
             previous.opens_with_system,
@@ -95,7 +96,7 @@ class ChatTemplateTokenizer:
         """The findings about the family when the template was loaded."""
         delimiters: dict[str, DelimiterSource] = {}
         for transition in DESCRIBED_TRANSITIONS:
-            messages = dummy_messages(transition.roles, ["text"] * len(transition.roles))
+            messages = self.form.place(dummy_messages(transition.roles, ["text"] * len(transition.roles)), goes_on=True)
             tools = dummy_tools() if transition.has_tools else ()
             if self._depends_on_history:
                 source = DelimiterSource.FULL_RENDER
@@ -113,10 +114,8 @@ class ChatTemplateTokenizer:
             divergence=self.divergence,
             shows_tools=self.form.shows_tools,
             shows_calls=self.form.shows_calls,
+            shows_late_system="system" in self.form.late_roles,
         )
-
-    def _guard(self, messages: Sequence[Message], tools: Sequence[Json]) -> GuardedMessages:
-        return GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
 
     def _suffix(self, transition: Transition) -> CachedSuffix | None:
         """Built when the first turn needs it: a server has started before all of them are."""
@@ -141,7 +140,7 @@ class ChatTemplateTokenizer:
         tools: Sequence[Json],
         has_ended: bool,
     ) -> list[int] | None:
-        guard = self._guard(messages, tools)
+        guard = GuardedMessages(self.tokenizer, self.form.apply(messages, goes_on=True), tools)
         *start, answer = self.form.apply([*dummy_start(transition), {**reply, "content": ""}])
         text = self._trick.find(start, answer, guard.messages, guard.tools)
         if text is None:
@@ -153,7 +152,7 @@ class ChatTemplateTokenizer:
 
     def _dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
         *start, answer = self.form.apply([*dummy_start(transition), dummy_answer(transition.calls)])
-        return self._trick.find(start, answer, self.form.apply(messages), tools)
+        return self._trick.find(start, answer, self.form.apply(messages, goes_on=True), tools)
 
 
 DESCRIBED_TRANSITIONS = tuple(

@@ -56,6 +56,8 @@ class FamilyDescription:
     """The template tells the model which tools there are."""
     shows_calls: bool = True
     """The template renders the tool calls of earlier turns."""
+    shows_late_system: bool = True
+    """The template shows a system message behind others where it is said; else its text goes into a neighbor."""
     notes: Sequence[str] = field(default=())
 
 

@@ -4,21 +4,30 @@ OpenAI's messages carry tool arguments as text, call ids of any shape and a `dev
 drop what they do not expect without a word (a developer message, the calls beside an empty content), some put quoted
 text where an object belongs, some refuse an id that has not nine characters. `MessageForm.of` renders a probe in each
 form and keeps the first that the template shows as it is.
+
+Agents put system messages behind others, and some templates refuse those, move them to the front or drop them. There
+the text goes into a neighbor, a user's or a tool's message between the same two answers: so what is said behind an
+answer is rendered alike, whether the whole conversation is or only what is new.
 """
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any, Self
 
 from harness.tokens.jinja_template import JinjaTemplate
 from harness.types import Json, Message
 
+_INSTRUCTING = frozenset({"system", "developer"})
+_OF_THE_RECORD = frozenset({"is_error", "redacted_thinking"})
+"""Fields that no template knows."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SHORT_ID_LENGTH = 9
 _NEEDLE = "zebra"
+_BETWEEN = "\n\n"
 _TEXT_ARGUMENTS = '{"zebra":  "<1>"}'
 """Two spaces: only a template that takes text as it is shows them."""
 
@@ -35,6 +44,8 @@ class MessageForm:
     """Call ids become nine letters and digits."""
     developer_as_system: bool = False
     """The template has no developer role."""
+    late_roles: frozenset[str] = _INSTRUCTING
+    """Of the two, the roles whose messages are shown in their place behind other messages."""
     shows_calls: bool = True
     """Tool calls of earlier turns are rendered in one of these forms."""
     shows_tools: bool = True
@@ -45,19 +56,37 @@ class MessageForm:
         """The form that `template` understands."""
         developer = not _shows(template, [{"role": "developer", "content": _NEEDLE}, _USER], (), _NEEDLE)
         tools = _shows(template, [_USER], [_TOOL], _NEEDLE)
+        late = frozenset(role for role in _INSTRUCTING if _shows_late(template, "system" if developer else role))
         for as_text, no_content, short in itertools.product((True, False), (False, True), (False, True)):
-            form = cls(as_text, no_content, short, developer, shows_tools=tools)
+            form = cls(as_text, no_content, short, developer, late, shows_tools=tools)
             needle = _TEXT_ARGUMENTS if as_text else '"zebra": "<1>"'
             if _shows(template, form.apply([_USER, _CALLS, _RESULT]), [_TOOL], needle):
                 return form
-        return cls(developer_as_system=developer, shows_calls=False, shows_tools=tools)
+        return cls(developer_as_system=developer, late_roles=late, shows_calls=False, shows_tools=tools)
 
-    def apply(self, messages: Sequence[Message]) -> list[Message]:
-        """`messages` in this form."""
-        return [self._form(message) for message in messages]
+    def apply(self, messages: Sequence[Message], *, goes_on: bool = False) -> list[Message]:
+        """`messages` in this form; `goes_on` when they stand behind others."""
+        return [self._form(message) for message in self.place(messages, goes_on=goes_on)]
+
+    def place(self, messages: Sequence[Message], *, goes_on: bool = False) -> Sequence[Message]:
+        """`messages` with those in a neighbor that the template does not show where they are said."""
+        hidden = _INSTRUCTING - self.late_roles
+        if not hidden:
+            return messages
+        leading = 0 if goes_on else next((i for i, each in enumerate(messages) if each["role"] not in _INSTRUCTING), 0)
+        if leading <= 1 and not any(message["role"] in hidden for message in messages[leading:]):
+            return messages
+        placed: list[Message] = []
+        if leading:  # they stand together at the head, where the template has a place for one
+            texts = [message["content"] for message in messages[:leading]]
+            placed.append({**messages[0], "content": _BETWEEN.join(texts)})
+        for is_answer, stretch in groupby(messages[leading:], key=lambda message: message["role"] == "assistant"):
+            between = list(stretch)
+            placed += between if is_answer else _fold(between, hidden)
+        return placed
 
     def _form(self, message: Message) -> Message:
-        formed: Json = dict(message)
+        formed: Json = {field: value for field, value in message.items() if field not in _OF_THE_RECORD}
         if self.developer_as_system and message["role"] == "developer":
             formed["role"] = "system"
         if message.get("tool_calls"):
@@ -73,6 +102,38 @@ class MessageForm:
         if self.short_call_ids and "tool_call_id" in message:
             formed["tool_call_id"] = _short_id(str(message["tool_call_id"]))
         return formed
+
+
+def _fold(messages: Sequence[Message], hidden: Set[str]) -> list[Message]:
+    """Messages between two answers, with the texts of those that are `hidden` in the next user's message, or else in
+    the one before, or else in the next.
+    """
+    folded: list[Message] = []
+    waiting: list[str] = []  # texts for the message that comes next
+    for number, message in enumerate(messages):
+        if message["role"] not in hidden:
+            texts = [*waiting, message.get("content") or ""]
+            folded.append({**message, "content": _BETWEEN.join(texts)} if waiting else message)
+            waiting = []
+            continue
+        following = next((each["role"] for each in messages[number + 1 :] if each["role"] not in hidden), None)
+        if folded and following != "user":
+            folded[-1] = {**folded[-1], "content": _BETWEEN.join([folded[-1].get("content") or "", message["content"]])}
+        else:
+            waiting.append(message["content"])
+    return [*folded, {"role": "user", "content": _BETWEEN.join(waiting)}] if waiting else folded
+
+
+def _shows_late(template: JinjaTemplate, role: str) -> bool:
+    """Whether a message of `role` behind others is rendered there, and all before it as without it."""
+    late: Message = {"role": role, "content": _NEEDLE}
+    start, more = [_SYSTEM, _USER, _ANSWER], {**_USER, "content": "more"}
+    without = template.try_render([*start, more]) or ""
+    between = template.try_render([*start, late, more]) or ""
+    at_end = template.try_render([_SYSTEM, _USER, late]) or ""
+    before = without.partition("answer")[0] + "answer"
+    is_between = between.startswith(before) and _NEEDLE in between[len(before) :].partition("more")[0]
+    return is_between and _NEEDLE in at_end.partition("question")[2]
 
 
 def _shows(template: JinjaTemplate, messages: Sequence[Message], tools: Sequence[Json], needle: str) -> bool:
@@ -96,7 +157,9 @@ def _short_id(call_id: str) -> str:
     return "".join(_DIGITS[number // 36**i % 36] for i in range(_SHORT_ID_LENGTH))
 
 
+_SYSTEM: Message = {"role": "system", "content": "rules"}
 _USER: Message = {"role": "user", "content": "question"}
+_ANSWER: Message = {"role": "assistant", "content": "answer"}
 _TOOL: Json = {
     "type": "function",
     "function": {"name": "find", "description": _NEEDLE, "parameters": {"type": "object", "properties": {}}},

@@ -42,7 +42,8 @@ class RenderersTokenizer:
         self.name = name
         self.tokenizer = template.tokenizer
         self._template = template
-        self._form = MessageForm(developer_as_system=template.form.developer_as_system)
+        form = template.form
+        self._form = MessageForm(developer_as_system=form.developer_as_system, late_roles=form.late_roles)
         self._renderer = _build(name, TokenizerView(self.tokenizer))
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
@@ -66,8 +67,10 @@ class RenderersTokenizer:
 
     def extend_ids(self, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         """Ids between the output of `previous` and the assistant's next turn; None where the renderer has no bridge."""
+        if not messages or any(message["role"] == "assistant" for message in messages):
+            return self._template.extend_ids(previous, messages, tools)  # bridges are for what others say
         context, output = list(previous.context_ids), list(previous.output_ids)
-        guard = GuardedMessages(self.tokenizer, self._form.apply(messages), tools)
+        guard = GuardedMessages(self.tokenizer, self._form.apply(messages, goes_on=True), tools)
         renderer = self._renderer_for(guard)
         try:
             bridged = renderer.bridge_to_next_turn(

@@ -54,7 +54,7 @@ def page() -> str:
     return TEXT.format(
         stride=STRIDE,
         outputs=OUTPUTS,
-        delimiters=_table(["family", "written by", "tool calls", *transitions], columns[0]),
+        delimiters=_table(["family", "written by", "tool calls", "late system message", *transitions], columns[0]),
         served=_table(SERVED_COLUMNS, columns[1]),
         conversations=sum(tally.conversations for tally in read_counts().values()),
         properties=_table(["family", *(checked.value for checked in Property), "refused", "branch"], columns[2]),
@@ -67,7 +67,8 @@ def _delimiters(family: Family) -> str:
     described = family.chat.describe()
     written = f"renderer `{described.renderer}`" if described.renderer else "its template"
     calls = described.call_syntax if described.shows_calls else "-"
-    return _row([family.name, written, calls, *map(str, described.delimiters.values())])
+    late = "shown" if described.shows_late_system else "folded"
+    return _row([family.name, written, calls, late, *map(str, described.delimiters.values())])
 
 
 def _served(name: str) -> str:
@@ -136,6 +137,12 @@ Between two answers the session needs the ids that the family puts there, and no
   delimiter.
 - **full render**: the template rewrites here what it rendered before, or refuses the messages. The session starts a
   new branch.
+
+A *late system message* stands behind others. Where a template shows it in its place, it stays there; where the template
+refuses, moves or drops it, its text is *folded* into a neighbor: the user's message behind it, else the message before
+it, else the tool's behind it, always between the same two answers, with an empty line between. Several system messages
+at the head are one there. Messages of the assistant that a client adds to a history, and a history that ends with the
+last answer, go on like any other message.
 
 {delimiters}
 

@@ -172,9 +172,18 @@ class TooMany(OverLimit):
 
 
 class PromptTooLong(RequestError):
-    """The prompt does not fit into the model's context."""
+    """The prompt does not fit into the model's context.
+
+    Dialects say so in the words that make their clients shorten the conversation: it has `tokens` at least, and
+    `context_length` is the most.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, tokens: int, context_length: int, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.tokens = tokens
+        self.context_length = context_length
 
 
 class Unauthorized(RequestError):

@@ -116,6 +116,15 @@ _EngineKey = Annotated[
     ),
 ]
 
+_Noise = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HARNESS_NOISE",
+        metavar="REGEX",
+        help="Taken out where a conversation begins, in the place of the built-in rule; '' for nothing; may be repeated.",
+        show_default=False,
+    ),
+]
 _Matchings = Annotated[
     list[str] | None,
     typer.Option(
@@ -191,6 +200,7 @@ class ServerOptions:
     no_auth: _NoAuth = False
     open_paths: _OpenPaths = False
     matching: _Matchings = None
+    noise: _Noise = None
     limit: _RequestLimits = None
     allow_forced_tokens: _AllowForcedTokens = False
     idle_hours: _IdleHours = 24.0
@@ -200,6 +210,7 @@ class ServerOptions:
 
     def settings(self) -> "ServerSettings":
         """The settings of the server. Raises `ScenarioError` when they would leave it open to everybody by mistake."""
+        from harness.dialects.noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
         from harness.errors import ScenarioError
         from harness.server.access import new_admin_token
@@ -219,6 +230,7 @@ class ServerOptions:
             stop_grace_s=self.stop_grace,
             write_timeout_s=self.write_timeout,
             matchings=tuple(self.matching or ()),
+            noise=(BILLING_HEADER,) if self.noise is None else tuple(text for text in self.noise if text),
             limits=read_limits(self.limit or ()),
             allow_forced_tokens=self.allow_forced_tokens,
             idle_ttl_s=self.idle_hours * 3600 or None,

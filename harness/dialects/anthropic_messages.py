@@ -14,7 +14,7 @@ from harness.dialects.anthropic_messages_request import NAME, parse_request
 from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
-from harness.errors import GateClosed, HarnessError, RequestError, ServerBusy
+from harness.errors import GateClosed, HarnessError, PromptTooLong, RequestError, ServerBusy
 from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
@@ -87,6 +87,8 @@ class AnthropicMessages:
         )
         if isinstance(error, GateClosed | ServerBusy):
             kind = "overloaded_error"
+        if isinstance(error, PromptTooLong):  # the words at which agents shorten the conversation
+            message = f"prompt is too long: {error.tokens} tokens > {error.context_length} maximum"
         told = {"type": kind, "message": message, "code": error.code}
         return {"type": "error", "error": told, "request_id": f"req_{request_id}"}
 

@@ -11,7 +11,7 @@ from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest
 from harness.dialects.openai_chat_request import NAME, parse_request
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, raw_event, text_pieces
-from harness.errors import HarnessError, RequestError
+from harness.errors import HarnessError, PromptTooLong, RequestError
 from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
@@ -79,6 +79,11 @@ class OpenAIChat:
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
         """The error object that OpenAI clients parse; it has no place for the request id."""
         del request_id
+        if isinstance(error, PromptTooLong):  # the words at which agents shorten the conversation
+            message = (
+                f"This model's maximum context length is {error.context_length} tokens. However, your messages resulted"
+                f" in {error.tokens} tokens. Please reduce the length of the messages."
+            )
         is_of_request = isinstance(error, RequestError)
         kind = "invalid_request_error" if is_of_request else f"{error.cause}_error"
         param = error.param if isinstance(error, RequestError) else None

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import ModelRequest, ToolMode, WireCall
+from harness.dialects.noise import NoiseRules
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import TokenProvider
 from harness.errors import ServerBusy
@@ -93,6 +94,8 @@ class ReadCall:
     """Those of its conversation: element i covers the tools and the first i messages."""
     digest: str
     """Of the body, which recognizes a retry."""
+    noise: str = ""
+    """The beginning of what was taken out of its head (`dialects.noise`)."""
 
     @property
     def keys(self) -> Sequence[ChainKey]:
@@ -108,6 +111,7 @@ class Prompts:
     chat_tokenizer: ChatTokenizer
     heavy_work: HeavyWork
     limits: RequestLimits
+    noise: NoiseRules
 
     def __post_init__(self) -> None:
         assert self.chat_tokenizer.tokenizer.longest_token  # looked up now: it takes a while the first time
@@ -120,13 +124,13 @@ class Prompts:
         body = wire.body
 
         def work() -> ReadCall:
-            asked = dialect.parse(wire, self.limits, history)
+            asked, noise = self.noise.take_out(dialect.parse(wire, self.limits, history))
             prefixes = history.read(asked.messages, asked.tools, asked.recall)
             context_length = self.engine.capabilities.context_length
             told, said = prefixes[-1].told, prefixes[-1].said
             require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)
             history.body_bytes = len(body) if asked.recall.known else 0
-            return ReadCall(asked, prefixes, request_digest(body, idempotency_key))
+            return ReadCall(asked, prefixes, request_digest(body, idempotency_key), noise)
 
         new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
         is_long = new_bytes > _LARGE_BODY or body.count(b"{") > _MANY_OBJECTS

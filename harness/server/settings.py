@@ -4,6 +4,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from harness.dialects.dialect import DIALECTS, Dialect
+from harness.dialects.noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
 from harness.sessions.shard_ids import ShardPlace
@@ -80,13 +81,16 @@ class ServerSettings:
 
     shard: ShardPlace | None = None
     """The place of this server among those of a front; None for one that stands alone."""
+    noise: tuple[str, ...] = (BILLING_HEADER,)
+    """Regular expressions of what is taken out at the beginning of a conversation's first message."""
     repeat_guard: RepeatTerminateConfig | None = None
     """The repeat guard that the engine must run; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`)."""
 
     def check(self) -> None:
         """Raises `ScenarioError`.
 
-        For a server open to the network without a token, a matching that is none, a number that cannot be meant.
+        For a server open to the network without a token, a matching or a noise that is none, a number that cannot be
+        meant.
         """
         self.limits.check_numbers()
         for name in _SECONDS:
@@ -103,6 +107,7 @@ class ServerSettings:
                 f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
                 " give it one (--admin-token, HARNESS_ADMIN_TOKEN) or bind 127.0.0.1"
             )
+        NoiseRules(self.noise)
         try:
             normal_form(self.matchings)
         except MalformedRequest as error:

@@ -29,6 +29,7 @@ from structlog.contextvars import bound_contextvars
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, WireCall, reply_message
+from harness.dialects.noise import NoiseRules
 from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import MalformedRequest, TurnAborted
@@ -106,7 +107,9 @@ class TurnService:
     def __post_init__(self) -> None:
         self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock)
         self.heavy_work = HeavyWork(self.metrics, self.settings.limits.waiting_bytes)
-        self.prompts = Prompts(self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits)
+        self.prompts = Prompts(
+            self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits, NoiseRules(self.settings.noise)
+        )
         self.live = LiveVersion(self.engine, self.store, patience_s=self.settings.pause_timeout_s)
         # Of 32 hex digits: a random half per server and a count. One length, so none is another's prefix.
         server = secrets.token_hex(8)
@@ -201,7 +204,7 @@ class TurnService:
         await self.live.wait_for_weights(call.client, lambda: session.is_open)
         point = session.attach(call.read.keys)
         step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
-        diverged = session.divergence(point, asked.messages)
+        diverged = session.divergence(point, asked.messages, asked.tools)
         point, context_ids = await self.prompts.encode(session, point, call.read)
         call.client.require_there()
         if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
@@ -210,7 +213,12 @@ class TurnService:
         about = {"dialect": asked.dialect, "response_id": call.head.response_id, "client": call.client.notes()}
         kind = call_notes(delta, len(asked.tools), session.config.side_calls)
         notes = {**asked.notes, **kind, **about}
-        request = TurnRequest(delta, context_ids, asked.sampling, call.read.digest, step, diverged, notes)
+        if (loosely := session.loose_match(point, asked.messages)) is not None:
+            notes["matched_loosely"] = loosely.to_json()
+        if point.parent is None and call.read.noise:
+            notes["noise"] = call.read.noise
+        digest = call.read.digest
+        request = TurnRequest(delta, context_ids, asked.sampling, digest, step, diverged, asked.tools, notes)
         session.require_fresh(point.parent, self.live.version)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 

@@ -53,6 +53,8 @@ def plan_sampling(
         raise PromptTooLong(
             f"the prompt has {place.prompt_length} tokens, the model's context is {context_length};"
             " shorten the conversation",
+            tokens=place.prompt_length,
+            context_length=context_length,
             param="messages",
         )
     if limits.tokens_per_session is not None and place.prompt_length >= limits.tokens_per_session:

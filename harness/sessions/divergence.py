@@ -21,9 +21,9 @@ class Divergence:
     """The first difference between a recorded conversation and the one a client sent."""
 
     message: int
-    """Index in the request's messages."""
+    """Index in the request's messages; 0 for the tools, which stand before all of them."""
     field: str
-    """Name of the message's field; `message` when one side ends here."""
+    """Name of the message's field; `message` when one side ends here; `tools` for the first tool that differs."""
     recorded: str
     """The recorded value, shortened around the difference; empty when there is none."""
     sent: str
@@ -51,6 +51,16 @@ def find_divergence(
             was, said = _text(left.get(name)), _text(right.get(name))
             same = _common_length(was, said)
             return Divergence(index, name, _shorten(was, same), _shorten(said, same))
+    return None
+
+
+def find_other_tools(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:
+    """The first tool that two requests do not offer alike; None when they are the same."""
+    for ours, theirs in zip_longest(recorded, sent):
+        if ours != theirs:
+            was, said = _text(ours), _text(theirs)
+            same = _common_length(was, said)
+            return Divergence(0, "tools", _shorten(was, same), _shorten(said, same))
     return None
 
 

@@ -19,7 +19,7 @@ from harness.samples.merge import Selection, build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
 from harness.samples.versions import version_of
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling, require_fresh
-from harness.sessions.divergence import Divergence, find_divergence
+from harness.sessions.divergence import Divergence, find_divergence, find_other_tools
 from harness.sessions.ledger import NOTHING_UNKNOWN, Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
@@ -28,9 +28,9 @@ from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.waiting import WaitingTurns
 from harness.tokens.history import History
-from harness.tokens.matching import ChainKey, normal_form
+from harness.tokens.matching import STRICT, ChainKey, normal_form
 from harness.turn_ends import TurnStatus
-from harness.types import Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, VersionSpan
+from harness.types import Json, Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, VersionSpan
 
 IsComparable = Callable[[Turn], bool]
 """Whether the logprobs of a turn are on the scale on which an engine scores its input."""
@@ -96,6 +96,7 @@ class Session:
         self._latest_with_body: dict[str, int] = {}
         self._abandoned: set[int] = set()
         self._waiting = WaitingTurns()
+        self._tools: tuple[Json, ...] | None = None  # of the turn that was admitted last; a restart forgets them
 
     @property
     def is_open(self) -> bool:
@@ -190,8 +191,15 @@ class Session:
             return None
         return next_step(self.config.script, None if point.parent is None else self._tree.turn(point.parent))
 
-    def divergence(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
-        """Where a request with `messages` at `point` leaves the way of an earlier one; None when it does not."""
+    def divergence(
+        self, point: AttachPoint, messages: Sequence[Message], tools: Sequence[Json] = ()
+    ) -> Divergence | None:
+        """Where a request with `messages` at `point` leaves the way of an earlier one; None when it does not.
+
+        With other `tools` than the request before had it can go on from nowhere.
+        """
+        if point.parent is None and self._tools is not None and (found := find_other_tools(self._tools, tools)):
+            return found
         earlier = self._tree.latest_child(point.parent)
         if earlier is None:
             return None
@@ -199,6 +207,13 @@ class Session:
         if len(sent) > len(recorded):
             recorded = (*recorded, earlier.reply)
         return find_divergence(recorded, sent, point.matched, self.normal_form)
+
+    def loose_match(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
+        """What the session's matching has overlooked in the answer that a request goes on from; None for nothing."""
+        if point.parent is None or not self.config.matching:
+            return None
+        last = point.matched - 1
+        return find_divergence([self._tree.turn(point.parent).reply], [messages[last]], last, STRICT)
 
     def admit(self, point: AttachPoint, request: TurnRequest, context_length: int, now: float) -> Admission:
         """Start a turn on an engine whose context holds `context_length` tokens.
@@ -216,6 +231,7 @@ class Session:
         path = before.extend(request.context_ids)
         admission = Admission(self._admitted, point.parent, point.key, ordinal, path, request, params, now, step=step)
         self._in_flight[admission.index] = admission
+        self._tools = request.tools
         self._count(admission.index, point.key, ordinal)
         self._latest_with_body[request.digest] = admission.index
         return admission

@@ -37,6 +37,7 @@ class TurnRequest:
     """The step that it says of the session's script; None leaves that to the model."""
     divergence: Divergence | None = None
     """Why this request starts a branch, when an earlier one went on from the same place."""
+    tools: tuple[Json, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the record says of the call beside its messages (`Turn.notes`)."""
 

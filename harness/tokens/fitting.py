@@ -30,7 +30,10 @@ def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, 
     """
     if messages > context_length:
         raise PromptTooLong(
-            f"{messages} messages cannot fit into the model's context of {context_length} tokens", param="messages"
+            f"{messages} messages cannot fit into the model's context of {context_length} tokens",
+            tokens=messages,
+            context_length=context_length,
+            param="messages",
         )
     most = context_length * tokenizer.longest_token
     for characters, bound in ((told, most), (said, _LENIENCE * most)):
@@ -38,6 +41,8 @@ def require_possible(tokenizer: Tokenizer, messages: int, told: int, said: int, 
             raise PromptTooLong(
                 f"the request has {characters} characters, the model's context of {context_length} tokens holds"
                 f" {most} at the very most; shorten the conversation",
+                tokens=max(context_length + 1, characters // tokenizer.longest_token),
+                context_length=context_length,
                 param="messages",
             )
 
@@ -63,6 +68,8 @@ def _require_count(tokenizer: Tokenizer, texts: Sequence[str], most: int, contex
             raise PromptTooLong(
                 f"the request has more than {tokens} tokens of text, the model's context is {context_length};"
                 " shorten the conversation",
+                tokens=max(tokens, context_length + 1),
+                context_length=context_length,
                 param="messages",
             )
 

@@ -12,6 +12,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
@@ -25,6 +26,7 @@ ChainKey = bytes
 NormalForm = Callable[[Message], Json]
 """The part of a message that counts when histories are compared; must be JSON."""
 
+_TEXTS = frozenset({"content", "reasoning_content"})
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -35,8 +37,14 @@ class Matching(StrEnum):
     """Nothing."""
     LOOSE_TOOL_CALLS = "loose_tool_calls"
     """The spelling of tool arguments: equal JSON is equal, types told apart (`1`, `1.0`, `true`)."""
+    JSON_NUMBERS = "json_numbers"
+    """The same, and the spelling of numbers in them: `1` is `1.0`, `1e3` is `1000`, as in JavaScript."""
     IGNORE_REASONING = "ignore_reasoning"
     """`reasoning_content`, which many clients drop."""
+    TRIMMED = "trimmed"
+    """White space at the ends of texts."""
+    CALL_IDS = "call_ids"
+    """Everything of an assistant message with tool calls but their ids: those are ours, and unique in a session."""
 
 
 def normal_form(matching: Sequence[str]) -> NormalForm:
@@ -102,25 +110,38 @@ def _step(name: str) -> NormalForm:
     return apply
 
 
-def _loosen_tool_calls(message: Message) -> Json:
+def _loosen_tool_calls(message: Message, value_of: Callable[[object], object]) -> Json:
     formed: Json = dict(message)
     if message.get("tool_calls"):
         formed["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _argument_value(call["function"]["arguments"])}}
+            {**call, "function": {**call["function"], "arguments": value_of(call["function"]["arguments"])}}
             for call in message["tool_calls"]
         ]
     return formed
 
 
-def _argument_value(text: str) -> object:
+def _trim(message: Message) -> Json:
+    trimmed = {name: value.strip() if name in _TEXTS else value for name, value in message.items()}
+    return {name: value for name, value in trimmed.items() if value != ""}
+
+
+def _keep_call_ids(message: Message) -> Json:
+    calls = message.get("tool_calls")
+    ids = [call.get("id") for call in calls or ()]
+    return {"role": message["role"], "call_ids": ids} if ids and all(ids) else dict(message)
+
+
+def _argument_value(text: object) -> object:
     """The value of JSON arguments, the text itself when it is not plain JSON (repeated keys, NaN)."""
+    if not isinstance(text, str):  # the value already
+        return text
     try:
         return json.loads(text or "{}", object_pairs_hook=_unique_keys, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return text
 
 
-def _number_value(text: str) -> object:
+def _number_value(text: object) -> object:
     """The same with all numbers as floats: `1` and `1.0` are one number to JavaScript, `1e3` is `1000`."""
     value = _argument_value(text)
     try:
@@ -145,10 +166,13 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> Json:
 
 _STEPS: Mapping[Matching, NormalForm] = {
     Matching.STRICT: dict,
-    Matching.LOOSE_TOOL_CALLS: _loosen_tool_calls,
+    Matching.LOOSE_TOOL_CALLS: partial(_loosen_tool_calls, value_of=_argument_value),
+    Matching.JSON_NUMBERS: partial(_loosen_tool_calls, value_of=_number_value),
     Matching.IGNORE_REASONING: lambda message: {
         name: value for name, value in message.items() if name != "reasoning_content"
     },
+    Matching.TRIMMED: _trim,
+    Matching.CALL_IDS: _keep_call_ids,
 }
 
 

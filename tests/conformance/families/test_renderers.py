@@ -79,12 +79,22 @@ def test_an_output_cut_inside_its_reasoning_is_closed_as_a_whole(family):
 
 @QWEN3
 def test_no_bridge_means_a_branch(family):
-    """An answer that ended inside its reasoning, or a history that goes on with an answer of the client's."""
+    """An answer that ended inside its reasoning."""
     ended = turn(family, "<think>\nhm<|im_end|>")
-    theirs = [USER, {"role": "assistant", "content": "mine"}, USER]
 
     assert family.chat.extend_ids(ended, [USER], []) is None
-    assert family.chat.extend_ids(turn(family, "x<|im_end|>"), theirs, []) is None
+
+
+@QWEN3
+@pytest.mark.parametrize("theirs", [[], [USER, {"role": "assistant", "content": "mine"}, USER]])
+def test_what_a_bridge_is_not_for_is_written_by_the_template(family, theirs):
+    """A history that ends with the answer, or goes on with one of the client's."""
+    previous = turn(family, "x<|im_end|>")
+
+    extension = family.chat.extend_ids(previous, theirs, [])
+
+    assert extension is not None
+    assert extension == family.template.extend_ids(previous, theirs, [])
 
 
 @QWEN3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from harness.dialects.model_request import ModelAnswer, ToolMode, reply_message
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
-from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, PromptTooLong, RequestError
+from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, RequestError
 from harness.server.wire import parse_session_config
 from harness.sessions.turn_outcome import Reply, end_turn
 from harness.tokens.matching import chain_keys, next_key
@@ -465,7 +465,7 @@ def test_a_completion_says_what_the_turn_is():
     ("error", "kind", "param"),
     [
         (MalformedRequest("no", param="n"), "invalid_request_error", "n"),
-        (PromptTooLong("no", param="messages"), "invalid_request_error", "messages"),
+        (MalformedRequest("no", param="messages"), "invalid_request_error", "messages"),
         (LimitReached("no"), "limit_error", None),
         (EngineUnavailable("no"), "engine_error", None),
     ],

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -213,3 +214,52 @@ async def test_a_client_that_looks_whether_somebody_is_there_finds_so(path: str)
         answer = await client.http.head(f"/sessions/{session.session_id}{path}")
 
     assert answer.status_code == 200
+
+
+async def test_other_tools_are_a_root_that_says_which():
+    """The first tool that differs, as it was and as it came."""
+    async with serving(*says("one", "two")) as client:
+        session = await client.create()
+        await ask(client, session, tools=[TOOL])
+        await ask(client, session, tools=[TOOL | {"name": "subtract"}])
+        [_, turn] = (await client.record(session))["turns"]
+
+    assert turn["parent"] is None
+    assert turn["notes"]["diverged"]["field"] == "tools"
+    assert '"add"' in turn["notes"]["diverged"]["recorded"]
+    assert '"subtract"' in turn["notes"]["diverged"]["sent"]
+
+
+async def test_what_was_matched_loosely_is_noted():
+    """The field, and both values."""
+    async with serving(*says("one \n", "two")) as client:
+        session = await client.create(matching=["trimmed"])
+        await ask(client, session)
+        await ask(client, session, [*HI, {"role": "assistant", "content": "one"}, user("and?")])
+        [_, turn] = (await client.record(session))["turns"]
+
+    assert turn["parent"] == 0
+    loosely = {"message": 1, "field": "content", "recorded": "one \n", "sent": "one"}
+    assert turn["notes"]["matched_loosely"] == loosely
+
+
+@pytest.mark.parametrize("path", ["", "/count_tokens"])
+async def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_know(path: str):
+    """They shorten the conversation at these."""
+    async with serving() as client:
+        session = await client.create()
+        most = client.engine.capabilities.context_length
+        answer = await ask(client, session, [user("word " * most)], path)
+        chat = await client.chat(session, [user("word " * most)])
+
+    told = answer.json()["error"]
+    assert (answer.status_code, told["type"], told["code"]) == (
+        400,
+        "invalid_request_error",
+        "context_length_exceeded",
+    )
+    assert re.fullmatch(rf"prompt is too long: \d+ tokens > {most} maximum", told["message"])
+    assert chat.json()["error"]["message"].startswith(
+        f"This model's maximum context length is {most} tokens. However, "
+    )
+    assert chat.json()["error"]["code"] == "context_length_exceeded"

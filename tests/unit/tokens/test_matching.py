@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
-from harness.sessions.divergence import Divergence, find_divergence
+from harness.sessions.divergence import Divergence, find_divergence, find_other_tools
 from harness.tokens.matching import STRICT, Matching, next_key, normal_form
 
 
@@ -59,6 +59,58 @@ def test_ignore_reasoning_lets_a_client_drop_it() -> None:
     assert same(thought, {"role": "assistant", "content": "x"}, Matching.IGNORE_REASONING)
     assert not same(thought, {"role": "assistant", "content": "x"})
     assert not same(thought, {"role": "assistant", "content": "y"}, Matching.IGNORE_REASONING)
+
+
+@pytest.mark.parametrize("sent", ['{"a": 1, "b": 1000}', '{"b": 1e3, "a": 1.0}', '{"a":1.0,"b":1000.0}'])
+def test_numbers_may_be_spelled_as_in_javascript(sent: str) -> None:
+    """Which knows one kind of them; `true` is none."""
+    ours = call('{"a": 1, "b": 1000}')
+    assert same(ours, call(sent), Matching.JSON_NUMBERS)
+    assert same(ours, call(sent), Matching.LOOSE_TOOL_CALLS, Matching.JSON_NUMBERS)
+    assert not same(call('{"a": 1}'), call('{"a": true}'), Matching.JSON_NUMBERS)
+    assert not same(call('{"a": 1}'), call('{"a": "1"}'), Matching.JSON_NUMBERS)
+
+
+def test_white_space_at_the_ends_of_texts_may_be_lost() -> None:
+    """Not that inside of them, and not a whole text."""
+    ours = {"role": "assistant", "content": " a b\n", "reasoning_content": "\n"}
+    assert same(ours, {"role": "assistant", "content": "a b"}, Matching.TRIMMED)
+    assert not same(ours, {"role": "assistant", "content": "a  b"}, Matching.TRIMMED)
+    assert not same(ours, {"role": "assistant", "content": ""}, Matching.TRIMMED)
+
+
+def test_a_message_may_be_known_by_the_ids_of_its_calls() -> None:
+    """Whatever else a client has made of it; a message without ids is not."""
+    assert same(call('{"a": 1}', content="x"), call("{}", reasoning_content="hm"), Matching.CALL_IDS)
+    other = call('{"a": 1}')
+    other["tool_calls"] = [{**other["tool_calls"][0], "id": "another"}]
+    assert not same(call('{"a": 1}'), other, Matching.CALL_IDS)
+    nameless = [
+        {"role": "assistant", "tool_calls": [{"id": "", "function": {"name": name, "arguments": "{}"}}]}
+        for name in "ab"
+    ]
+    assert not same(*nameless, Matching.CALL_IDS)
+    assert not same({"role": "user", "content": "a"}, {"role": "user", "content": "b"}, Matching.CALL_IDS)
+
+
+@given(arguments=st.text())
+@pytest.mark.parametrize("matching", list(Matching))
+def test_no_arguments_break_a_form(matching: Matching, arguments: str) -> None:
+    """Whatever a model or a client wrote."""
+    assert same(call(arguments), call(arguments), matching)
+
+
+def test_the_first_tool_that_differs_is_told() -> None:
+    """Added, taken away, changed; shortened like any value."""
+    first, second = ({"type": "function", "function": {"name": name}} for name in ("first", "second"))
+    assert find_other_tools([first], [first]) is None
+    found = find_other_tools([first, second], [first])
+    assert found is not None
+    assert (found.field, found.sent) == ("tools", "")
+    assert "second" in found.recorded
+    changed = find_other_tools([first], [second, first])
+    assert changed is not None
+    assert ("first" in changed.recorded, "second" in changed.sent) == (True, True)
 
 
 def test_matchings_combine() -> None:

@@ -1,0 +1,66 @@
+"""What a client puts at the head of every prompt anew is taken out by rules, and the conversation is one branch."""
+
+import pytest
+
+from harness.dialects.noise import BILLING_HEADER, NoiseRules
+from harness.dialects.openai_chat_request import parse_request
+from harness.errors import ScenarioError
+from harness.server.settings import ServerSettings
+from tests.builders import assistant, body, user
+from tests.session_servers.served import Client, Served, says, serving
+
+
+@pytest.mark.parametrize(
+    ("text", "left", "noise"),
+    [
+        ("x-anthropic-billing-header: cch=1;\nBe kind.", "Be kind.", "x-anthropic-billing-header: cch=1;\n"),
+        ("x-anthropic-billing-header: cch=1;", "", "x-anthropic-billing-header: cch=1;"),
+        ("TIME 3 TIME 4 go", "go", "TIME 3 TIME 4 "),
+        ("go x-anthropic-billing-header: cch=1;", "go x-anthropic-billing-header: cch=1;", ""),
+    ],
+)
+def test_rules_take_out_what_stands_at_the_head(text: str, left: str, noise: str) -> None:
+    """As often as one of them matches there, and nowhere else."""
+    request = parse_request(body([user(text), user("TIME 5")]))
+
+    quiet = NoiseRules([BILLING_HEADER, r"TIME \d+ "]).take_out(request)
+
+    assert (list(quiet.request.messages), quiet.noise) == ([user(left), user("TIME 5")], noise)
+
+
+def test_without_rules_nothing_is_taken_out() -> None:
+    """The request as it is."""
+    request = parse_request(body([user("x-anthropic-billing-header: a")]))
+
+    assert NoiseRules([]).take_out(request).request is request
+
+
+@pytest.mark.parametrize("pattern", ["(", "x*"])
+def test_a_rule_that_is_none_is_refused(pattern: str) -> None:
+    """Before a server starts."""
+    with pytest.raises(ScenarioError, match="noise"):
+        ServerSettings(noise=(pattern,)).check()
+
+
+async def ask(client: Client, session: Served, number: int, *messages: object) -> None:
+    """A call with a header of its own."""
+    system = [{"type": "text", "text": f"x-anthropic-billing-header: cch={number};"}, {"type": "text", "text": "Be."}]
+    content = {"max_tokens": 50, "system": system, "messages": list(messages)}
+    answer = await client.http.post(f"/sessions/{session.session_id}/v1/messages", json=content)
+    assert answer.status_code == 200
+
+
+async def test_a_conversation_with_another_header_each_time_is_one_branch() -> None:
+    """The record has the header once, and the model never saw it; a history that is known by its bytes is no matter."""
+    history = [user("hi"), assistant("one"), user("and?"), assistant("two"), user("so?")]
+    async with serving(*says("one", "two", "three")) as client:
+        session = await client.create()
+        await ask(client, session, 1, *history[:1])
+        await ask(client, session, 1, *history[:3])
+        await ask(client, session, 2, *history)
+        record = await client.record(session)
+
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
+    assert record["turns"][0]["messages_delta"][0] == {"role": "system", "content": "Be."}
+    notes = [turn["notes"].get("noise") for turn in record["turns"]]
+    assert notes == ["x-anthropic-billing-header: cch=1;\n", None, None]

@@ -121,7 +121,7 @@ _Noise = Annotated[
     typer.Option(
         envvar="HARNESS_NOISE",
         metavar="REGEX",
-        help="Taken out where a conversation begins, in the place of the built-in rule; '' for nothing; may be repeated.",
+        help="Taken out where a conversation begins, in place of the built-in rule; '' for nothing; may be repeated.",
         show_default=False,
     ),
 ]

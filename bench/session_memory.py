@@ -25,12 +25,12 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import aiohttp
-import psutil
 import uvloop
 
+from bench.tool_loop.driver import converse
+from bench.tool_loop.processes import ServerProcess, server_process
 from bench.tool_loop.stand_in import StandIn, StandInProtocol
 from bench.tool_loop.words import outputs, tool_texts
-from bench.turn_overhead import converse, server_process
 from harness.models.npm_tokenizer import QWEN3, fetch_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ class Bench(NamedTuple):
 
     client: aiohttp.ClientSession
     url: str
-    server: psutil.Process
+    server: ServerProcess
     texts: list[str]
 
 
@@ -88,10 +88,10 @@ async def opened(shape: Shape, tokenizer_folder: Path, *options: str) -> AsyncIt
             url = (await engine.stdout.readline()).decode().strip()
             options = ("--tokenizer", str(tokenizer_folder), "--directory", folder, "--engine", url, *options)
             async with (
-                server_process("sqlite", *options) as (server_url, server),
+                server_process("sqlite", *options) as server,
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as client,
             ):
-                yield Bench(client, server_url, server, texts)
+                yield Bench(client, server.url, server, texts)
     finally:
         engine.stdin.close()
         await engine.wait()
@@ -104,9 +104,9 @@ async def measure(shape: Shape, tokenizer_folder: Path) -> dict[str, float]:
         async with bench.client.get(f"{one}?ids=none") as answer:
             record = await answer.json()
         await play(bench, shape)  # so that what the start has left is taken
-        before = bench.server.memory_info().rss
+        before = bench.server.rss_bytes()
         await play(bench, shape)
-        grown = bench.server.memory_info().rss - before
+        grown = bench.server.rss_bytes() - before
     last = record["turns"][-1]
     tokens, text = last["prompt_length"] + last["output_length"], _text_bytes(record)
     bar = _PER_TOKEN * tokens + _PER_TURN * shape.turns + text
@@ -118,10 +118,10 @@ async def measure_paged_out(shape: Shape, tokenizer_folder: Path) -> dict[str, f
     async with opened(shape, tokenizer_folder, "--idle-page-out", str(_PAGE_OUT_S)) as bench:
         await play(bench, shape)
         await all_paged_out(bench, shape.sessions)
-        before = bench.server.memory_info().rss
+        before = bench.server.rss_bytes()
         urls = await play(bench, shape)
         await all_paged_out(bench, 2 * shape.sessions)
-        grown = bench.server.memory_info().rss - before
+        grown = bench.server.rss_bytes() - before
         seconds: list[float] = []
         for url in urls:
             began = perf_counter()

@@ -65,7 +65,7 @@ async def _proxy(options: argparse.Namespace) -> AsyncIterator[str]:
             await send({"type": "http.response.start", "status": 200, "headers": head})
             await send({"type": "http.response.body", "body": content})
 
-        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        listener = socket.create_server(("127.0.0.1", options.port), backlog=2048)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--engine", default="")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0, help="of the proxy")
     parser.add_argument("--idle-page-out", type=float, help="seconds, with a store in a file")
     uvloop.run(_run(parser.parse_args()))
 

@@ -89,7 +89,7 @@ def _fail(message: str, code: str, exit_code: ExitCode) -> None:
         traceback.print_exc()
     elif exit_code is ExitCode.INTERNAL:
         message = f"{message}; HARNESS_DEBUG=1 shows where"
-    if message:
+    if message and "--shard" not in sys.argv:  # of a shard its front says it, in the same words
         output.print_error(message)
     if "--json" in sys.argv:
         output.print_json({"error": {"message": message, "code": code}, "exit_code": int(exit_code)})

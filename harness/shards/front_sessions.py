@@ -111,14 +111,15 @@ class FrontSessions:
         place = self._links.place_of(link.number)
         session_id = wish.session_id or place.mark(secrets.token_hex(16))
         link.place()
+        ask = link.ask_while_it_serves if wish.is_repeatable else link.ask
         try:
             async with asyncio.timeout(self._settings.pause_timeout_s + VERB_S):  # its gate may have been shut since
-                answer = await link.ask("POST", "/sessions", wish.with_id(session_id))
-        except (ShardLost, TimeoutError) as error:
+                answer = await ask("POST", "/sessions", wish.with_id(session_id))
+        except TimeoutError:
+            raise ShardLost(f"shard {link.number} did not answer to a creation") from None
+        except ShardLost:
             if wish.is_repeatable:
                 link.orphans.add(session_id)
-            if isinstance(error, TimeoutError):
-                raise ShardLost(f"shard {link.number} did not answer to a creation") from None
             raise
         if answer.status != HTTPStatus.OK:
             return Response(answer.body, answer.status, media_type="application/json")

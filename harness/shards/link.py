@@ -20,8 +20,9 @@ import structlog
 from yarl import URL
 
 from harness.errors import HarnessError, ShardLost, ShardUnavailable
-from harness.machine.deadlines import not_in_time, within
+from harness.machine.deadlines import not_in_time, read_end, within
 from harness.server.gatekeeper import Gatekeeper
+from harness.server.settings import ServerSettings
 from harness.shards.directory import ShardDirectory
 from harness.shards.placement import ShardLoad
 from harness.shards.shard import STANDING_PATH
@@ -31,6 +32,7 @@ VERB_S = 3.0
 """How long a shard may take for its part in a verb: less than a client of the front waits for one attempt."""
 
 _EVERY_S = 1.0  # between two tellings when nothing changes
+_ON_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # nothing is bound here
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 log = structlog.get_logger()
@@ -67,7 +69,7 @@ class ShardLink:
         http: aiohttp.ClientSession,
         gatekeeper: Gatekeeper,
         directory: ShardDirectory,
-        admin_token: str | None,
+        settings: ServerSettings,
     ) -> None:
         self.number = number
         self.url = ""
@@ -86,7 +88,8 @@ class ShardLink:
         self._http = http
         self._gatekeeper = gatekeeper
         self._directory = directory
-        self._headers = {"authorization": f"Bearer {admin_token}"} if admin_token else {}
+        self._host = _ON_THIS_MACHINE.get(settings.host, settings.host)
+        self._headers = {"authorization": f"Bearer {settings.admin_token}"} if settings.admin_token else {}
         self._one_at_a_time = asyncio.Lock()  # a shard must not hear how things were after it heard how they are
         self._telling = 0
         self._told: Standing | None = None
@@ -101,9 +104,10 @@ class ShardLink:
         """What it carries; None while it does not serve."""
         return None if self.counts is None else ShardLoad(self.number, self.counts.sessions, self._placed)
 
-    def came_up(self, url: str) -> None:
-        """A process answers at `url`, shut until it is told how to stand."""
-        self.url, self._told, self.problem = url, None, "has not been told how to stand"
+    def came_up(self) -> None:
+        """A process answers, shut until it is told how to stand."""
+        self.url = str(URL.build(scheme="http", host=self._host, port=self.port))
+        self._told, self.problem = None, "has not been told how to stand"
         self._gatekeeper.look_again()
 
     def went_down(self, problem: str) -> None:
@@ -140,6 +144,21 @@ class ShardLink:
                 self._fall_silent(error.message)
             if self.problem:
                 await asyncio.sleep(_EVERY_S / 4)
+
+    async def ask_while_it_serves(self, method: str, path: str, body: bytes) -> ShardAnswer:
+        """As `ask`; raises `ShardLost` as soon as it falls silent, though its connection stays."""
+        asking = asyncio.ensure_future(self.ask(method, path, body))
+        asking.add_done_callback(read_end)
+        silence = asyncio.ensure_future(self._gatekeeper.until(lambda: self.counts is None))
+        try:
+            await asyncio.wait({asking, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise ShardLost(f"shard {self.number} {self.problem}")
+        finally:
+            asking.cancel()
+            silence.cancel()
+            await asyncio.wait({asking, silence})
 
     async def ask(self, method: str, path: str, body: bytes | None = None) -> ShardAnswer:
         """Its whole answer to one request, as the operator; the caller bounds it. Raises as `answer` does."""

@@ -62,9 +62,7 @@ async def serve_shards(
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         await gatekeeper.restore()
         http = await stack.enter_async_context(_open_http())
-        links = ShardLinks(
-            [ShardLink(number, http, gatekeeper, directory, settings.admin_token) for number in range(shards)]
-        )
+        links = ShardLinks([ShardLink(number, http, gatekeeper, directory, settings) for number in range(shards)])
         front = Front(links, gatekeeper, directory, metrics, settings)
         start = prepare(directory, lambda: gatekeeper.gate.must_wake_engines)
         supervisor = Supervisor(links, directory, start, stop_s=settings.stop_grace_s + _STOP_MARGIN_S)

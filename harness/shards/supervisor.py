@@ -92,8 +92,8 @@ class Supervisor:
                 async with self._process(link, watchdog) as process:
                     assert process.stdout is not None
                     async with asyncio.timeout(START_S):
-                        url = _read_announcement(await _read_document(process.stdout))
-                    link.came_up(url)
+                        _check_announcement(await _read_document(process.stdout))
+                    link.came_up()
                     if not answers.done():
                         answers.set_result(None)
                     pause_s = _FIRST_PAUSE_S
@@ -165,15 +165,14 @@ async def _read_document(stream: asyncio.StreamReader) -> bytes:
     return b"".join(lines)
 
 
-def _read_announcement(document: bytes) -> str:
-    """The address in the document of a server. Raises `ShardUnavailable` with why there is none."""
+def _check_announcement(document: bytes) -> None:
+    """Raises `ShardUnavailable`, with its words, unless `document` is that of a server that answers."""
     try:
         said = msgspec.json.decode(document or b"{}", type=_Announcement)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ShardUnavailable(f"announced {document[:100]!r}: {error}") from error
     if not said.url:
         raise ShardUnavailable(said.error.message if said.error else "ended before it answered; its log says why")
-    return said.url
 
 
 def shard_environment(admin_token: str | None, engine_key: str) -> dict[str, str]:

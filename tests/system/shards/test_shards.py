@@ -5,15 +5,21 @@ import json
 import os
 import signal
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+import harness as harness_api
 from harness.client.session_server import SessionServerClient
 from harness.control.abort import abort_rollout
+from harness.engines.scripted import ScriptStep
 from harness.machine.asgi import listening
 from tests.builders import user
+from tests.fake_engines.fake_server import serving
+from tests.fake_engines.fake_sglang import FakeSGLang
+from tests.fake_engines.providers import scripted_engine
 from tests.harness_command import harness
 from tests.processes.family import is_running
 from tests.shard_fleet import TOKEN, ShardFleet
@@ -186,11 +192,15 @@ async def test_a_drain_reaches_a_shard_that_was_dead(tmp_path: Path):
 
 
 async def test_a_shard_that_hangs_costs_a_verb_its_deadline_and_a_line(tmp_path: Path):
-    """And nothing else: the other one is told, the report comes, and the silent one is told when it wakes up."""
+    """And nothing else: the other one is told, the report comes, and the silent one is told when it wakes up.
+
+    A session whose creation it does not answer is made at the other one, and is not there twice.
+    """
     async with ShardFleet(tmp_path) as fleet, fleet.client() as http:
         silent = fleet.shard_pids()[1]
         os.kill(silent, signal.SIGSTOP)
         try:
+            made = [(await http.post("/sessions")).json() for _ in range(3)]
             report = (await http.post("/sessions/pause", json={"holder": "x"})).json()
             health = await http.get("/health")
         finally:
@@ -199,7 +209,10 @@ async def test_a_shard_that_hangs_costs_a_verb_its_deadline_and_a_line(tmp_path:
         session = asyncio.create_task(http.post("/sessions"))
         await http.post("/sessions/resume", json={"holder": "x"})
         created = await session
+        while len((await http.get("/sessions")).json()["sessions"]) != 4:
+            await asyncio.sleep(0.05)
 
+    assert {each["session_id"][:2] for each in made} == {"00"}
     assert report["state"] == "paused"
     assert [line[:8] for line in report["problems"]] == ["shard 1:"]
     assert (health.status_code, health.json()["status"]) == (503, "shard_unavailable")
@@ -226,6 +239,66 @@ async def test_a_controller_needs_the_address_of_the_front(tmp_path: Path):
     assert gate["state"] == "open"
 
 
+async def test_a_rollout_manager_and_a_weight_update_need_the_address_of_the_front(tmp_path: Path):
+    """Sessions are created, talked to at their shards, swept, paused and continued, ended, collected and deleted."""
+    engine = FakeSGLang(scripted_engine(ScriptStep(text="Understood.")))
+    at_work = asyncio.Event()
+
+    async def agent(
+        base_url: str, prompt: str, request_kwargs: dict[str, Any], metadata: Any, *, session_id: str, api_key: str
+    ) -> dict[str, str]:
+        session = {"base_url": base_url.removesuffix("/v1"), "api_key": api_key}
+        assert (await chat(session, prompt)).status_code == 200
+        await at_work.wait()
+        return {
+            "shard": session_id[:2],
+            "said": (await chat(session, "More.")).json()["choices"][0]["message"]["content"],
+        }
+
+    async with (
+        engine.engine,
+        serving(engine, notices_disconnects=False),
+        ShardFleet(tmp_path, engine=f"sglang={engine.url}") as fleet,
+        harness_api.SessionManager(fleet.url, admin_token=TOKEN, engines=[f"sglang={engine.url}"]) as manager,
+        asyncio.TaskGroup() as tasks,
+    ):
+        task = harness_api.AgentTask(harness_api.FunctionAgent("a", agent), "Hello.", tmp_path / "work", model="m")
+        runs = [tasks.create_task(manager.run(replace(task, workdir=tmp_path / f"{n}"))) for n in range(4)]
+        while sum(len(body["input_ids"]) > 20 for body in engine.bodies) < 4:
+            await asyncio.sleep(0.02)
+        async with manager.updating_weights(1) as update:
+            at_work.set()
+            await update.apply(Path("/weights/b"))
+        rollouts = [await run for run in runs]
+        async with fleet.client() as http:
+            left = (await http.get("/sessions")).json()["sessions"]
+
+    assert update.report.problems == ()
+    assert [rollout.outcome.kind.value for rollout in rollouts] == ["finished"] * 4
+    assert {rollout.agent_result["shard"] for rollout in rollouts if rollout.agent_result} == {"00", "01"}
+    assert [len(rollout.samples) for rollout in rollouts] == [1] * 4
+    assert left == []
+
+
+async def test_engines_that_a_dead_controller_has_left_are_continued_through_a_shard(tmp_path: Path):
+    """The hold is the front's, the engines are the shards'."""
+    engine = FakeSGLang(scripted_engine(ScriptStep(text="Understood.")))
+    async with (
+        engine.engine,
+        serving(engine, notices_disconnects=False),
+        ShardFleet(tmp_path, engine=f"sglang={engine.url}") as fleet,
+        fleet.client() as http,
+    ):
+        session = (await http.post("/sessions")).json()
+        await http.post("/sessions/pause", json={"holder": "dead", "ttl_s": 0.5, "engines": True})
+        await http.post(f"{engine.url}/pause_generation", json={"mode": "abort"})
+        answered = await chat(session)
+        health = (await http.get("/health")).json()
+
+    assert answered.status_code == 200
+    assert health["left_paused"] == ""
+
+
 async def test_the_front_ends_with_everybody_when_it_is_told_to(tmp_path: Path):
     """No process is left, and the exit code is that of a server that was stopped."""
     fleet = ShardFleet(tmp_path)
@@ -236,6 +309,7 @@ async def test_the_front_ends_with_everybody_when_it_is_told_to(tmp_path: Path):
 def refused(*options: str | Path) -> tuple[int, str]:
     """Exit code and the line of a front that cannot begin."""
     ended = harness("serve", "--port=0", "--json", *options, env={"HARNESS_ADMIN_TOKEN": TOKEN})
+    assert len([line for line in ended.stderr.splitlines() if line.startswith("harness: ")]) == 1
     return ended.code, ended.document["error"]["message"]
 
 

@@ -1,0 +1,85 @@
+"""What a front keeps of its shards, read back by the next one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.errors import CannotListen, ScenarioError, StoreError
+from harness.machine.process_name import ProcessName
+from harness.shards.directory import ShardDirectory
+
+
+def opened(folder: Path, shards: int = 2, port: int = 0) -> ShardDirectory:
+    """The directory as a front begins with it."""
+    directory = ShardDirectory(folder, shards)
+    directory.prepare()
+    directory.open("127.0.0.1", port)
+    return directory
+
+
+def test_the_next_front_finds_ports_and_drains(tmp_path: Path):
+    """Ports stay whatever its own is; a shard that has not answered a drain owes it."""
+    first = opened(tmp_path, port=8000)
+    first.keep()
+    first.note_drain()
+    first.note_drained(1, 1)
+    second = opened(tmp_path, port=9000)
+
+    assert first.record.ports == second.record.ports == [8001, 8002]
+    assert [second.owes(number) for number in range(2)] == [1, 0]
+
+
+def test_a_drain_that_was_overtaken_is_carried_out_with_the_next(tmp_path: Path):
+    """The last one is owed; an older answer that comes late does not take it back."""
+    directory = opened(tmp_path)
+    directory.note_drain()
+    directory.note_drain()
+    directory.note_drained(0, 2)
+    directory.note_drained(0, 1)
+    directory.note_drained(1, 1)
+
+    assert [directory.owes(number) for number in range(2)] == [0, 2]
+
+
+def test_a_start_that_failed_binds_nobody(tmp_path: Path):
+    """Until it is kept there is no record, and another number of shards may begin."""
+    opened(tmp_path, shards=2).note_drain()
+    assert len(set(opened(tmp_path, shards=3).record.ports)) == 3
+
+
+def test_another_number_of_shards_is_refused(tmp_path: Path):
+    """By name, with both numbers."""
+    opened(tmp_path, shards=2).keep()
+    with pytest.raises(ScenarioError, match=r"made for 2 shards, not for 3.*--shards 2"):
+        opened(tmp_path, shards=3)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"ports": "x"}', b"\xff", b"[]"])
+def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, content: bytes):
+    """Nothing is guessed: sessions are where it says."""
+    (tmp_path / "shards.json").write_bytes(content)
+    with pytest.raises(StoreError, match=r"shards\.json"):
+        opened(tmp_path)
+
+
+def test_a_folder_that_cannot_be_one_is_said(tmp_path: Path):
+    """A file is in its place."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="expected a directory"):
+        opened(tmp_path / "file" / "shards")
+
+
+def test_ports_that_do_not_exist_are_refused(tmp_path: Path):
+    """The last one is 65535."""
+    with pytest.raises(CannotListen, match="smaller --port"):
+        opened(tmp_path, shards=3, port=65533)
+
+
+def test_processes_of_others_are_left_alone(tmp_path: Path):
+    """A number that came back as somebody else's: this process leads no shard."""
+    directory = opened(tmp_path)
+    directory.keep()
+    name = ProcessName.of(os.getpid())
+    directory.note_process(0, ProcessName(name.pid, name.started + 1, name.boot))
+    opened(tmp_path).end_left_processes()

@@ -6,8 +6,8 @@ from typing import Any
 
 
 def print_json(document: Any) -> None:
-    """Print the one JSON document of a command with `--json`."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    """Print the one JSON document of a command with `--json`; on a terminal, which obeys some characters, in ASCII."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty()) + "\n")
 
 
 def print_text(text: str) -> None:

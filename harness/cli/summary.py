@@ -4,14 +4,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli import output
-from harness.sessions.ledger import Ledger
 from harness.store.sqlite import read_session
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.rollout_table import RolloutRecord
@@ -19,6 +17,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.telemetry.printable import printable
 from harness.types import Message
+from harness.viewer.terminal import ledger_words, message_text, show
 
 _MAX_LINE = 100
 _MAX_TURNS = 4
@@ -64,21 +63,14 @@ def find_excerpt(database: Path, records: Sequence[RolloutRecord]) -> Excerpt | 
     lines: list[Line] = []
     for asked, reply in turns[:_MAX_TURNS]:
         if asked:  # its last message to the model; examples and earlier messages are left out
-            lines.append(Line(str(asked[-1]["role"]), _text(asked[-1])))
-        lines.append(Line("assistant", _text(reply)))
+            lines.append(Line(str(asked[-1]["role"]), message_text(asked[-1])))
+        lines.append(Line("assistant", message_text(reply)))
     return Excerpt(best.number, lines, max(0, len(turns) - _MAX_TURNS))
 
 
 def print_report(report: RunReport) -> None:
     """Print `report` on standard output."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(Group(*_sections(report)))
-        return
-    console.width = _PLAIN_WIDTH
-    with console.capture() as printed:
-        console.print(Group(*_sections(report)))
-    output.print_text("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    show(*_sections(report), plain_width=_PLAIN_WIDTH)
 
 
 def _sections(report: RunReport) -> Iterator[RenderableType]:
@@ -134,14 +126,14 @@ def _faults(scenario: ScenarioReport) -> RenderableType:
         )
         for firing in each.firings:
             lines.append(Padding(Text(firing.words), (0, 0, 0, 5)))
-            told = [*(bystander.words for bystander in firing.sessions), f"ledger: {_ledger_words(firing.ledger)}"]
+            told = [*(bystander.words for bystander in firing.sessions), f"ledger: {ledger_words(firing.ledger)}"]
             lines += [Padding(Text(words, style="dim"), (0, 0, 0, 7)) for words in told]
     return Group(*lines)
 
 
 def _facts(report: RunReport) -> Table:
     facts = Table.grid(padding=(0, 3))
-    facts.add_row("ledger", _ledger_words(report.ledger))
+    facts.add_row("ledger", ledger_words(report.ledger))
     heard = escape(report.witness.words)
     facts.add_row("witness", f"[red]{heard}[/]" if report.witness.agrees is False else heard)
     for scenario in report.scenarios:
@@ -161,20 +153,3 @@ def _facts(report: RunReport) -> Table:
     facts.add_row("samples", f"{report.samples} in {formats}")
     facts.add_row("run", escape(str(report.directory)))
     return facts
-
-
-def _ledger_words(ledger: Ledger) -> str:
-    dropped = sum(ledger.dropped.values())
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
-    unknown = ledger.unknown
-    unheard = f"; unknown: at most {unknown.tokens:,} of {unknown.requests:,} requests" if unknown.requests else ""
-    return (
-        f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
-        f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}{unheard}"
-    )
-
-
-def _text(message: Message) -> str:
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    words = [message.get("content") or "", *(f"{call['name']}({call['arguments']})" for call in calls)]
-    return " ".join(word.strip() for word in words if word)

@@ -117,6 +117,27 @@ class NewOutput(NamedTuple):
     unknown: Unknown
 
 
+def find_fates(turns: Sequence[Turn], selection: Selection) -> dict[int, DropReason | None]:
+    """By the index of a turn, why its output is in no sample, were they made now; None of one that is in a sample."""
+    branches = merge_branches(turns, selection)
+    kept = {turn.index for branch in branches for turn in branch.kept}
+    beside = find_side_calls(turns) if selection is Selection.MAIN else frozenset()
+    trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
+    fates: dict[int, DropReason | None] = {}
+    for turn in turns:
+        if turn.index in kept:
+            fates[turn.index] = None
+        elif turn.status is TurnStatus.FAILED:
+            fates[turn.index] = DropReason.FAILED_TURN
+        elif turn.is_suspended:
+            fates[turn.index] = DropReason.UNDELIVERED
+        elif turn.index in beside:
+            fates[turn.index] = DropReason.SIDE_CALL
+        else:
+            fates[turn.index] = DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH
+    return fates
+
+
 def account(
     turns: Sequence[Turn],
     generated: int,
@@ -125,25 +146,15 @@ def account(
     unknown_left_behind: Unknown = NOTHING_UNKNOWN,
 ) -> Ledger:
     """The ledger of one session, were its samples collected now; what was left behind is of no turn that it has."""
-    branches = merge_branches(turns, selection)
-    kept = {turn.index for branch in branches for turn in branch.kept}
-    beside = find_side_calls(turns) if selection is Selection.MAIN else frozenset()
-    trailing = {turn.index for branch in branches for turn in branch.dropped} - kept
+    fates = find_fates(turns, selection)
     trained = masked = 0
     dropped: Counter[str] = Counter({DropReason.LEFT_BEHIND: left_behind} if left_behind else {})
     for turn in turns:
-        if turn.index in kept:
+        reason = fates[turn.index]
+        if reason is None:
             masked += turn.output_ids.size - turn.masked_from
             trained += turn.masked_from
         elif turn.output_ids.size:
-            if turn.status is TurnStatus.FAILED:
-                reason = DropReason.FAILED_TURN
-            elif turn.is_suspended:
-                reason = DropReason.UNDELIVERED
-            elif turn.index in beside:
-                reason = DropReason.SIDE_CALL
-            else:
-                reason = DropReason.AFTER_INCOMPLETE if turn.index in trailing else DropReason.OTHER_BRANCH
             dropped[reason] += turn.output_ids.size
         for each in turn.discarded:
             dropped[each.reason] += each.tokens

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from harness.samples.merge import count_empty
 from harness.samples.side_calls import find_side_calls
-from harness.sessions.ledger import Ledger
+from harness.sessions.ledger import DropReason, Ledger, find_fates
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.types import Json, Turn
@@ -28,11 +28,12 @@ class RecordIds(StrEnum):
 
 def session_record(session: Session, ids: RecordIds = RecordIds.DELTAS) -> Json:
     """The record of a session and all its turns."""
+    fates = find_fates(session.turns, session.config.selection)
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
         "metadata": dict(session.config.metadata),
-        "turns": [_turn_record(session, turn, ids) for turn in session.turns],
+        "turns": [_turn_record(session, turn, ids, fates[turn.index]) for turn in session.turns],
         "turns_in_flight": len(session.turns_in_flight),
         "refusals": dict(session.refusals),
         "ledger": session.ledger().to_json(),
@@ -86,7 +87,7 @@ def empty_facts(session_id: str) -> Json:
     return {"session_id": session_id, "phase": "unknown", "turns": {}, "turns_in_flight": 0, "refusals": {}}
 
 
-def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
+def _turn_record(session: Session, turn: Turn, ids: RecordIds, dropped: DropReason | None) -> Json:
     columns: Json = {}
     if ids is RecordIds.PROMPTS:
         columns["prompt_ids"] = session.prompt_ids(turn).tolist()
@@ -101,6 +102,8 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds) -> Json:
         "end": str(turn.end),
         "prompt_length": turn.prompt_length,
         "output_length": turn.output_ids.size,
+        "masked_from": turn.masked_from,
+        "dropped": dropped,
         **columns,
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in turn.version_spans

@@ -1,11 +1,15 @@
 """The programs and models of a run, as they stand in `lock.json`: versions, and digests of model and template.
 
 A run that is resumed with other weights, another tokenizer or another template would mix two models in one set of
-samples; `check_same_engine` refuses that. Versions are recorded for the reader and may differ.
+samples; `check_same_engine` refuses that. The rest is recorded for the reader and may differ: versions, when and by
+which command the run was begun and taken up, and the folder of the tokenizer that its tokens are of.
 """
 
 import json
 import platform
+import sys
+import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from harness.errors import RunError
 from harness.suite.record.config import differences
 from harness.types import Json
 
+_SECRET_OPTIONS = ("--admin-token",)
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
@@ -38,6 +43,30 @@ def read_lock(path: Path) -> Json:
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: {error}") from error
     return lock
+
+
+def note_start(lock: Json) -> Json:
+    """`lock`, and that the run begins now, or is taken up, by this program."""
+    return {**lock, "starts": [*lock.get("starts", ()), {"at": time.time(), "command": _hide_secrets(sys.argv)}]}
+
+
+def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | None) -> Json:
+    """`lock`, with the programs of the engine that has that key and the folder of its tokenizer, None of another's."""
+    noted = {**lock, "versions": versions(), "engines": lock.get("engines", {}) | {key: list(engines)}}
+    if tokenizer is not None:
+        noted["tokenizers"] = lock.get("tokenizers", {}) | {key: str(tokenizer.absolute())}
+    return noted
+
+
+def _hide_secrets(command: Sequence[str]) -> list[str]:
+    shown: list[str] = []
+    for word in command:
+        option, equals, _ = word.partition("=")
+        if shown and shown[-1] in _SECRET_OPTIONS:
+            shown.append("...")
+        else:
+            shown.append(f"{option}=..." if equals and option in _SECRET_OPTIONS else word)
+    return shown
 
 
 def check_same_engine(before: Json, now: Json) -> None:

@@ -136,6 +136,10 @@ class AttachedServices(Services):
     client: AttachedClient
     say: Callable[[str], None]
 
+    @property
+    def tokenizer(self) -> None:
+        """See `Services`; the server does not say."""
+
     def open_manager(self) -> SessionManager:
         """See `Services`."""
         return SessionManager(self.address.url, admin_token=self.address.admin_token, client=self.client)

@@ -20,7 +20,7 @@ from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.accounting import account_run
 from harness.suite.judge.witness import Witness
 from harness.suite.record.config import SuiteSelection
-from harness.suite.record.lock import check_same_engine, read_lock, versions
+from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
@@ -62,6 +62,7 @@ class SuiteRun:
             plan = plan_rollouts(self.selection.folders)
             final = {number for number, record in log.last_attempts().items() if record.is_final}
             self.progress.begin(len(plan), len(final))
+            self.directory.write_json(self.directory.lock, note_start(read_lock(self.directory.lock)))
             pending = [rollout for rollout in plan if rollout.number not in final]
             with one_error():
                 for choice, rollouts in groupby(pending, key=lambda rollout: self._choose_engine(rollout.folder)):
@@ -89,8 +90,8 @@ class SuiteRun:
                 return
             lock = read_lock(self.directory.lock)
             check_same_engine(lock["digests"].setdefault(choice.key, services.identity), services.identity)
-            engines = lock.get("engines", {}) | {choice.key: services.engines}
-            self.directory.write_json(self.directory.lock, {**lock, "versions": versions(), "engines": engines})
+            lock = note_engine(lock, choice.key, services.engines, services.tokenizer)
+            self.directory.write_json(self.directory.lock, lock)
             await services.close_abandoned_sessions()
             async with hear_engines(choice.key, services, self.directory):
                 for folder, batch in groupby(rollouts, key=lambda rollout: rollout.folder):

@@ -112,6 +112,11 @@ class Services(ABC):
     engines: list[str]
     """The programs that sample, with their versions."""
 
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Path | None:
+        """The folder of the tokenizer, where it is known."""
+
     @abstractmethod
     def open_manager(self) -> SessionManager:
         """Runs the rollouts."""
@@ -140,6 +145,11 @@ class OwnServices(Services):
     model_dir: Path
     seams: Seams | None = None
     """The places where faults are applied; None without faults."""
+
+    @property
+    def tokenizer(self) -> Path:
+        """See `Services`."""
+        return self.model_dir
 
     def open_manager(self) -> SessionManager:
         """See `Services`."""

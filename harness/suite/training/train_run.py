@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from harness.collector.record.step_table import StepTable
 from harness.learner.learner import Learner
 from harness.machine.disk import disk_failures
-from harness.suite.record.lock import check_same_engine, read_lock, versions
+from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.one_error import one_error
 from harness.suite.run.open_run import OpenedRun
@@ -94,8 +94,8 @@ class TrainRun:
                 return
             lock = read_lock(directory.lock)
             check_same_engine(lock["digests"].setdefault("engine", services.identity), services.identity)
-            programs = {choice.key: services.engines}
-            directory.write_json(directory.lock, {**lock, "versions": versions(), "engines": programs})
+            lock = note_engine(note_start(lock), choice.key, services.engines, services.tokenizer)
+            directory.write_json(directory.lock, lock)
             await services.close_abandoned_sessions()
             with disk_failures(directory.result):
                 directory.result.unlink(missing_ok=True)  # of fewer steps

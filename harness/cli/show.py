@@ -1,0 +1,77 @@
+"""`harness show`: a run, or one of its sessions, on the terminal."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli import options, output
+
+_Where = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.", show_default=False)
+]
+_Session = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SESSION]", help="The number of one, or the beginning of its id; all without.", show_default=False
+    ),
+]
+_Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.", show_default=False)]
+_Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]
+_Tokenizer = Annotated[
+    Path | None,
+    typer.Option(envvar="HARNESS_TOKENIZER", help="Folder of the tokenizer.  [default: the run's]", show_default=False),
+]
+
+
+def show(
+    where: _Where,
+    session: _Session = None,
+    *,
+    turn: _Turn = None,
+    tokens: _Tokens = False,
+    tokenizer: _Tokenizer = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show how a run ended, or a session of it: outcome and why, branches, dialogue, tokens, ledger.
+
+    Nothing is written or locked, so it may still go on, and what is missing is said.
+
+    Examples: `harness show runs/DIR`, `harness show runs/DIR 3 --turn 2 --tokens`, `harness show store.db 5f0c`
+    """
+    from msgspec import to_builtins
+
+    from harness.errors import HarnessError, RunError
+    from harness.viewer import terminal
+    from harness.viewer.look import look_at, look_into, open_tokenizer
+
+    if session is None and (turn is not None or tokens):
+        raise RunError("expected a session with --turn and --tokens: its number, or the beginning of its id")
+    view = look_at(where)
+    if session is None:
+        if as_json:
+            output.print_json(to_builtins(view, enc_hook=str))
+        else:
+            terminal.show(*terminal.run_overview(view))
+        return
+    line = view.find(session)
+    seen, missing = None, list(view.missing)
+    if line.session_id is not None:
+        try:
+            seen = look_into(where, line.session_id)
+        except HarnessError as error:  # the run says how it ended all the same
+            missing.append(f"its turns: {error.message}")
+    if turn is not None and seen is not None and not any(each.index == turn for each in seen.turns):
+        raise RunError(f"session {session} has no turn {turn}: it has {len(seen.turns)}")
+    shown = [] if seen is None else [each for each in seen.turns if turn is None or each.index == turn]
+    reads = open_tokenizer(view, tokenizer) if tokens else None
+    if as_json:
+        document = {"line": to_builtins(line, enc_hook=str), "session": to_builtins(seen), "missing": missing}
+        if tokens:
+            document["tokens"] = {each.index: [token._asdict() for token in each.tokens(reads)] for each in shown}
+        output.print_json(document)
+        return
+    parts = [*terminal.session_overview(line, seen, turn, missing)]
+    if tokens:
+        parts += [terminal.token_table(each, reads) for each in shown]
+    terminal.show(*parts)

@@ -1,0 +1,146 @@
+"""Looking at a run directory or a store: nothing is written, nothing is locked, and nothing has to be whole.
+
+A run may go on, may have been killed half-way, may be of an older version or of another machine. Each part is read by
+itself: one that is missing or damaged is a sentence in `RunView.missing`, and the others are shown.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from harness.errors import HarnessError, RunError
+from harness.rollouts.agents.agent_environment import LOG_FILE
+from harness.samples.rollout import ENDED_WELL
+from harness.sessions.record import session_record
+from harness.store.sqlite import count_generated, read_session
+from harness.suite.judge.accounting import ledger_of
+from harness.suite.record.attached_sessions import read_attached_record
+from harness.suite.record.config import RunConfig
+from harness.suite.record.lock import read_lock
+from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
+from harness.suite.record.rundir import RunDirectory
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.session_view import SessionView
+
+_LOG_TAIL = 1 << 16  # bytes in which the last line of a log is looked for
+
+_T = TypeVar("_T")
+
+
+def look_at(path: Path) -> RunView:
+    """The run directory or the store at `path`. Raises `RunError` when it is neither, `StoreError` of a bad store."""
+    if path.is_dir():
+        return _look_at_run(RunDirectory(path))
+    if not path.is_file():
+        raise RunError(f"expected a run directory or the file of a store, found nothing at {path}")
+    lines = [SessionLine(session_id, sampled=count) for session_id, count in count_generated(path).items()]
+    missing = ["a store does not say which tokenizer its tokens are of: name its folder with --tokenizer"]
+    return RunView(str(path), lines, missing=missing)
+
+
+def look_into(path: Path, session_id: str) -> SessionView:
+    """A session of the run directory or the store at `path`. Raises `StoreError` when it is not there, or damaged."""
+    database = RunDirectory(path).database if path.is_dir() else path
+    record: Json | None = None
+    if path.is_dir():
+        record = read_attached_record(database, session_id)
+    if record is None:
+        record = session_record(read_session(database, session_id))
+    return SessionView.of(record)
+
+
+def open_tokenizer(view: RunView, named: Path | None) -> Tokenizer | None:
+    """The tokenizer in the folder `named`, else the one of the run; None where neither is there."""
+    folder = named or view.tokenizer
+    return None if folder is None else Tokenizer.load(folder)
+
+
+def _look_at_run(directory: RunDirectory) -> RunView:
+    if not directory.config.is_file() and not directory.database.is_file():
+        raise RunError(
+            f"{directory.path} is not a run directory: it has neither {directory.config.name} nor"
+            f" {directory.database.name}"
+        )
+    missing: list[str] = []
+
+    def read(what: str, reading: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return reading()
+        except HarnessError as error:
+            missing.append(f"{what}: {error.message}")
+            return otherwise
+
+    config = read("its configuration", lambda: RunConfig.load(directory.config), None)
+    lock: Json = {}
+    if directory.lock.is_file():
+        lock = read("what it ran with", lambda: read_lock(directory.lock), {})
+    else:
+        missing.append(f"what it ran with: there is no {directory.lock.name}, so it was stopped before its engine ran")
+    status = None
+    if directory.is_complete:
+        status = read("its report", lambda: directory.read_result()["status"], None)
+    else:
+        missing.append(f"its report: there is no {directory.result.name}, so it goes on, or was stopped")
+    rollouts: dict[int, RolloutRecord] = {}
+    sampled: dict[str, int] = {}
+    ledger = None
+    if directory.database.is_file():
+        sampled = read("its sessions", lambda: count_generated(directory.database), {})
+        rollouts = read("its rollouts", lambda: read_rollouts(directory.database), {})
+        final = [rollout for rollout in rollouts.values() if rollout.is_final]
+        ledger = read("its ledger", lambda: ledger_of(directory.database, final).to_json(), None)
+    else:
+        missing.append(f"its sessions: there is no {directory.database.name}")
+    tokenizer = _find_tokenizer(lock, missing)
+    lines = [_line(directory, rollout) for rollout in rollouts.values()]
+    known = {line.session_id for line in lines}
+    lines += [
+        SessionLine(session_id, sampled=count) for session_id, count in sampled.items() if session_id not in known
+    ]
+    return RunView(
+        source=str(directory.path),
+        sessions=lines,
+        status=status,
+        suite=None if config is None else config.suite,
+        starts=lock.get("starts", ()),
+        versions=lock.get("versions", {}),
+        tokenizer=tokenizer,
+        ledger=ledger,
+        missing=missing,
+    )
+
+
+def _find_tokenizer(lock: Json, missing: list[str]) -> Path | None:
+    """The folder of the run's tokenizer; of several engines, which have the tokenizer of one model, the first."""
+    key, folder = next(iter(lock.get("tokenizers", {}).items()), (None, None))
+    if folder is None:
+        missing.append("its tokenizer: the run does not say where it is; name its folder with --tokenizer")
+        return None
+    try:
+        tokenizer = Tokenizer.load(Path(folder))
+    except HarnessError:
+        missing.append(f"its tokenizer: {folder} is not on this machine; name its folder with --tokenizer")
+        return None
+    if tokenizer.digest != lock["digests"].get(key, {}).get("tokenizer_digest", tokenizer.digest):
+        missing.append(f"its tokenizer: that in {folder} has changed since the run, and texts of tokens may be others")
+    return Path(folder)
+
+
+def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:
+    log = directory.workdir(rollout.number) / LOG_FILE
+    if not log.is_file():
+        return SessionLine.of(rollout, None, None)
+    return SessionLine.of(rollout, log, None if rollout.outcome in ENDED_WELL else _last_line(log))
+
+
+def _last_line(log: Path) -> str | None:
+    """The last line with something in it; None of a log that has none, or cannot be read."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    return None

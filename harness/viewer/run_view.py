@@ -1,0 +1,88 @@
+"""A run or a store as a reader sees it: how it ended, and a line for each of its sessions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from harness.errors import RunError
+from harness.suite.record.rollout_table import RolloutRecord
+from harness.types import Json
+
+SHORT_ID = 8
+"""Digits of a session's id in lists; fewer of them, without a letter, are the number of a rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLine:
+    """A session, and the rollout that it belongs to, where there is one."""
+
+    session_id: str | None
+    """None of a rollout that came to none."""
+    number: int | None = None
+    """Of the rollout in its run."""
+    scenario: str | None = None
+    outcome: str | None = None
+    """How the rollout ended; None of one that goes on or was killed, and of a session that belongs to no run."""
+    cause: str | None = None
+    """Who is to blame; None when nothing went wrong."""
+    detail: str = ""
+    reward: float | None = None
+    score_error: str | None = None
+    turns: int | None = None
+    sampled: int | None = None
+    """Tokens, those included that were discarded."""
+    agent_log: Path | None = None
+    last_words: str | None = None
+    """The last line of the agent's log, of one that did not end by itself."""
+
+    @classmethod
+    def of(cls, rollout: RolloutRecord, agent_log: Path | None, last_words: str | None) -> Self:
+        """The line of a rollout."""
+        return cls(
+            session_id=rollout.session_id,
+            number=rollout.number,
+            scenario=rollout.scenario,
+            outcome=str(rollout.outcome),
+            cause=None if rollout.cause is None else str(rollout.cause),
+            detail=rollout.detail,
+            reward=rollout.reward,
+            score_error=rollout.score_error,
+            turns=rollout.session.turns,
+            sampled=rollout.ledger.generated,
+            agent_log=agent_log,
+            last_words=last_words,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Everything about a run but its conversations."""
+
+    source: str
+    """The path that was asked for."""
+    sessions: Sequence[SessionLine]
+    status: str | None = None
+    """How the run ended; None of one that goes on or was killed, and of a store."""
+    suite: str | None = None
+    starts: Sequence[Json] = ()
+    """`at` (Unix seconds) and `command` of each time that it was begun or taken up."""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    tokenizer: Path | None = None
+    """The folder of the tokenizer that the tokens are of, where it is on this machine."""
+    ledger: Json | None = None
+    missing: Sequence[str] = ()
+    """What is not there, or cannot be read: a sentence each."""
+
+    def find(self, name: str) -> SessionLine:
+        """The session with that number, that id, or the only one whose id begins so. Raises `RunError`."""
+        begun = [line for line in self.sessions if line.session_id is not None and line.session_id.startswith(name)]
+        if name.isdecimal() and len(name) < SHORT_ID and any(line.number is not None for line in self.sessions):
+            begun = [line for line in self.sessions if line.number == int(name)]
+        if len(begun) != 1:
+            kind = "no session" if not begun else f"{len(begun)} sessions"
+            raise RunError(
+                f"{self.source} has {kind} {name!r}: expected the number of one, or the beginning of one id;"
+                f" `harness show {self.source}` lists them"
+            )
+        return begun[0]

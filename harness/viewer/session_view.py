@@ -1,0 +1,167 @@
+"""A session as a reader sees it: its turns, where their tokens went, and each token.
+
+It is made of the session's record (`sessions.record`), the one form in which a store, a run and a server tell of a
+session. A record of another version, or one without columns of tokens, lacks things: what it lacks is empty here, or
+None, and nothing is made up. All texts are as they were recorded; whoever shows them escapes them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from harness.tokens.incremental import IncrementalDecoder
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json, Message
+
+TRAINED = "trained"
+MASKED = "masked"
+
+_CONTEXT = 8  # ids before an output that its first ids are decoded behind
+
+
+class TokenView(NamedTuple):
+    """A sampled token."""
+
+    position: int
+    """In the output of its turn."""
+    token_id: int
+    text: str | None
+    """The characters that are complete with it; None without a tokenizer."""
+    logprob: float | None
+    version: str | None
+    """Of the weights that sampled it."""
+    fate: str
+    """`trained`, `masked`, or the reason why it is in no sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A model call."""
+
+    index: int
+    parent: int | None
+    status: str
+    end: str
+    error: Json | None
+    """`code`, `cause` and `message` of an error that ended it, or had a part in that."""
+    prompt_length: int
+    output_length: int
+    fate: str
+    """`trained` of a turn that is in a sample, or the reason why it is in none; `masked` where nothing is trained."""
+    fates: Mapping[str, int]
+    """Where its sampled tokens went, those included that were discarded on the way: counts by fate."""
+    unknown: int
+    """The most that engines can have sampled for it beyond that and not handed over."""
+    versions: Sequence[Json]
+    """`version`, `start`, `end` of each stretch of its output."""
+    messages: Sequence[Message]
+    """Those of its request that its parent does not have."""
+    reply: Message
+    attempts: int
+    delivered: bool
+    seconds: float
+    created_at: float
+    context_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    masked_from: int = 0
+
+    @classmethod
+    def of(cls, turn: Json) -> Self:
+        """The turn of a record."""
+        notes: Json = turn.get("notes") or {}
+        output_length = int(turn.get("output_length", 0))
+        masked_from = int(turn.get("masked_from", output_length))
+        fate = turn.get("dropped") or (MASKED if output_length and not masked_from else TRAINED)
+        counts: dict[str, int] = {}
+        if fate in (TRAINED, MASKED):
+            counts |= {TRAINED: masked_from, MASKED: output_length - masked_from}
+        else:
+            counts[fate] = output_length
+        for each in turn.get("discarded", ()):
+            counts[each["reason"]] = counts.get(each["reason"], 0) + int(each["tokens"])
+        return cls(
+            index=turn["turn"],
+            parent=turn["parent"],
+            status=turn["status"],
+            end=turn.get("end", "unknown"),
+            error=notes.get("error"),
+            prompt_length=turn.get("prompt_length", 0),
+            output_length=output_length,
+            fate=fate,
+            fates={name: count for name, count in counts.items() if count},
+            unknown=sum(int(each["at_most"]) for each in turn.get("unknown", ())),
+            versions=turn.get("weight_versions", ()),
+            messages=turn.get("messages_delta", ()),
+            reply=turn.get("reply") or {},
+            attempts=int(notes.get("attempts", 1)),
+            delivered=bool(turn.get("delivered")),
+            seconds=float(turn.get("seconds", 0.0)),
+            created_at=float(turn.get("created_at", 0.0)),
+            context_ids=turn.get("context_ids", ()),
+            output_ids=turn.get("output_ids", ()),
+            logprobs=turn.get("logprobs", ()),
+            masked_from=masked_from,
+        )
+
+    def tokens(self, tokenizer: Tokenizer | None) -> Iterator[TokenView]:
+        """Every sampled token of the output; none where the record has no columns."""
+        decoder = None if tokenizer is None else IncrementalDecoder(tokenizer.decode)
+        if decoder is not None:
+            decoder.push(self.context_ids[-_CONTEXT:])
+        versions = iter(self.versions)
+        span: Mapping[str, Any] | None = next(versions, None)
+        last = len(self.output_ids) - 1
+        for position, token_id in enumerate(self.output_ids):
+            while span is not None and position >= span["end"]:
+                span = next(versions, None)
+            text = None
+            if decoder is not None:
+                text = decoder.push([token_id]) + (decoder.end() if position == last else "")
+            logprob = self.logprobs[position] if position < len(self.logprobs) else None
+            fate = self.fate
+            if fate in (TRAINED, MASKED):
+                fate = TRAINED if position < self.masked_from else MASKED
+            yield TokenView(position, token_id, text, logprob, None if span is None else span["version"], fate)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A session with its turns, in order of admission."""
+
+    session_id: str
+    phase: str
+    turns: Sequence[TurnView]
+    turns_in_flight: int
+    refusals: Mapping[str, int]
+    """Model calls that were answered with an error, by its code."""
+    ledger: Json
+    metadata: Json = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: Json) -> Self:
+        """The session of a record."""
+        return cls(
+            session_id=record["session_id"],
+            phase=record["phase"],
+            turns=[TurnView.of(turn) for turn in record["turns"]],
+            turns_in_flight=int(record.get("turns_in_flight", 0)),
+            refusals=record.get("refusals") or {},
+            ledger=record.get("ledger") or {},
+            metadata=record.get("metadata") or {},
+        )
+
+    def walk(self) -> Iterator[tuple[TurnView, int]]:
+        """The turns as a tree: each behind its parent, with the number of forks above it.
+
+        A conversation that goes on in one way has none, however long it is.
+        """
+        children: dict[int | None, list[TurnView]] = {}
+        for turn in self.turns:
+            children.setdefault(turn.parent, []).append(turn)
+        waiting = [(turn, int(len(children[None]) > 1)) for turn in reversed(children.get(None, ()))]
+        while waiting:
+            turn, depth = waiting.pop()
+            yield turn, depth
+            below = children.get(turn.index, [])
+            waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]

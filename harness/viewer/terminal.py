@@ -1,0 +1,237 @@
+"""What there is to see, on a terminal or in a pipe: rich renderables of the viewer's values.
+
+Nothing that an agent, a model or a tool wrote reaches the terminal as it is: every such text goes through `printable`,
+which writes control characters, escape sequences and marks of direction out. Colors repeat what words say, so that
+nothing is lost in a pipe.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from shlex import join, quote
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from harness.sessions.ledger import Ledger
+from harness.telemetry.printable import printable
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json, Message
+from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
+from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
+
+_PLAIN_WIDTH = 160
+"""Columns where there is no terminal to ask."""
+_FATES = {TRAINED: "green", MASKED: "yellow"}
+_DROPPED = "red"
+_VERSIONS = ("cyan", "magenta", "blue", "bright_yellow")
+_STATUSES = {"completed": "green", "truncated": "yellow", "aborted": "magenta", "failed": "red"}
+
+
+def show(*parts: RenderableType, plain_width: int = _PLAIN_WIDTH) -> None:
+    """Print `parts` on standard output, as wide as its terminal; in `plain_width` columns where it is none."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(Group(*parts))
+        return
+    console.width = plain_width
+    with console.capture() as printed:
+        console.print(Group(*parts))
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+
+
+def run_overview(view: RunView) -> Iterator[RenderableType]:
+    """How a run ended, a line for each session, the ledger, and what is missing."""
+    facts = Table.grid(padding=(0, 3))
+    if view.suite is not None:
+        facts.add_row("suite", Text(printable(view.suite)))
+        facts.add_row("status", Text(printable(view.status or "not complete")))
+    for start in view.starts:
+        at = datetime.fromtimestamp(start["at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        facts.add_row("started", Text(printable(f"{at}: {join(start['command'])}")))
+    if view.versions:
+        facts.add_row("with", Text(printable(", ".join(f"{k} {v}" for k, v in view.versions.items() if v))))
+    yield facts
+    if view.sessions:
+        yield Padding(_sessions(view.sessions), (1, 0))
+    if view.ledger is not None:
+        yield Text(f"ledger: {ledger_words(msgspec.convert(view.ledger, Ledger))}")
+    yield from _missing(view.missing)
+    if view.sessions:
+        first = view.sessions[0]
+        name = str(first.number) if first.number is not None else str(first.session_id)[:SHORT_ID]
+        yield Text(f"one session: harness show {quote(view.source)} {name}", style="dim")
+
+
+def session_overview(
+    line: SessionLine, session: SessionView | None, turn: int | None, missing: Sequence[str]
+) -> Iterator[RenderableType]:
+    """How a session ended and why, its branches, where its tokens went, and the dialogue, of one turn or of all."""
+    facts = Table.grid(padding=(0, 3))
+    facts.add_row("session", Text(printable(line.session_id or "none")))
+    for name, value in _outcome(line):
+        facts.add_row(name, Text(printable(value)))
+    if session is not None:
+        facts.add_row("phase", Text(printable(session.phase)))
+        if session.turns_in_flight:
+            facts.add_row("in flight", Text(f"{session.turns_in_flight} turns without an outcome"))
+        if session.refusals:
+            facts.add_row("refused", Text(printable(_counts(session.refusals))))
+        if session.ledger:
+            facts.add_row("ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger))))
+    yield facts
+    yield from _missing(missing)
+    if session is None:
+        return
+    yield Padding(_branches(session), (1, 0))
+    for each in session.turns:
+        if turn is None or each.index == turn:
+            yield _dialogue(each)
+
+
+def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
+    """Every sampled token of a turn: where it went, which weights sampled it, and how likely it was."""
+    if turn.output_length and not turn.output_ids:
+        return Text(f"turn {turn.index}: its {turn.output_length} tokens are not here, only their number", style="dim")
+    table = Table(
+        title=f"turn {turn.index}, tokens", title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False
+    )
+    for name in ("token", "id", "logprob", "version"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("goes to", "text"):
+        table.add_column(name, no_wrap=True)
+    seen: list[str] = []
+    for token in turn.tokens(tokenizer):
+        version = token.version or "-"
+        if version not in seen:
+            seen.append(version)
+        table.add_row(
+            str(token.position),
+            str(token.token_id),
+            "-" if token.logprob is None else f"{token.logprob:.4f}",
+            Text(printable(version), style=_VERSIONS[seen.index(version) % len(_VERSIONS)]),
+            Text(printable(token.fate), style=_FATES.get(token.fate, _DROPPED)),
+            Text(_spelled(token), style=_FATES.get(token.fate, _DROPPED)),
+        )
+    return Padding(table, (0, 0, 1, 0))
+
+
+def ledger_words(ledger: Ledger) -> str:
+    """A ledger as a sentence."""
+    dropped = sum(ledger.dropped.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
+    unknown = ledger.unknown
+    unheard = f"; unknown: at most {unknown.tokens:,} of {unknown.requests:,} requests" if unknown.requests else ""
+    return (
+        f"{ledger.generated:,} generated = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped:,} dropped"
+        f"{f' ({reasons})' if reasons else ''}; difference {ledger.difference}{unheard}"
+    )
+
+
+def message_text(message: Message) -> str:
+    """The words of a message, its tool calls among them; as they are, for whoever makes them printable."""
+    content = message.get("content") or ""
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    words = [
+        content if isinstance(content, str) else msgspec.json.encode(content).decode(),
+        *(f"{call.get('name')}({call.get('arguments')})" for call in calls),
+    ]
+    return " ".join(word.strip() for word in words if word)
+
+
+def _sessions(lines: Sequence[SessionLine]) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("", "session", "scenario", "outcome"):
+        table.add_column(name, no_wrap=True)
+    for name in ("turns", "tokens", "reward"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why")
+    for line in lines:
+        table.add_row(
+            "" if line.number is None else str(line.number),
+            Text(printable((line.session_id or "none")[:SHORT_ID])),
+            Text(printable(line.scenario or "")),
+            Text(line.outcome or "no outcome", style="" if line.cause is None else "red"),
+            "" if line.turns is None else str(line.turns),
+            "" if line.sampled is None else f"{line.sampled:,}",
+            "-" if line.reward is None else f"{line.reward:.3f}",
+            Text(printable(line.last_words or line.detail)),
+        )
+    return table
+
+
+def _outcome(line: SessionLine) -> Iterator[tuple[str, str]]:
+    if line.scenario is not None:
+        yield "rollout", f"{line.number} of {line.scenario}"
+        yield "outcome", f"{line.outcome}" if line.cause is None else f"{line.outcome}, by the {line.cause}"
+    if line.detail:
+        yield "why", line.detail
+    if line.last_words is not None:
+        yield "it said last", line.last_words
+    if line.agent_log is not None:
+        yield "its log", str(line.agent_log)
+    if line.reward is not None:
+        yield "reward", f"{line.reward:.3f}"
+    if line.score_error is not None:
+        yield "no score", line.score_error
+
+
+def _branches(session: SessionView) -> RenderableType:
+    """The turns as a tree: a turn that goes on from another stands below it, and further right behind a fork."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("turn", "status", "ended by", "weights"):
+        table.add_column(name, no_wrap=True)
+    for name in ("prompt", "sampled", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("its tokens")
+    for turn, depth in session.walk():
+        mark = f"{'  ' * (depth - 1)}+ " if depth else ""
+        unknown = f", at most {turn.unknown:,} unknown" if turn.unknown else ""
+        table.add_row(
+            f"{mark}{turn.index}",
+            Text(printable(turn.status), style=_STATUSES.get(turn.status, "")),
+            Text(printable(turn.end)),
+            Text(printable(", ".join(dict.fromkeys(str(span["version"]) for span in turn.versions)))),
+            f"{turn.prompt_length:,}",
+            f"{turn.output_length:,}",
+            f"{turn.seconds:.2f}",
+            Text(printable(_counts(turn.fates) + unknown)),
+        )
+    return table
+
+
+def _dialogue(turn: TurnView) -> RenderableType:
+    lines = Table.grid(padding=(0, 2))
+    for message in turn.messages:
+        lines.add_row(Text(printable(str(message.get("role"))), style="dim"), Text(printable(message_text(message))))
+    style = _STATUSES.get(turn.status, "")
+    reasoning = turn.reply.get("reasoning_content")
+    if reasoning:
+        lines.add_row(Text("reasoning", style="dim"), Text(printable(str(reasoning)), style="dim"))
+    lines.add_row(Text("assistant", style="dim"), Text(printable(message_text(turn.reply)), style=style))
+    if turn.error is not None:
+        said: Json = turn.error
+        lines.add_row(Text("error", style="dim"), Text(printable(f"{said.get('code')}: {said.get('message')}"), "red"))
+    title = f"turn {turn.index}: {turn.status} by {turn.end}"
+    title += f", in {turn.attempts} attempts" if turn.attempts > 1 else ""
+    title += "" if turn.delivered else ", not delivered"
+    return Group(Text(printable(title), style="bold"), Padding(lines, (0, 0, 1, 2)))
+
+
+def _spelled(token: TokenView) -> str:
+    """The text of a token on one line, in quotes."""
+    if token.text is None:
+        return ""
+    return '"' + printable(token.text).replace("\n", "\\n").replace("\t", "\\t") + '"'
+
+
+def _missing(sentences: Sequence[str]) -> Iterator[RenderableType]:
+    for sentence in sentences:
+        yield Text(f"missing: {printable(sentence)}", style="yellow")
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

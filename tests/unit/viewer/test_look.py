@@ -1,0 +1,235 @@
+"""A run, a store and a session, looked at: whole, half written, damaged, hostile and in use."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.show import show
+from harness.engines.scripted import ScriptStep
+from harness.errors import Cause, RunError
+from harness.samples.rollout import OutcomeKind
+from harness.suite.record.config import Overrides, select
+from harness.suite.record.lock import note_engine, note_start
+from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
+from harness.suite.record.rundir import RunDirectory
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+from harness.viewer.look import look_at, look_into
+from tests.builders import assistant, user
+from tests.harness_command import write_scenario
+from tests.session_servers.served import Client, says, serving
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07 and \u202eright to left\u2066 and \x9b1m"
+WORDS = f"Hello.\nNext {ESCAPES} line"
+
+
+async def converse(client: Client[Any], *, says_back: str = "Go on.") -> Json:
+    """A session of two turns and a fork, as its record."""
+    session = await client.create()
+    first = await client.say(session, [user("Begin.")])
+    await client.say(session, [user("Begin."), first, user(says_back)])
+    await client.say(session, [user("Begin."), first, user("Or else?")])
+    return await client.record(session)
+
+
+@pytest.fixture(name="run")
+async def _run(tmp_path: Path) -> RunDirectory:
+    """A run of one rollout, whose agent crashed."""
+    folder = write_scenario(tmp_path / "small")
+    directory = RunDirectory.create(tmp_path / "run", select(str(folder), Overrides()).config)
+    async with serving(*says("One.", WORDS, "Three."), store=directory.database) as client:
+        record = await converse(client, says_back=WORDS)
+    rollout = RolloutRecord(
+        number=0,
+        group=0,
+        scenario="small",
+        seed=1,
+        session_id=record["session_id"],
+        outcome=OutcomeKind.CRASHED,
+        cause=Cause.AGENT,
+        detail="exit code 1",
+        agent_result=None,
+        reward=None,
+        score={},
+        score_error=None,
+        session=RecordedSession.of(record),
+        samples=[],
+        seconds=1.0,
+    )
+    with RolloutLog(directory.database) as log:
+        log.append(rollout)
+    directory.workdir(0).mkdir()
+    (directory.workdir(0) / "agent.log").write_text(f"began\nValueError: no {ESCAPES}\n\n")
+    digests = {"scripted": {"tokenizer_digest": Tokenizer.load(tmp_path / "toy").digest}}
+    lock = note_engine(note_start({"digests": digests}), "scripted", ["scripted"], tmp_path / "toy")
+    directory.write_json(directory.lock, lock)
+    directory.write_json(directory.result, {"status": "passed", "exit_code": 0})
+    return directory
+
+
+def test_a_run_says_how_each_session_ended_and_why(run: RunDirectory, capsys: pytest.CaptureFixture[str]):
+    """The last line of a crashed agent, where its log is, and where every token went."""
+    show(run.path)
+    overview = capsys.readouterr().out
+    show(run.path, "0")
+    session = capsys.readouterr().out
+
+    assert "crashed" in overview
+    assert "ValueError: no" in overview
+    assert f"{run.workdir(0) / 'agent.log'}" in session
+    assert "crashed, by the agent" in session
+    assert "difference 0" in session
+
+
+def test_branches_are_a_tree(run: RunDirectory, capsys: pytest.CaptureFixture[str]):
+    """Both ways on from the first turn stand below it."""
+    session_id = look_at(run.path).find("0").session_id
+    assert session_id is not None
+    walked = [(turn.index, depth) for turn, depth in look_into(run.path, session_id).walk()]
+    show(run.path, "0")
+
+    assert walked == [(0, 0), (1, 1), (2, 1)]
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("+ ")] == [
+        ["+", "1"],
+        ["+", "2"],
+    ]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"session": "0"}, {"session": "0", "tokens": True}])
+def test_nothing_hostile_reaches_the_terminal(
+    run: RunDirectory, arguments: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    """Escape sequences, control characters and marks of direction are written out, wherever they came from."""
+    show(run.path, **arguments)
+
+    out = capsys.readouterr().out
+    assert [char for char in out if not char.isprintable() and char != "\n"] == []
+    assert "\\x1b" in out
+
+
+def test_the_text_of_the_tokens_is_what_was_said(run: RunDirectory, capsys: pytest.CaptureFixture[str]):
+    """Token by token, with logprob, version and what becomes of it."""
+    show(run.path, "0", turn=1, tokens=True, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+
+    tokens = document["tokens"]["1"]
+    assert "".join(token["text"] for token in tokens) == f"{WORDS}<|im_end|>"
+    assert {token["version"] for token in tokens} == {"0"}
+    assert all(token["logprob"] <= 0 for token in tokens)
+    assert {token["fate"] for token in tokens} == {"other_branch"}
+    assert len(tokens) == document["session"]["ledger"]["dropped"]["other_branch"]
+
+
+DAMAGES: dict[str, Callable[[RunDirectory], object]] = {
+    "config.toml": lambda run: run.config.unlink(),
+    "lock.json": lambda run: run.lock.unlink(),
+    "run.db": lambda run: run.database.unlink(),
+    "result.json": lambda run: run.result.unlink(),
+    "lock.json:": lambda run: run.lock.write_text("{"),
+    "run.db:": lambda run: run.database.write_bytes(b"SQLite format 3\0" + b"x" * 4096),
+    "toy is not on this machine": lambda run: (run.path.parent / "toy" / "tokenizer.json").unlink(),
+    "has changed": lambda run: _change(run.path.parent / "toy" / "tokenizer.json"),
+}
+
+
+def _change(tokenizer: Path) -> None:
+    tokenizer.write_text(tokenizer.read_text().replace("{", "{ ", 1))
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_what_is_missing_is_said_and_the_rest_is_shown(
+    run: RunDirectory, what: str, capsys: pytest.CaptureFixture[str]
+):
+    """A run that was killed, is of another machine, or has lost a file."""
+    DAMAGES[what](run)
+
+    show(run.path)
+    out = capsys.readouterr().out
+    assert any(what in line for line in out.splitlines() if line.startswith("missing: ")), out
+    assert what.startswith("run.db") or "crashed" in out
+
+
+def test_without_a_tokenizer_tokens_have_no_text(run: RunDirectory, capsys: pytest.CaptureFixture[str]):
+    """Ids, logprobs and versions are there all the same; one that is named is used."""
+    toy = run.path.parent / "toy"
+    toy.rename(run.path.parent / "elsewhere")
+    show(run.path, "0", turn=0, tokens=True, as_json=True)
+    bare = json.loads(capsys.readouterr().out)
+    show(run.path, "0", turn=0, tokens=True, tokenizer=run.path.parent / "elsewhere", as_json=True)
+    named = json.loads(capsys.readouterr().out)
+
+    assert {token["text"] for token in bare["tokens"]["0"]} == {None}
+    assert "".join(token["text"] for token in named["tokens"]["0"]) == "One.<|im_end|>"
+
+
+async def test_a_store_in_use_is_read_and_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its server goes on, and its sessions are listed and shown."""
+    path = tmp_path / "sessions.db"
+    async with serving(*says("One.", "Two.", "Three."), store=path) as client:
+        record = await converse(client)
+        before = path.read_bytes()
+        show(path)
+        listed = capsys.readouterr().out
+        show(path, record["session_id"][:6])
+        shown = capsys.readouterr().out
+        assert path.read_bytes() == before
+        assert await converse(client)
+
+    assert record["session_id"][:8] in listed
+    assert "Or else?" in shown
+
+
+async def test_where_the_tokens_of_each_turn_went_is_the_ledger_of_the_session(tmp_path: Path):
+    """Turn by turn, of aborted, forked and forgotten ones; a record by another version makes nothing up."""
+    steps = [ScriptStep(text="One."), ScriptStep(text="Two."), ScriptStep(text="Three.")]
+    async with serving(*steps, store=tmp_path / "s.db") as client:
+        record = await converse(client)
+    view = look_into(tmp_path / "s.db", record["session_id"])
+
+    counts: dict[str, int] = {}
+    for turn in view.turns:
+        for fate, count in turn.fates.items():
+            counts[fate] = counts.get(fate, 0) + count
+    ledger = view.ledger
+    assert counts == {"trained": ledger["trained"], **ledger["dropped"]}
+    assert sum(counts.values()) == ledger["generated"]
+
+
+def test_a_conversation_of_any_length_is_walked():
+    """No forks, no depth, and no recursion."""
+    from harness.viewer.session_view import SessionView
+
+    turn: Json = {"status": "completed", "reply": assistant("x")}
+    record = {
+        "session_id": "a",
+        "phase": "open",
+        "turns": [{**turn, "turn": n, "parent": n - 1 if n else None} for n in range(5_000)],
+    }
+    assert {depth for _, depth in SessionView.of(record).walk()} == {0}
+
+
+def test_what_cannot_be_found_is_said_with_a_next_step(run: RunDirectory, tmp_path: Path):
+    """A path, a session, a turn, and an option without its session."""
+    with pytest.raises(RunError, match="found nothing at"):
+        show(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="is not a run directory"):
+        show(tmp_path)
+    with pytest.raises(RunError, match="no session '7'"):
+        show(run.path, "7")
+    with pytest.raises(RunError, match="has no turn 9"):
+        show(run.path, "0", turn=9)
+    with pytest.raises(RunError, match="expected a session with --turn"):
+        show(run.path, turn=1)
+
+
+def test_a_run_notes_the_command_without_its_secrets(monkeypatch: pytest.MonkeyPatch):
+    """Each time that it is begun or taken up."""
+    monkeypatch.setattr("sys.argv", ["harness", "run", "x", "--admin-token", "s3cret", "--admin-token=s3cret"])
+    lock = note_start(note_start({"digests": {}}))
+
+    assert [start["command"] for start in lock["starts"]] == [
+        ["harness", "run", "x", "--admin-token", "...", "--admin-token=..."]
+    ] * 2

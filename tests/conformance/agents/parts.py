@@ -50,6 +50,7 @@ def tool_call(name: str, arguments: Mapping[str, object], *, forced: bool = Fals
 
 
 TOOLS = {
+    "claude_code": Tool("Bash", further={"description": "Keeps notes"}),
     "codex": Tool("exec_command", "cmd"),
     "langgraph": Tool("run_shell"),
     "mini_swe_agent": Tool("bash", last=tool_call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})),

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.agent, pytest.mark.timeout(900), pytest.mark.xdist_gro
 
 TURNS = len(COMMANDS) + 1
 MOST_FURTHER_REQUESTS = 2
-"""Codex counts a 404 among what may be tried again, as often as its profile allows."""
+"""Codex counts a 404 among what may be tried again, as often as its profile allows; Claude Code tries once more."""
 
 AGENTS = sorted(TOOLS)
 

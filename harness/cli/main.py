@@ -15,6 +15,7 @@ import typer
 
 from harness import __version__
 from harness.cli import agent, engine, model, output, router, run, scenario, serve, show, train, verify
+from harness.cli import exec as exec_
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
 
@@ -29,6 +30,8 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("train")(train.train)
+app.command("exec")(exec_.execute)
+app.command("env")(exec_.env)
 app.command("serve")(serve.serve)
 app.command("router")(router.router)
 app.add_typer(scenario.app, name="scenario")

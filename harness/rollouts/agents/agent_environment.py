@@ -60,15 +60,9 @@ def agent_environment(
         **without_credentials({**for_programs(parent), **package_indexes}),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
-        **{
-            name: value
-            for dialect in dialects
-            for name, value in dialect.client_variables(session.base_url, session.api_key, task.model).items()
-        },
+        **client_variables(session, task.model, dialects),
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",
-        "HARNESS_MODEL": task.model,
-        "HARNESS_SESSION_ID": session.session_id,
         **_prompt_variables(task, workdir),
         "HARNESS_RESULT_FILE": str(workdir / RESULT_FILE),
         **_object_variables("HARNESS_REQUEST_KWARGS", workdir / REQUEST_KWARGS_FILE, task.request_kwargs),
@@ -80,6 +74,13 @@ def agent_environment(
         variables.pop(name, None)
     variables["HOME"] = str(home_of(task))
     return with_expanded(variables, agent.env)
+
+
+def client_variables(session: SessionHandle, model: str, dialects: Sequence[Dialect] = DIALECTS) -> dict[str, str]:
+    """The variables by which clients of `dialects` find `session`."""
+    told = (dialect.client_variables(session.base_url, session.api_key, model) for dialect in dialects)
+    found = {name: value for variables in told for name, value in variables.items()}
+    return {**found, "HARNESS_MODEL": model, "HARNESS_SESSION_ID": session.session_id}
 
 
 def with_expanded(variables: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:

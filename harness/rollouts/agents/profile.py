@@ -26,7 +26,7 @@ from harness.types import Json
 PROFILE_FILE = "profile.toml"
 SCHEMA_VERSION = 1
 
-_REFERENCE = re.compile(r"\$\{(\w+)\}")
+_REFERENCE = re.compile(r"\$(\$?)\{(\w+)\}")
 
 
 class Installer(StrEnum):
@@ -144,18 +144,25 @@ def load_profile(folder: Path) -> AgentProfile:
 
 
 def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) -> str:
-    """`text` with every `${NAME}` replaced; `escaped` values may stand in a string of JSON or TOML.
+    """`text` with every `${NAME}` replaced; `escaped` values may stand in a string of JSON or TOML. `$${` gives `${`.
 
     Raises `ValueError` naming a variable that is not there.
     """
 
     def value(reference: re.Match[str]) -> str:
-        name = reference[1]
+        is_literal, name = reference.groups()
+        if is_literal:
+            return f"${{{name}}}"
         if name not in variables:
             raise ValueError(f"${{{name}}}: expected a variable of the agent's environment, and there is none")
         return json.dumps(variables[name])[1:-1] if escaped else variables[name]
 
     return _REFERENCE.sub(value, text)
+
+
+def literal(text: str) -> str:
+    """What `expand` makes `text` of."""
+    return _REFERENCE.sub(lambda reference: f"${reference[0]}", text)
 
 
 def closest(name: str, known: Sequence[str]) -> str:

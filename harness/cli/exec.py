@@ -1,0 +1,209 @@
+"""`harness exec` and `harness env`: a session for a command line of one's own.
+
+Both ask a session server that runs already. `exec` is one rollout: it runs the command line in the environment of the
+session, and of an agent where one is named, and prints what was recorded. `env` creates a session, prints the variables
+by which a client finds it, and leaves it to whoever asked.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli import options, output
+
+if TYPE_CHECKING:
+    from harness.rollouts.agents.profile import AgentProfile
+    from harness.samples.rollout import Rollout
+
+_Server = Annotated[
+    str, typer.Option("--server", envvar="HARNESS_SERVER", metavar="URL", help="A session server that runs already.")
+]
+_AdminToken = Annotated[
+    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
+]
+_Agent = Annotated[
+    str | None,
+    typer.Option("--agent", help="Its programs, variables and files are there, too; see `harness agent list`."),
+]
+_URL = "http://127.0.0.1:8000"
+
+
+def execute(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND]", help="[default: that of --agent]", show_default=False),
+    ] = None,
+    *,
+    agent: _Agent = None,
+    server: _Server = _URL,
+    admin_token: _AdminToken = None,
+    instruction: Annotated[str, typer.Option(help="Handed over in HARNESS_INSTRUCTION and in a file.")] = "",
+    workdir: Annotated[
+        Path | None,
+        typer.Option(help="Where the command works; its log stays there.  [default: runs/exec-<time>]"),
+    ] = None,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds after which it is stopped.")] = 3600.0,
+    as_json: options.Json = False,
+) -> None:
+    """Run a command line in a session of its own, then print the record and the samples.
+
+    Exit codes: 0 it ended by itself, or at a limit of the session; 1 it failed; 6 the server or its engine did.
+
+    Examples: `harness exec --agent codex --instruction "Count the files."`, `harness exec -- python my_agent.py`
+    """
+    import asyncio
+
+    from harness.errors import Cause, ScenarioError
+    from harness.samples.rollout import ENDED_WELL
+    from harness.suite.exits import ExitCode
+    from harness.suite.record.rundir import new_run_path
+    from harness.telemetry.logging import configure_logging
+
+    configure_logging("error")
+    profile = None if agent is None else _profile(agent)
+    if not command and profile is None:
+        raise ScenarioError("nothing to run: expected -- COMMAND, or --agent NAME for that agent's own")
+    folder = workdir or new_run_path("exec")
+    rollout = asyncio.run(
+        _play(
+            command,
+            profile,
+            server=server,
+            admin_token=admin_token,
+            instruction=instruction,
+            workdir=folder,
+            deadline_s=deadline,
+        )
+    )
+    if as_json:
+        output.print_json(_to_json(rollout, folder))
+    else:
+        _print(rollout, folder)
+    if rollout.outcome.kind not in ENDED_WELL:
+        is_ours = rollout.outcome.cause in (Cause.ENGINE, Cause.HARNESS)
+        raise typer.Exit(ExitCode.INFRASTRUCTURE if is_ours else ExitCode.CHECKS_FAILED)
+
+
+def env(
+    *,
+    agent: _Agent = None,
+    server: _Server = _URL,
+    admin_token: _AdminToken = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="Home directory to be made, for an agent that is configured by files.", show_default=False),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Create a session and print the variables of its client, for `eval`. The session stays until somebody ends it.
+
+    Examples: `eval "$(harness env)"`, `harness env --agent mini_swe_agent --json`
+    """
+    import asyncio
+    import os
+    import shlex
+
+    from harness.errors import ScenarioError
+    from harness.rollouts.agents.agent_environment import client_variables, prepare_home, with_expanded
+    from harness.rollouts.agents.programs import variables_of
+
+    profile = None if agent is None else _profile(agent)
+    if profile is not None and profile.spec.files and home is None:
+        raise ScenarioError(f"{profile.name} is configured by files: pass --home DIR, which is made for it")
+    session, model = asyncio.run(_create(profile, server, admin_token))
+    variables = client_variables(session, model)
+    if home is not None:
+        variables["HOME"] = str(home.absolute())
+    if profile is not None:
+        base = {"HOME": os.environ.get("HOME", "")} | variables
+        expanded = with_expanded(base, variables_of(profile, os.environ))
+        variables = {name: value for name, value in expanded.items() if name in variables or value != base.get(name)}
+        if home is not None:
+            prepare_home(profile.spec.files, home.absolute(), expanded)
+    if as_json:
+        output.print_json({"session_id": session.session_id, "variables": variables})
+        return
+    for name, value in variables.items():
+        output.print_text(f"export {name}={shlex.quote(value)}")
+
+
+def _profile(name: str) -> "AgentProfile":
+    from harness.rollouts.agents.programs import bundled_profile
+
+    return bundled_profile(name)
+
+
+async def _play(
+    command: list[str] | None,
+    profile: "AgentProfile | None",
+    *,
+    server: str,
+    admin_token: str | None,
+    instruction: str,
+    workdir: Path,
+    deadline_s: float,
+) -> "Rollout":
+    from dataclasses import replace
+
+    from harness.client.connections import server_url
+    from harness.rollouts.agents.profile import literal
+    from harness.rollouts.agents.programs import prepare_profile
+    from harness.rollouts.agents.task import AgentTask, ProgramAgent
+    from harness.rollouts.manager import SessionManager
+
+    program = ProgramAgent("exec", ()) if profile is None else await prepare_profile(profile, output.say)
+    if command:
+        words = command if program.home is None else [literal(word) for word in command]
+        program = replace(program, command=tuple(words))
+    url = server_url(server)
+    model = await _model(url, admin_token)
+    async with SessionManager(url, admin_token=admin_token) as manager:
+        return await manager.run(AgentTask(program, instruction, workdir, model, deadline_s=deadline_s))
+
+
+async def _create(profile: "AgentProfile | None", server: str, admin_token: str | None) -> Any:
+    from harness.client.connections import SessionServerAddress, server_url
+    from harness.client.session_server import SessionServerClient
+
+    address = SessionServerAddress(server_url(server), admin_token)
+    model = await _model(address.url, admin_token)
+    async with SessionServerClient(address) as client:
+        return await client.create({} if profile is None else profile.spec.session.to_json()), model
+
+
+async def _model(url: str, admin_token: str | None) -> str:
+    from harness.client.connections import SessionServerAddress
+    from harness.client.session_server import SessionServerClient
+
+    async with SessionServerClient(SessionServerAddress(url, admin_token)) as client:
+        described = await client.describe(deadline_s=client.deadlines.read_s)
+    return str(described.serves["model"])
+
+
+def _to_json(rollout: "Rollout", workdir: Path) -> dict[str, Any]:
+    from harness.samples.codec import sample_to_json
+
+    outcome = rollout.outcome
+    return {
+        "session_id": rollout.session_id,
+        "outcome": {"kind": outcome.kind, "cause": outcome.cause, "detail": outcome.detail},
+        "workdir": str(workdir),
+        "session": rollout.session,
+        "samples": [sample_to_json(sample) for sample in rollout.samples],
+    }
+
+
+def _print(rollout: "Rollout", workdir: Path) -> None:
+    output.print_text(f"{rollout.outcome.kind}: {rollout.outcome.detail}; its log is {workdir / 'agent.log'}")
+    beside = set(rollout.session["side_calls"])
+    for turn in rollout.session["turns"]:
+        about = f"turn {turn['turn']}: {turn['prompt_length']} + {turn['output_length']} tokens, {turn['end']}"
+        output.print_text(f"{about}, a side call" if turn["turn"] in beside else about)
+    for number, sample in enumerate(rollout.samples):
+        turns = ", ".join(str(turn) for turn in sample.metadata["turns"])
+        trained = int(sample.loss_mask.sum())
+        output.print_text(f"sample {number}: turns {turns}; {sample.tokens.size} tokens, {trained} trained")
+    ledger = rollout.session["ledger"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped"].items()) or "none"
+    output.print_text(f"ledger: {ledger['generated']} generated, {ledger['trained']} trained, dropped: {dropped}")

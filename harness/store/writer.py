@@ -74,7 +74,6 @@ class GroupWriter:
             raise StoreError(self._ended)
         done = self._loop.create_future()
         self._waiting.add(done)
-        done.add_done_callback(self._waiting.discard)
         self._queue.put(_Write(statements, changes, done))
         await done
 
@@ -144,11 +143,22 @@ class GroupWriter:
         waiting = [write.done for write in group if write.done is not None]
         if waiting:
             answer = None if error is None else store_error(self._path, error)
-            self._loop.call_soon_threadsafe(_wake, waiting, answer)
+            self._loop.call_soon_threadsafe(self._wake, waiting, answer)
 
     def _end(self, problem: str) -> None:
         self._ended = problem
-        _wake(list(self._waiting), StoreError(problem))
+        self._wake(list(self._waiting), StoreError(problem))
+
+    def _wake(self, waiting: Sequence[asyncio.Future[None]], error: StoreError | None) -> None:
+        """Wake up whoever waited for a group; those that were cancelled meanwhile are left alone."""
+        self._waiting.difference_update(waiting)
+        for done in waiting:
+            if done.done():
+                continue
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
@@ -160,14 +170,3 @@ def store_error(path: Path, error: BaseException) -> StoreError:
     if isinstance(error, MemoryError):
         return StoreError(f"{path}: out of memory; make bodies smaller or give the server more")
     return StoreError(f"{path}: {error}")
-
-
-def _wake(waiting: Sequence[asyncio.Future[None]], error: StoreError | None) -> None:
-    """Wake up whoever waited for a group; those that were cancelled meanwhile are left alone."""
-    for done in waiting:
-        if done.done():
-            continue
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)

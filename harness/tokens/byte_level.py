@@ -43,9 +43,9 @@ class WordEncoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids that the tokenizer gives for `text`."""
-        words: Iterator[str] | list[str] = [text]
+        words: Iterable[str] = (text,)
         for cut in self._cuts:
-            words = filter(None, chain.from_iterable(map(cut.split, words)))
+            words = chain.from_iterable(map(cut.findall, words))
         return list(chain.from_iterable(map(self._known.__getitem__, words)))
 
 
@@ -96,7 +96,10 @@ def open_word_encoder(raw: RawTokenizer, encode: Callable[[str], list[int]]) -> 
     if changes_ascii or raw.truncation is not None or raw.padding is not None or raw.pre_tokenizer is None:
         return None
     try:
-        cuts = tuple(re.compile(f"({cut})", re.ASCII) for cut in _cuts(_state(raw.pre_tokenizer)))
+        # What lies between two matches is a word, too.
+        cuts = tuple(
+            re.compile(rf"(?:{cut})|(?:(?!{cut})(?s:.))+", re.ASCII) for cut in _cuts(_state(raw.pre_tokenizer))
+        )
     except (ValueError, re.error):
         return None
     words = WordEncoder(cuts, encode)

@@ -190,11 +190,17 @@ def _build(name: str, view: TokenizerView) -> "Renderer":
     """The renderer `name` on a tokenizer. Raises `TokenizerError` when there is none, or markers are missing."""
     if name not in renderer_names():
         raise TokenizerError(f"no renderer {name!r}; expected auto, none or one of {', '.join(renderer_names())}")
+    kind = renderer_class(name)
     try:
-        renderer: Renderer = _package().create_renderer(view, _config(name))
+        renderer: Renderer = kind(view, _config(name))
     except Exception as error:  # of a foreign program whose markers this vocabulary may lack
         raise TokenizerError(f"the renderer {name!r} does not fit this tokenizer: {error}") from error
     return renderer
+
+
+def renderer_class(name: str) -> Any:
+    """The class of the renderer `name`: its module alone is imported, where `create_renderer` imports all of them."""
+    return getattr(_package(), type(_config(name)).__name__.removesuffix("Config"))
 
 
 @cache

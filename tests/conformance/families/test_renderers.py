@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from itertools import islice
 
 import pytest
@@ -12,7 +13,7 @@ from harness.tokens.chat_tokenizer import DelimiterSource, SampledOutput, Sample
 from harness.tokens.conversations import TOOLS, exchanges
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.parsing import ParsedOutput, ToolCall
-from harness.tokens.renderers import RenderersTokenizer, find_renderer
+from harness.tokens.renderers import RenderersTokenizer, find_renderer, renderer_class, renderer_names
 
 QWEN3 = pytest.mark.parametrize("family", ["qwen3"], indirect=True)
 MALFORMED = [
@@ -145,6 +146,15 @@ def test_messages_that_a_renderer_refuses_name_the_field(family):
 def test_a_family_without_a_renderer_keeps_its_template(family):
     """None gives its ids."""
     assert find_renderer(family.template) is None
+
+
+def test_every_renderer_is_the_one_that_the_package_has_under_its_name():
+    """One that was not found would leave its families to their templates, without a word."""
+    found = {name: renderer_class(name) for name in renderer_names()}
+    registry = import_module("renderers.base")  # by now: on its own it would bring its client libraries along
+    registry._populate_registry()
+
+    assert found == {name: registry.RENDERER_REGISTRY[name] for name in found}
 
 
 def test_the_renderers_come_without_the_client_libraries_that_they_name():

@@ -37,6 +37,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_stateful.py \
 		tests/system/server/test_faults_stateful.py tests/conformance/families/test_properties.py
+	HARNESS_SOAK_EXAMPLES=10000 $(PY) -m pytest -n 2 tests/dialects/test_any_body.py
 	$(PY) -m tests.conformance.families.serve_many
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
 	$(PY) -W error soak/abort_cycles.py --cycles 1000

@@ -14,6 +14,7 @@ from harness.server.serving import serve
 from harness.store.memory import MemoryStore
 from harness.types import FinishReason, Json
 from tests.conformance.clients.players import PATIENCE_S, PROGRAMS, call
+from tests.dialects.speakers import SPEAKERS
 from tests.session_servers.served import bearer
 from tests.unit.server.test_reasoning import reasoning_tokenizer
 
@@ -31,8 +32,8 @@ STEPS = (
 """A text, reasoning, two calls, one with free text, one that is malformed, a text that is cut, and nothing."""
 
 
-async def rebuild(program: str) -> tuple[list[Json], list[Json]]:
-    """What the program has put together, and the answers that the server has stored."""
+async def rebuild(program: str) -> tuple[list[Json], list[Json], list[Json]]:
+    """What the program has put together, the turns that were recorded, and the answers that the server has stored."""
     agent = await prepare_agent(PROGRAMS / f"{program}.py")
     chat_tokenizer = reasoning_tokenizer()
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=STEPS))
@@ -46,6 +47,8 @@ async def rebuild(program: str) -> tuple[list[Json], list[Json]]:
                 "HOME": os.environ["HOME"],
                 "OPENAI_BASE_URL": f"{session['base_url']}/v1",
                 "OPENAI_API_KEY": session["api_key"],
+                "ANTHROPIC_BASE_URL": session["base_url"],
+                "ANTHROPIC_API_KEY": session["api_key"],
                 "QUESTIONS": str(len(STEPS)),
                 "NO_PROXY": "127.0.0.1",
             },
@@ -56,7 +59,7 @@ async def rebuild(program: str) -> tuple[list[Json], list[Json]]:
         turns = (await http.get(f"/sessions/{session['session_id']}")).json()["turns"]
         paths = [f"/v1/responses/resp_{turn['notes']['response_id']}" for turn in turns]
         stored = [(await http.get(path, headers=bearer(session["api_key"]))).json() for path in paths]
-    return json.loads(output), stored
+    return json.loads(output), turns, stored
 
 
 def as_sent(value: Any) -> Any:
@@ -69,7 +72,7 @@ def as_sent(value: Any) -> Any:
 @pytest.mark.parametrize("program", ["responses_openai_2", "responses_openai_3"])
 async def test_a_stream_helper_rebuilds_every_reply(program):
     """The items of the whole answer, the text of its deltas, and how it ended."""
-    rebuilt, stored = await rebuild(program)
+    rebuilt, _, stored = await rebuild(program)
 
     assert [as_sent(each["helper"]) for each in rebuilt] == [answer["output"] for answer in stored]
     assert [as_sent(each["done"]) for each in rebuilt] == [answer["output"] for answer in stored]
@@ -80,3 +83,31 @@ async def test_a_stream_helper_rebuilds_every_reply(program):
     ]
     assert [each["text"] for each in rebuilt] == ["".join(text) for text in texts]
     assert [each["snapshots"] for each in rebuilt] == [text if text != [""] else [] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("program", "dialect"),
+    [
+        ("chat_openai_2", "openai_chat"),
+        ("chat_openai_3", "openai_chat"),
+        ("messages_anthropic_2", "anthropic_messages"),
+    ],
+)
+async def test_a_stream_helper_rebuilds_every_message(program, dialect):
+    """Reasoning, text and calls are those of the recorded reply, the arguments the same JSON."""
+    rebuilt, turns, _ = await rebuild(program)
+
+    [speaker] = [speaker for speaker in SPEAKERS if speaker.name == dialect]
+    replies = [{**turn["reply"], "content": turn["reply"]["content"] or ""} for turn in turns]
+    assert [turn["notes"]["dialect"] for turn in turns] == [dialect] * len(STEPS)
+    assert [comparable(speaker.reply(each["message"])) for each in rebuilt] == [comparable(reply) for reply in replies]
+    assert [each["text"] for each in rebuilt] == [reply["content"] for reply in replies]
+
+
+def comparable(reply: Json) -> Json:
+    """A reply without what the SDK adds to it, its arguments as values."""
+    calls = [
+        (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in reply.get("tool_calls") or ()
+    ]
+    return {"content": reply["content"], "reasoning": reply.get("reasoning_content") or "", "calls": calls}

@@ -51,16 +51,16 @@ class Family:
 
         A model samples it. Empty where an answer begins with its words.
         """
-        before = self._written({"content": _NEEDLE}).partition(_NEEDLE)[0]
+        before = self.written({"content": _NEEDLE}).partition(_NEEDLE)[0]
         return before.removeprefix("<think>\n\n</think>\n\n")  # Qwen3 writes it into the last answer only
 
     @cached_property
     def reasoning_frame(self) -> tuple[str, str]:
         """The texts before and after reasoning, up to where the frame of the answer begins; for families with one."""
-        before, _, after = self._written({"content": _NEEDLE, "reasoning_content": _REASON}).partition(_REASON)
+        before, _, after = self.written({"content": _NEEDLE, "reasoning_content": _REASON}).partition(_REASON)
         return before, after.partition(self.frame + _NEEDLE)[0]
 
-    def _written(self, reply: Message) -> str:
+    def written(self, reply: Message) -> str:
         """What the template writes for the answer `reply`, behind its own generation prompt."""
         asked: Message = {"role": "user", "content": "question"}
         template = self.template.template

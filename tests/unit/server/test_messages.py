@@ -12,6 +12,7 @@ from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
 from harness.types import FinishReason, Json
 from tests.builders import tool, user
+from tests.dialects.speakers import gather_blocks
 from tests.session_servers.served import Client, Served, says, serving
 
 CALL = 'Sure.<tool_call>\n{"name": "add", "arguments": {"a": 2.0, "b": "x"}}\n</tool_call>'
@@ -34,42 +35,13 @@ def events_of(stream: httpx.Response) -> list[Json]:
     return events
 
 
-def added_up(events: list[Json]) -> Json:
-    """What clients make of events."""
-    message: Json = {}
-    for event in (event for event in events if event["type"] != "ping"):
-        match event["type"]:
-            case "message_start":
-                message = event["message"]
-            case "content_block_start":
-                message["content"].append(event["content_block"])
-            case "content_block_delta":
-                block, delta = message["content"][event["index"]], event["delta"]
-                match delta["type"]:
-                    case "input_json_delta":
-                        block["input"] = (block["input"] or "") + delta["partial_json"]
-                    case "signature_delta":
-                        block["signature"] = delta["signature"]
-                    case kind:
-                        block[kind.removesuffix("_delta")] += delta[kind.removesuffix("_delta")]
-            case "content_block_stop":
-                block = message["content"][event["index"]]
-                if block["type"] == "tool_use":
-                    block["input"] = json.loads(block["input"])
-            case "message_delta":
-                message |= event["delta"] | {"usage": event["usage"]}
-            case kind:
-                assert kind == "message_stop"
-    return message
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_tool_loop_is_one_branch(stream: bool):
     """Arguments come back with other spellings; a failed result says so in the record."""
     async with serving(*says(CALL, "It is 5.")) as client:
         session = await client.create()
         answer = await ask(client, session, tools=[TOOL], system="be", stream=stream)
-        reply = added_up(events_of(answer)) if stream else answer.json()
+        reply = gather_blocks(events_of(answer)) if stream else answer.json()
         use = reply["content"][1]
         history = [
             *HI,
@@ -131,7 +103,7 @@ async def test_the_reason_of_the_end(step: ScriptStep, fields: Json, reason: str
         answer = await ask(client, session, stream=stream, **fields)
         [turn] = (await client.record(session))["turns"]
 
-    message = added_up(events_of(answer)) if stream else answer.json()
+    message = gather_blocks(events_of(answer)) if stream else answer.json()
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
     assert turn["notes"].get("matched_stop") == sequence
     usage = message["usage"]
@@ -147,8 +119,8 @@ async def test_a_stream_that_waits_is_kept_alive_by_pings():
         [turn] = (await client.record(session))["turns"]
 
     assert events[0] == {"type": "ping"}
-    assert added_up(events)["content"] == [{"type": "text", "text": "yes"}]
-    assert added_up(events)["id"] == f"msg_{turn['notes']['response_id']}"
+    assert gather_blocks(events)["content"] == [{"type": "text", "text": "yes"}]
+    assert gather_blocks(events)["id"] == f"msg_{turn['notes']['response_id']}"
 
 
 async def test_a_count_is_that_of_the_prompt_and_leaves_nothing_behind():

@@ -5,9 +5,9 @@
 A real SGLang on this machine's CPU (`harness engine up sglang` installs the same). Every turn sends the history with
 the answer of a tool behind it, and gets `--tokens` tokens whose words are known: the engine is made to say them
 (`server_patch.force_tokens`), so both ways do the same work. Both ask for the logprob of every token. The session
-server is `harness serve` with a SQLite store, a process of its own. The two ways take turns, `--pairs` times; which goes
-first changes. Printed are the tokens a second and the latency of a turn of each run, and how many of the direct run's
-tokens a second are left through the server (the median of the pairs; wanted: 0.98).
+server is `harness serve` with a SQLite store, a process of its own. The two ways take turns, `--pairs` times; which
+goes first changes. Printed are the tokens a second and the latency of a turn of each run, and how many of the direct
+run's tokens a second are left through the server (the median of the pairs; wanted: 0.98).
 """
 
 import argparse

@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import uvicorn
 import uvloop
+from server_patch.router.background import running
 
 from bench.tool_loop.stand_in import StandIn, StandInProtocol
 from bench.tool_loop.words import outputs, tool_texts
@@ -79,6 +80,7 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     """As `harness serve` runs it, logs to a file included."""
     from harness.engines.base import LogprobScale
     from harness.engines.remote.sglang import SGLangTokenProvider
+    from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
     from harness.server.serving import SWITCH_S, serve
     from harness.server.settings import ServerSettings
@@ -92,11 +94,25 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     scale = LogprobScale.AFTER_TEMPERATURE  # stated, because the stand-in scores nothing
     engine = SGLangTokenProvider(options.engine, vocab_size=vocab_size, logprob_scale=scale)
     where = "memory" if options.role == "memory" else options.directory / "turn_overhead.db"
+    raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_S)
     settle()
-    settings = ServerSettings(idle_page_out_s=options.idle_page_out)
-    async with serve(engine, chat_tokenizer, open_store(where), settings) as running:
-        yield running.url
+    settings = ServerSettings(
+        idle_page_out_s=options.idle_page_out, idle_ttl_s=options.idle_ttl, keep_closed_s=options.keep_closed
+    )
+    async with serve(engine, chat_tokenizer, open_store(where), settings) as server:
+        if options.tasks is None:
+            yield server.url
+            return
+        async with running(_note_tasks(options.tasks)):
+            yield server.url
+
+
+async def _note_tasks(path: Path) -> None:
+    """Say in a file how many tasks there are, again and again: nobody can ask from outside."""
+    while True:
+        await asyncio.to_thread(path.write_text, str(len(asyncio.all_tasks())))
+        await asyncio.sleep(1)
 
 
 async def _run(options: argparse.Namespace) -> None:
@@ -113,6 +129,9 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0, help="of the proxy")
+    parser.add_argument("--idle-ttl", type=float, help="seconds")
+    parser.add_argument("--keep-closed", type=float, help="seconds")
+    parser.add_argument("--tasks", type=Path, help="a file that says how many tasks the server has")
     parser.add_argument("--idle-page-out", type=float, help="seconds, with a store in a file")
     uvloop.run(_run(parser.parse_args()))
 

@@ -114,9 +114,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 listening = [
                     asyncio.create_task(listen(http, session, number)) for number, session in enumerate(sessions)
                 ]
-                await asyncio.sleep(options.streams * STAGGER_S + options.held)
-                async with http.get(f"{server.url}/sessions/gate") as answer:
-                    held = (await answer.json())["held"]
+                held = await all_held(http, server.url, options.streams)
+                await asyncio.sleep(options.held)
                 cpu, began, rss = server.cpu_s(), perf_counter(), server.rss_bytes()
                 (await http.post(f"{server.url}/sessions/resume")).raise_for_status()
                 streams = await asyncio.gather(*listening)
@@ -138,6 +137,16 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "kib_each_held": round((rss - before) / options.streams / 1024, 1),
         "load": psutil.getloadavg()[0],
     }
+
+
+async def all_held(http: aiohttp.ClientSession, url: str, streams: int) -> int:
+    """How many streams wait at the gate, once all of them do, or a minute later."""
+    held, ends_at = 0, perf_counter() + 60
+    while held < streams and perf_counter() < ends_at:
+        await asyncio.sleep(0.5)
+        async with http.get(f"{url}/sessions/gate") as answer:
+            held = (await answer.json())["held"]
+    return held
 
 
 async def create(http: aiohttp.ClientSession, url: str) -> str:

@@ -21,12 +21,12 @@ from typing import Any
 import aiohttp
 import uvicorn
 import uvloop
-from server_patch.router.background import running
 
 from bench.tool_loop.stand_in import StandIn, StandInProtocol
 from bench.tool_loop.words import outputs, tool_texts
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
+from server_patch.background import running
 
 OUTPUT_TOKENS = 256
 ROLES = ("proxy", "memory", "sqlite")

@@ -10,12 +10,16 @@ import httpx
 import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.server.gatekeeper import Gatekeeper
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
+from harness.server.wire import HoldRequest, ReleaseRequest
+from harness.sessions.gate import HoldKind, Work
 from harness.store.memory import MemoryStore
+from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.types import Json, Message
-from tests.builders import toy_template, toy_tokenizer, user
+from tests.builders import patient_client, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client, eventually, says, serving, url_of
 from tests.session_servers.store_file import read_file
 
@@ -419,3 +423,28 @@ def change_file(path, statement):
     """Run a statement of somebody else on the store's file."""
     with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
         connection.execute(statement)
+
+
+async def test_those_who_were_held_go_on_a_few_at_a_time():
+    """Thousands that begin in one round of the event loop would keep every other stream from its signs of life."""
+    store, begun = MemoryStore(), 0
+    gatekeeper = Gatekeeper(store, ServerMetrics(), pause_timeout_s=PATIENCE_S)
+
+    async def enter() -> None:
+        nonlocal begun
+        await gatekeeper.enter(Work.TURN, patient_client())
+        begun += 1
+
+    gatekeeper.place(HoldRequest(), HoldKind.PAUSE)
+    waiting = [asyncio.create_task(enter()) for _ in range(200)]
+    await eventually(lambda: gatekeeper.held == 200)
+    await gatekeeper.release(ReleaseRequest())
+    at_once = []
+    while begun < 200:
+        before = begun
+        await asyncio.sleep(0)
+        at_once.append(begun - before)
+    await asyncio.gather(*waiting)
+
+    assert max(at_once) <= 16
+    assert gatekeeper.held == 0

@@ -44,9 +44,7 @@ async def test_a_command_line_has_a_session_of_its_own(tmp_path: Path) -> None:
     assert document["session_id"] not in json.dumps(left)
 
 
-@pytest.mark.parametrize(
-    ("program", "code", "words"), [("pass", 1, "no_model_call"), (f"{CALL}\n1 / 0", 1, "crashed")]
-)
+@pytest.mark.parametrize(("program", "code", "words"), [("pass", 1, "no_model_call"), (f"{CALL}\n1 / 0", 1, "crashed")])
 async def test_a_command_that_fails_is_no_success(tmp_path: Path, program: str, code: int, words: str) -> None:
     """With the place of its log."""
     async with serving() as client:

@@ -10,6 +10,7 @@ On a match the stored tokens stay, whatever spelling the client sent: only the d
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -27,6 +28,9 @@ NormalForm = Callable[[Message], Json]
 """The part of a message that counts when histories are compared; must be JSON."""
 
 _TEXTS = frozenset({"content", "reasoning_content"})
+_TOLD_ID = re.compile(r"""["']id["']: *["'](call_[0-9a-f]{12}\d+_\d+)["']""")
+"""An id of ours in the text of a JSON object, or of a Python one."""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -44,7 +48,10 @@ class Matching(StrEnum):
     TRIMMED = "trimmed"
     """White space at the ends of texts."""
     CALL_IDS = "call_ids"
-    """Everything of an assistant message with tool calls but their ids: those are ours, and unique in a session."""
+    """Everything of an assistant message with tool calls but their ids: those are ours, and unique in a session.
+
+    A client that tells its calls as text, each as an object with its `id`, is known by the same ids.
+    """
 
 
 def normal_form(matching: Sequence[str]) -> NormalForm:
@@ -128,6 +135,8 @@ def _trim(message: Message) -> Json:
 def _keep_call_ids(message: Message) -> Json:
     calls = message.get("tool_calls")
     ids = [call.get("id") for call in calls or ()]
+    if not calls and message["role"] == "assistant" and isinstance(message.get("content"), str):
+        ids = _TOLD_ID.findall(message["content"])
     return {"role": message["role"], "call_ids": ids} if ids and all(ids) else dict(message)
 
 

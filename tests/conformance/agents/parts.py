@@ -59,6 +59,7 @@ TOOLS = {
     "pi": Tool("bash"),
     "pydantic_ai": Tool("run_shell"),
     "qwen_code": Tool("run_shell_command", further={"is_background": False, "description": "Keeps notes"}),
+    "smolagents": Tool("run_shell", forced=True, last=tool_call("final_answer", {"answer": ANSWER}, forced=True)),
 }
 """By the names of the agents."""
 

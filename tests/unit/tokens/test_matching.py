@@ -93,6 +93,19 @@ def test_a_message_may_be_known_by_the_ids_of_its_calls() -> None:
     assert not same({"role": "user", "content": "a"}, {"role": "user", "content": "b"}, Matching.CALL_IDS)
 
 
+@pytest.mark.parametrize("told", ["[{'id': '%s', 'type': 'function'}]", 'I call {"id":"%s"} now.'])
+def test_calls_that_a_client_tells_as_text_are_known_by_their_ids(told: str) -> None:
+    """Ids of ours only, in what the assistant said only."""
+    ours = call("{}")
+    ours["tool_calls"] = [{**ours["tool_calls"][0], "id": "call_ac53afc866cd0_0"}]
+    text = told % "call_ac53afc866cd0_0"
+    assert same(ours, {"role": "assistant", "content": text}, Matching.CALL_IDS)
+    assert not same(ours, {"role": "assistant", "content": told % "call_ac53afc866cd0_1"}, Matching.CALL_IDS)
+    assert not same(ours, {"role": "assistant", "content": told % "call_mine"}, Matching.CALL_IDS)
+    assert not same(ours, {"role": "user", "content": text}, Matching.CALL_IDS)
+    assert not same(ours, {"role": "assistant", "content": text})
+
+
 @given(arguments=st.text())
 @pytest.mark.parametrize("matching", list(Matching))
 def test_no_arguments_break_a_form(matching: Matching, arguments: str) -> None:

@@ -57,9 +57,11 @@ def next_scoring(
 
 def count_waiting(session: Session, version: int, is_comparable: IsComparable) -> Waiting:
     """How many tokens of the session wait for `version`, and how many cannot be scored."""
-    turns = waiting_turns(session, version)
-    tokens = waiting_tokens(filter(is_comparable, turns), version)
-    return Waiting(tokens, waiting_tokens(turns, version) - tokens)
+    comparable: list[Turn] = []
+    others: list[Turn] = []
+    for turn in waiting_turns(session, version):
+        (comparable if is_comparable(turn) else others).append(turn)
+    return Waiting(waiting_tokens(comparable, version), waiting_tokens(others, version))
 
 
 def waiting_turns(session: Session, version: int) -> list[Turn]:

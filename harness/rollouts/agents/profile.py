@@ -73,6 +73,8 @@ class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     streams: bool = False
     """It asks for streamed answers."""
+    rewrites_history: bool = False
+    """It sends its history back as something else, whatever `matching` says: each turn is a branch of its own."""
     idle_timeout_s: float | None = None
     """It gives up after so long without a byte; None where it has no such limit or nobody knows one."""
     side_calls: str = ""

@@ -17,7 +17,7 @@ import msgspec
 from harness.rollouts.agents.install import install_agent
 from harness.rollouts.agents.programs import bundled_profile
 from tests.checkout import ROOT
-from tests.conformance.agents.parts import TOOLS
+from tests.conformance.agents.parts import AGENTS
 from tests.conformance.agents.scenes import Findings
 
 NAMESPACE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -27,7 +27,7 @@ OPERATORS = {"ANTHROPIC_API_KEY": "sk-of-the-operator", "OPENAI_API_KEY": "sk-of
 
 def play_offline(names: Sequence[str] = ()) -> Findings:
     """Every scene with every agent, or those with `names`, which are installed first."""
-    chosen = names or sorted(TOOLS)
+    chosen = names or AGENTS
     for name in chosen:
         asyncio.run(install_agent(bundled_profile(name), print))
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:

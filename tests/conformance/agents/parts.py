@@ -64,10 +64,24 @@ TOOLS = {
 """By the names of the agents."""
 
 
+EDITED = tuple(ScriptStep(text=f"notes.txt\n```\n{text}\n```\n") for text in ("one", "two", "three", "one\ntwo"))
+TEST = f"touch {IN_TOOL}; while [ ! -e {GO} ]; do sleep 0.05; done; test $(wc -l < notes.txt) = 2"
+TOOLLESS = {"aider": {"AIDER_AUTO_TEST": "true", "AIDER_TEST_CMD": TEST}}
+"""Agents that edit by their answers, and what has them try again until the file is right: three times, at most."""
+AGENTS = sorted([*TOOLS, *TOOLLESS])
+
+
+def turns_of(name: str) -> int:
+    """The turns of the conversation."""
+    return len(EDITED) if name in TOOLLESS else len(COMMANDS) + 1
+
+
 def part_of(name: str, *, interrupted: bool = False) -> Part:
     """The part of the agent; `interrupted`, its second turn comes to an end only when it is aborted and continued."""
-    tool = TOOLS[name]
-    steps: Sequence[ScriptStep] = [*map(tool.call, COMMANDS), tool.last or ScriptStep(text=ANSWER)]
+    steps: Sequence[ScriptStep] = EDITED
+    if name not in TOOLLESS:
+        tool = TOOLS[name]
+        steps = [*map(tool.call, COMMANDS), tool.last or ScriptStep(text=ANSWER)]
     if interrupted:
         steps = [steps[0], replace(steps[1], fault=ScriptedFault.HANG, fault_after=SAMPLED_BEFORE_HANGING), *steps[2:]]
-    return Part(steps)
+    return Part(steps, has_tools=False) if name in TOOLLESS else Part(steps)

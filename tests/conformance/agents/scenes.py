@@ -14,7 +14,7 @@ from harness.rollouts.agents.programs import bundled_profile, prepare_profile
 from harness.rollouts.agents.task import ProgramAgent
 from harness.server.settings import ServerSettings
 from harness.telemetry.logging import configure_logging
-from tests.conformance.agents.parts import TOOLS
+from tests.conformance.agents.parts import AGENTS
 from tests.conformance.agents.stage import Incident, Played, Stage, staged
 
 PAUSE_S = 20
@@ -106,7 +106,7 @@ def main() -> None:
     """Play everything and write what was found."""
     configure_logging("error")
     workdir, findings, *names = sys.argv[1:]
-    played = asyncio.run(play_all(names or sorted(TOOLS), Path(workdir)))
+    played = asyncio.run(play_all(names or AGENTS, Path(workdir)))
     Path(findings).write_bytes(msgspec.json.encode(played))
 
 

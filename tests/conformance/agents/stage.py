@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
@@ -23,7 +23,7 @@ from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.builders import toy_template
-from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, part_of
+from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS, part_of
 from tests.conformance.agents.staged_engine import Heard, StagedEngine
 from tests.conformance.clients.witness import Witness
 
@@ -53,6 +53,8 @@ class Played(msgspec.Struct, frozen=True):
     """Prompt and output of each turn of the conversation begin the next one's prompt, by the engine's log (I1)."""
     is_one_sample: bool
     """One sample has the tokens of the engine's log for the last turn of the conversation, all outputs trained."""
+    is_sample_a_turn: bool
+    """Each turn of the conversation is a sample of what the engine's log has of it, all outputs trained."""
     samples: list[list[int]]
     """The turns of each sample."""
     generated: int
@@ -150,6 +152,7 @@ class Stage:
             side_calls=len(heard) - len(main),
             is_exact=is_exact(main),
             is_one_sample=is_one_sample(main, rollout),
+            is_sample_a_turn=is_sample_a_turn(main, rollout),
             samples=[sample.metadata["turns"] for sample in rollout.samples],
             generated=ledger["generated"],
             unaccounted=ledger["generated"] - gone,
@@ -172,11 +175,24 @@ def is_one_sample(main: Sequence[Heard], rollout: Rollout) -> bool:
     return tuple(sample.tokens.tolist()) == main[-1].prompt + main[-1].output and int(sample.loss_mask.sum()) == said
 
 
+def is_sample_a_turn(main: Sequence[Heard], rollout: Rollout) -> bool:
+    """Whether every request of the conversation is a sample of its own, of what the engine heard and said.
+
+    Requests that continue one another are one.
+    """
+    turns = list({each.step: each for each in main}.values())
+    samples = [tuple(sample.tokens.tolist()) for sample in rollout.samples]
+    trained = sum(int(sample.loss_mask.sum()) for sample in rollout.samples)
+    said = sum(len(each.output) for each in main)
+    return samples == [each.prompt + each.output for each in turns] and trained == said
+
+
 @asynccontextmanager
 async def staged(
     agent: ProgramAgent, folder: Path, *, interrupted: bool = False, settings: ServerSettings
 ) -> AsyncIterator[Stage]:
     """A server whose model plays the part of `agent`."""
+    agent = replace(agent, env={**agent.env, **TOOLLESS.get(agent.name, {})})
     engine = StagedEngine(part_of(agent.name, interrupted=interrupted))
     folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:

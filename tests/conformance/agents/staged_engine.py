@@ -24,11 +24,14 @@ class Part(NamedTuple):
     side_marks: Sequence[str] = ()
     """Texts that stand in the prompts of side calls only."""
     has_tools: bool = True
-    """A prompt without tools is a side call."""
+    """A prompt without tools is a side call. An agent without any has no side calls, and puts words into the model's
+    mouth: its requests are counted."""
 
-    def step_of(self, prompt: str) -> int | None:
-        """The step that answers `prompt`; None for a side call."""
-        is_side = any(mark in prompt for mark in self.side_marks) or (self.has_tools and "<tools>" not in prompt)
+    def step_of(self, prompt: str, before: int) -> int | None:
+        """The step that answers `prompt`, which `before` others came before; None for a side call."""
+        if not self.has_tools:
+            return min(before, len(self.steps) - 1)
+        is_side = any(mark in prompt for mark in self.side_marks) or "<tools>" not in prompt
         return None if is_side else min(prompt.count(REPLY) - 1, len(self.steps) - 1)
 
 
@@ -49,12 +52,14 @@ class StagedEngine(ScriptedEngine):
         super().__init__(toy_tokenizer(), Script((SIDE_ANSWER, *part.steps)))
         self._part = part
         self.heard: list[Heard] = []
+        self._asked = 0
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Play the step that the prompt asks for."""
         asked = request.input_ids[: request.input_ids.size - request.continues]
         prompt = self._tokenizer.decode(asked.tolist())
-        step = self._part.step_of(prompt)
+        step = self._part.step_of(prompt, self._asked - (request.continues > 0))
+        self._asked += not request.continues
         index = 0 if step is None else step + 1
         self.play_from(request.session_id or "", index + (request.continues > 0))
         result = await super().generate(request)

@@ -38,8 +38,9 @@ def table_of(findings: Findings) -> list[str]:
 
 
 def is_whole(played: Played) -> bool:
-    """Whether the agent did its task, in one sample of what the engine heard and said."""
-    return played.outcome == "finished" and played.is_exact and played.is_one_sample and not played.unaccounted
+    """Whether the agent did its task, and samples have what the engine heard and said."""
+    is_kept = (played.is_exact and played.is_one_sample) or played.is_sample_a_turn
+    return played.outcome == "finished" and is_kept and not played.unaccounted
 
 
 def further_requests(played: Played) -> int:
@@ -56,7 +57,7 @@ def _row(name: str, findings: Findings) -> str:
             profile.spec.dialect,
             "streamed" if alone.streamed else "whole",
             f"{alone.main_turns}, {alone.side_calls}",
-            "yes" if is_whole(alone) else "**no**",
+            "**no**" if not is_whole(alone) else "yes" if alone.is_one_sample else "a sample a turn",
             ", ".join(f"`{each}`" for each in profile.spec.session.matching) or "none",
             *(f"{further_requests(each)}, {each.seconds:.1f} s" for each in drains),
             "goes on" if is_whole(findings.paused[name]) else "**fails**",

@@ -33,6 +33,7 @@
     │   └── ServerStopping         the server ends; the next one on its store goes on with the turn
     ├── ShardUnavailable           503, a shard of the server is being started again
     │   └── ShardLost              502, it ended before it answered
+    ├── AnswerChanged              503: the turn is not what was said while it was sampled; a retry gets it
     ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
     ├── EngineError                the engine failed; what it handed over is in the ledger, the rest is `unknown`
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
@@ -390,6 +391,18 @@ class ShardLost(ShardUnavailable):
 
     status = 502
     code = "shard_lost"
+
+
+class AnswerChanged(HarnessError):
+    """What was said of a turn while it was sampled is not what is recorded: part of it was lost, or read otherwise.
+
+    The turn is recorded and undelivered, so the same request is answered with it.
+    """
+
+    status = 503
+    code = "answer_changed"
+    retryable = True
+    told = "the answer is not the one that has begun; ask again"
 
 
 class ClientLeft(HarnessError):

@@ -155,6 +155,10 @@ class PromptLogprobs:
     """Like `VersionSpan.number`."""
 
 
+STREAM_INTERVAL = 50
+"""Tokens between two deltas of a request that is asked for its whole: as many as SGLang keeps back by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request to an engine: continue `input_ids`."""
@@ -174,6 +178,8 @@ class GenerationRequest:
     on_delta: "Callable[[GenerationDelta], None] | None" = field(default=None, compare=False, repr=False)
     """Told of what comes before the end of `generate`, every `STREAM_INTERVAL` tokens or less often: a request that
     breaks has lost no more. None asks for the whole at once."""
+    delta_tokens: int = STREAM_INTERVAL
+    """Tokens between two deltas, at most; 1 wants them as they are sampled, for a reader who waits for them."""
     write_input: "Callable[[], bytes] | None" = field(default=None, compare=False, repr=False)
     """Writes `input_ids` as a JSON array, for whoever has most of that written; None has it written as a whole."""
 
@@ -205,10 +211,6 @@ class GenerationResult:
     cached_tokens: int = 0
     """Input tokens whose KV cache was reused."""
     seconds: float = 0.0
-
-
-STREAM_INTERVAL = 50
-"""Tokens between two deltas of a request that is asked for its whole: as many as SGLang keeps back by itself."""
 
 
 @dataclass(frozen=True, slots=True)

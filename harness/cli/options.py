@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -162,6 +162,14 @@ _IdleHours = Annotated[
     ),
 ]
 
+_Streaming = Annotated[
+    Literal["recorded", "live"],
+    typer.Option(
+        envvar="HARNESS_STREAMING",
+        help="Streamed answers: `recorded` sends them when the turn is durable, `live` sends text as it is sampled.",
+    ),
+]
+
 _IdlePageOut = Annotated[
     float,
     typer.Option(
@@ -203,6 +211,7 @@ class ServerOptions:
     noise: _Noise = None
     limit: _RequestLimits = None
     allow_forced_tokens: _AllowForcedTokens = False
+    streaming: _Streaming = "recorded"
     idle_hours: _IdleHours = 24.0
     idle_page_out: _IdlePageOut = 0.0
     keep_days: _KeepDays = 30.0
@@ -215,6 +224,7 @@ class ServerOptions:
         from harness.errors import ScenarioError
         from harness.server.access import new_admin_token
         from harness.server.settings import ServerSettings
+        from harness.sessions.streaming import StreamingMode
 
         if self.no_auth and self.admin_token:
             raise ScenarioError(
@@ -233,6 +243,7 @@ class ServerOptions:
             noise=(BILLING_HEADER,) if self.noise is None else tuple(text for text in self.noise if text),
             limits=read_limits(self.limit or ()),
             allow_forced_tokens=self.allow_forced_tokens,
+            streaming=StreamingMode(self.streaming),
             idle_ttl_s=self.idle_hours * 3600 or None,
             idle_page_out_s=self.idle_page_out or None,
             keep_closed_s=self.keep_days * 86_400 or None,

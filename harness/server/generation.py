@@ -32,7 +32,8 @@ from harness.sessions.gate import Work
 from harness.sessions.ledger import DropReason
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission
-from harness.types import GenerationRequest, GenerationResult, Turn
+from harness.tokens.outputs.live_text import LiveText
+from harness.types import STREAM_INTERVAL, GenerationDelta, GenerationRequest, GenerationResult, Turn
 
 _GIVEN_UP = "given_up"  # why the end of a request was not heard, where no engine failed
 
@@ -52,6 +53,8 @@ class Generation:
     session: Session
     admission: Admission
     client: ClientConnection
+    live_text: LiveText
+    """Hears of every id as soon as it has come; silent where nobody reads along."""
     asked_in: int | None = None
     """The epoch of the gate in which the engine was asked for its weights for this turn; None when it was not."""
     output: Output = field(init=False)
@@ -83,6 +86,7 @@ class Generation:
         try:
             async with self._until_hand_over():
                 while not self.output.is_complete:
+                    self.live_text.settle(self.output.ids.tolist())
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
                     if self.asked_in != self.gatekeeper.gate.epoch or self.live.is_unsettled:
                         await self.live.wait_for_weights(
@@ -184,7 +188,12 @@ class Generation:
 
     async def _ask_once(self) -> GenerationResult:
         """The engine's answer to one request, with as much of its scoring as counts."""
-        arrived = Arrived()
+        arrived, live_text = Arrived(), self.live_text
+
+        def hear(delta: GenerationDelta) -> None:
+            arrived.add(delta)
+            live_text.hear(delta.output_ids.tolist())
+
         request = self.output.next_request(
             self.admission.prompt_ids,
             self.admission.params,
@@ -192,7 +201,8 @@ class Generation:
             session_id=self.session.session_id,
             prompt_logprobs_from=self._scoring_start(),
             script_ids=self.admission.script_ids,
-            on_delta=arrived.add,
+            on_delta=hear if live_text.is_open else arrived.add,
+            delta_tokens=1 if live_text.is_open else STREAM_INTERVAL,
             write_prompt=self.admission.path.json,
         )
         version = self.live.version

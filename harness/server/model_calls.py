@@ -5,38 +5,31 @@ makes a turn of a call, and the dialect of the route makes bytes of the turn, wh
 from the recorded turn by the dialect of the route that it came to.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from harness.dialects.dialect import CountingDialect, Dialect
+from harness.dialects.dialect import AnswerStream, CountingDialect, Dialect
 from harness.dialects.model_request import ModelAnswer, ModelRequest, ToolMode, WireCall
-from harness.dialects.sse import MEDIA_TYPE
 from harness.engines.remote.served_model import SESSION_SERVER
-from harness.errors import HarnessError, MalformedRequest, ResponseNotFound
+from harness.errors import AnswerChanged, HarnessError, MalformedRequest, ResponseNotFound
 from harness.machine.http_protocol import Delivery
 from harness.server.access import credential, is_operator, require_key
 from harness.server.connection import CallPlaces, ClientConnection
 from harness.server.registry import SessionRegistry
 from harness.server.responses import ErrorAnswers, json_response
+from harness.server.streamed_answer import StreamedAnswer, StreamedTurn
 from harness.server.turns import ModelCall, ServedTurn, TurnService
 from harness.server.wire import read_body
 from harness.sessions.session import Session
 from harness.types import Json, SamplingWishes
 
-_T = TypeVar("_T")
-
-_HEADERS_OF_STREAMS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _MANY_LOGPROBS = 3_000  # entries of an answer, written in some milliseconds
 _ENTRY_BYTES = 500  # of memory
 
@@ -93,9 +86,10 @@ class ModelCalls:
         if call.request.streaming is not None:
             stream = dialect.stream(call.head)
             turn = StreamedTurn(
+                stream,
+                call.live_text,
                 serve=partial(self._serve, call),
-                content=lambda served: self._write(call, served, lambda answer: b"".join(stream.end(answer))),
-                keep_alive=stream.keep_alive,
+                content=partial(self._end_stream, call, stream),
                 failure=partial(self._errors.end_stream, request, stream, call.head.response_id),
                 delivery=partial(self._delivery, request, call),
             )
@@ -115,6 +109,16 @@ class ModelCalls:
             served = await turns.serve(call)
         turns.metrics.turn_served(max(0.0, turns.clock() - call.began_at - served.turn.seconds))
         return served
+
+    async def _end_stream(self, call: ModelCall, stream: AnswerStream, served: ServedTurn) -> bytes:
+        """The rest of a streamed answer. Raises `AnswerChanged` when the turn is not the one that was said."""
+        turn, live_text = served.turn, call.live_text
+        if live_text.has_spoken and (
+            not live_text.agrees_with(turn.reply) or turn.notes.get("response_id") != call.head.response_id
+        ):
+            with _count_refusals(call.session):
+                raise AnswerChanged(f"turn {turn.index} has another text than was said while it was sampled; ask again")
+        return await self._write(call, served, lambda answer: b"".join(stream.end(answer)))
 
     async def _write(self, call: ModelCall, served: ServedTurn, write: Callable[[ModelAnswer], bytes]) -> bytes:
         """The answer with a turn, as `write` has it; one with many logprobs is written off the event loop."""
@@ -188,87 +192,3 @@ def _count_refusals(session: Session) -> Iterator[None]:
     except HarnessError as error:
         session.refuse(error)
         raise
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedTurn(Generic[_T]):
-    """The turn of a streamed answer, as far as the answer asks."""
-
-    serve: Callable[[], Coroutine[Any, Any, _T]]
-    """Serves the turn; raises `HarnessError`."""
-    content: Callable[[_T], Coroutine[Any, Any, bytes]]
-    """Everything that is sent of a served turn; raises `HarnessError`."""
-    keep_alive: Callable[[], bytes]
-    """The next part that says no more than that somebody is there."""
-    failure: Callable[[HarnessError], bytes]
-    """Everything that is sent of an error, once the answer has begun."""
-    delivery: Callable[[_T], Delivery]
-    """Is told when a served turn has been handed over to a client that is still there."""
-
-
-class StreamedAnswer(Response, Generic[_T]):
-    """The response that serves a turn while its client listens, as server-sent events.
-
-    An error that comes soon has its own status, as in an answer that is not streamed. A client that has waited for a
-    while gets an event that says no more than that, and one more every so often while the gate holds its turn or the
-    engine samples, so that nobody times out; an error is then an event in the form of the dialect, and ends the answer.
-    Of the turn nothing is sent before it is durable (I9): deltas are cut from the recorded answer, not passed on while
-    the engine samples.
-    """
-
-    media_type = MEDIA_TYPE
-
-    def __init__(
-        self, turn: StreamedTurn[_T], client: ClientConnection, place: ExitStack, *, comment_every_s: float
-    ) -> None:
-        self.status_code = 200
-        self.background = None
-        self.init_headers(_HEADERS_OF_STREAMS)
-        self._turn = turn
-        self._client = client
-        self._place = place
-        self._comment_every_s = comment_every_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the turn. Raises its error when that comes before anything was sent."""
-        del scope, receive
-        with self._place:
-            await self._serve_and_send(send)
-
-    async def _serve_and_send(self, send: Send) -> None:
-        async with self._client.watch(), _run(self._turn.serve()) as serving:
-            content = await self._turn.content(await serving) if await self._ends_soon(serving) else None
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            while not serving.done():
-                await send({"type": "http.response.body", "body": self._turn.keep_alive(), "more_body": True})
-                await self._ends_soon(serving)
-            try:
-                answer = await serving
-                if content is None:
-                    content = await self._turn.content(answer)
-            except HarnessError as error:  # a bug goes its way: an answer without an end is never read as whole
-                await send({"type": "http.response.body", "body": self._turn.failure(error)})
-                return
-            delivery = self._turn.delivery(answer)
-            await send({"type": "http.response.body", "body": content, "more_body": True})
-            # Asked before the end: the web server reports every client as gone once its response is complete.
-            is_delivered = await self._client.is_still_there()
-            await send({"type": "http.response.body"})
-            if is_delivered:
-                await delivery.hand_over()
-
-    async def _ends_soon(self, serving: asyncio.Task[_T]) -> bool:
-        """Whether the turn has an outcome, now or before the next keep-alive is due."""
-        await asyncio.wait([serving], timeout=self._comment_every_s)
-        return serving.done()
-
-
-@asynccontextmanager
-async def _run(coroutine: Coroutine[Any, Any, _T]) -> AsyncIterator[asyncio.Task[_T]]:
-    """`coroutine` as a task that has ended by the end of the block."""
-    task = asyncio.create_task(coroutine)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

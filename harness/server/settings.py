@@ -8,6 +8,7 @@ from harness.dialects.noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
 from harness.sessions.shard_ids import ShardPlace
+from harness.sessions.streaming import StreamingMode
 from harness.tokens.matching import normal_form
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -51,6 +52,8 @@ class ServerSettings:
     """How long turns in flight may go on when the server is told to end; the rest waits on disk for the next server."""
     comment_every_s: float = 5.0
     """How long a streamed answer waits before it begins with an event that keeps it alive, and between two of them."""
+    streaming: StreamingMode = StreamingMode.RECORDED
+    """When the text of streamed answers goes out, in sessions that do not say it themselves."""
     write_timeout_s: float = 60.0
     """How long an answer may wait for a client that takes nothing of it; then the client counts as one that left."""
     engine_attempts: int = 3

@@ -21,7 +21,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -48,12 +48,14 @@ from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
 from harness.sessions.session import Session
+from harness.sessions.streaming import StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
-from harness.types import TopLogprobs, Turn
+from harness.tokens.outputs.live_text import LiveText
+from harness.types import Json, TopLogprobs, Turn
 
 _NOTICE_S = 0.02
 _NOTICE_ROUNDS = 5
@@ -77,6 +79,8 @@ class ModelCall:
     client: ClientConnection
     head: AnswerHead
     began_at: float
+    live_text: LiveText = field(default_factory=LiveText)
+    """What is said of its answer while it is sampled; silent unless somebody reads along."""
 
     @property
     def request(self) -> ModelRequest:
@@ -240,8 +244,10 @@ class TurnService:
                 session,
                 admission,
                 call.client,
+                call.live_text,
                 asked_in,
             )
+            self._open_live_text(call, admission)
             await generation.run()
             for scoring in generation.output.scorings:
                 changed = session.take_scores(admission.parent, scoring, generation.is_comparable)
@@ -254,27 +260,47 @@ class TurnService:
             call.client.require_there()
         return ServedTurn(outcome, generation.output.top_logprobs)
 
+    def _open_live_text(self, call: ModelCall, admission: Admission) -> None:
+        """Let whoever reads along hear of the output, where that can be: it is read as `_end` reads the whole.
+
+        An output that follows a grammar begins again when it is cut short, so nothing of it is said before its end.
+        """
+        asked, params = call.request, admission.params
+        if not self.is_live(call.session) or asked.streaming is None or params.json_schema is not None:
+            return
+        stop_ids = frozenset(params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
+        stream = self.chat_tokenizer.open_output(self._unread(call, admission), _tools(asked), params.stop, stop_ids)
+        if stream is not None:
+            call.live_text.open(stream)
+
+    def is_live(self, session: Session) -> bool:
+        """Streamed answers of the session say what is sampled as it comes."""
+        return (session.config.streaming or self.settings.streaming) is StreamingMode.LIVE
+
+    def _unread(self, call: ModelCall, admission: Admission) -> SampledOutput:
+        """The output of an admitted turn before its first id."""
+        context_ids = admission.request.context_ids[-TAIL:].tolist()
+        return SampledOutput((), context_ids, self.prompts.forced_ids(call.request))
+
     def _end(self, call: ModelCall, generation: Generation) -> Turn:
         """The turn as it ended, with what the agent reads: content and tool calls parsed from the sampled ids.
 
         One that could go on but for its client waits for the client's retry. In a drained session nothing goes on: what
         there is ends the turn, and is a sample's last.
         """
-        asked, admission, output = call.request, generation.admission, generation.output
+        admission, output = generation.admission, generation.output
         dismissal, is_drained = call.client.dismissal, call.session.is_drained
         if not output.is_complete and dismissal is not None and not is_drained:
             return break_off_turn(admission, output, dismissal, self.clock())
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
-        context_ids = admission.request.context_ids[-TAIL:].tolist()
-        ids = output.ids.tolist()
-        tools = asked.tools if asked.tool_mode is not ToolMode.NONE else ()
-        forced = self.prompts.forced_ids(asked)
-        parsed = self.chat_tokenizer.parse(SampledOutput(ids, context_ids, forced, stop), tools)
+        sampled = self._unread(call, admission)._replace(ids=output.ids.tolist(), stop=stop)
+        tools = _tools(call.request)
+        parsed = self.chat_tokenizer.parse(sampled, tools)
         is_at_own_stop = (
             output.matched_stop in set(admission.params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
         )
         if is_at_own_stop and not parsed.tool_calls:  # no content, like a stop string; of a call it may be the end
-            parsed = self.chat_tokenizer.parse(SampledOutput(ids[:-1], context_ids, forced, stop), tools)
+            parsed = self.chat_tokenizer.parse(sampled._replace(ids=sampled.ids[:-1]), tools)
         has_calls, is_stale = bool(parsed.tool_calls), generation.limit is not None
         reply = Reply(
             # Call ids are part of the conversation: unique in a session, and the same in every run (I10).
@@ -283,6 +309,11 @@ class TurnService:
             ({"malformed_tool_call": True} if parsed.malformed else {}) | ({"matched_stop": stop} if stop else {}),
         )
         return end_turn(admission, output, reply, self.clock(), generation.limit or generation.failure)
+
+
+def _tools(asked: ModelRequest) -> Sequence[Json]:
+    """Those that an answer may call."""
+    return () if asked.tool_mode is ToolMode.NONE else asked.tools
 
 
 async def _notice_disconnects() -> None:

@@ -19,6 +19,7 @@ from harness.sessions.admission import Limits
 from harness.sessions.gate import ANONYMOUS
 from harness.sessions.script import Script
 from harness.sessions.session import AfterIncomplete, SessionConfig
+from harness.sessions.streaming import StreamingMode
 from harness.sessions.weight_update import ExpectedWeights
 from harness.tokens.matching import Matching
 from harness.types import SamplingWishes
@@ -66,6 +67,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     selection: Selection = Selection.LAST
     side_calls: Annotated[tuple[_SideRule, ...], msgspec.Meta(max_length=32)] = ()
     matching: tuple[str, ...] = ()
+    streaming: StreamingMode | None = None
     resumes: str | None = None
     session_id: _SessionId | None = None
     script: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
@@ -188,6 +190,7 @@ def parse_session_config(
         limits=Limits(**msgspec.structs.asdict(wire.limits)),
         sampling=sampling,
         after_incomplete=wire.after_incomplete,
+        streaming=wire.streaming,
         selection=wire.selection,
         side_calls=wire.side_calls,
         matching=wire.matching,

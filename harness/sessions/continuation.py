@@ -34,6 +34,7 @@ from harness.sessions.ledger import DropReason
 from harness.sessions.seeds import seed_of
 from harness.tokens.incremental import StopStrings
 from harness.types import (
+    STREAM_INTERVAL,
     Discarded,
     FinishReason,
     GenerationDelta,
@@ -216,6 +217,7 @@ class Output:
         prompt_logprobs_from: int | None = None,
         script_ids: TokenIds | None = None,
         on_delta: Callable[[GenerationDelta], None] | None = None,
+        delta_tokens: int = STREAM_INTERVAL,
         write_prompt: Callable[[], bytes] | None = None,
     ) -> GenerationRequest:
         """Prompt and partial output as input, what is left of the bounds of `params`, and a seed of its own.
@@ -242,6 +244,7 @@ class Output:
             continues=done,
             script_ids=rest,
             on_delta=on_delta,
+            delta_tokens=delta_tokens,
             write_input=None if done else write_prompt,
         )
 

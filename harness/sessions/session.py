@@ -24,6 +24,7 @@ from harness.sessions.ledger import NOTHING_UNKNOWN, Ledger, NewOutput, Unknown,
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
 from harness.sessions.script import Script, Step, next_step
+from harness.sessions.streaming import StreamingMode
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.waiting import WaitingTurns
@@ -59,6 +60,8 @@ class SessionConfig:
     """Texts that only side calls have among the messages that they bring (`samples.side_calls`)."""
     matching: tuple[str, ...] = ()
     """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
+    streaming: StreamingMode | None = None
+    """When the text of streamed answers goes out; None leaves it to the server."""
     script: Script | None = None
     """The words of its turns; None leaves them to the model."""
     resumes: str | None = None

@@ -18,6 +18,7 @@ from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
 from harness.tokens.output_reader import OutputReader, call_syntax_of
+from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
@@ -91,6 +92,12 @@ class ChatTemplateTokenizer:
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Content, reasoning and tool calls of an output."""
         return self._reader.read(output, tools)
+
+    def open_output(
+        self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
+    ) -> OutputStream | None:
+        """A reader of an output that will be sampled."""
+        return self._reader.open(output.context_ids, output.forced_ids, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when the template was loaded."""

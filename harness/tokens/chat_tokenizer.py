@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
@@ -115,6 +116,14 @@ class ChatTokenizer(Protocol):
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Content, reasoning and tool calls of an output; without `tools` nothing is a call. Never raises."""
+
+    def open_output(
+        self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
+    ) -> OutputStream | None:
+        """A reader of an output that has begun with `output`'s context and will be sampled, as `parse` will read it.
+
+        It may end with one of the `stops` or `stop_ids`. None where the family reads whole outputs only.
+        """
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when it was opened; for logs, records and documentation."""

@@ -23,6 +23,7 @@ from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, Sa
 from harness.tokens.delimiter import dummy_answer, dummy_messages, dummy_tools
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.message_form import MessageForm
+from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput, tool_call
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
@@ -101,6 +102,12 @@ class RenderersTokenizer:
         if len(calls) < len(parsed.tool_calls):
             return self._template.parse(output, tools)
         return ParsedOutput(parsed.content, calls, reasoning=parsed.reasoning_content or "")
+
+    def open_output(
+        self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
+    ) -> OutputStream | None:
+        """A reader where the template's own reads the whole output, too; a renderer wants all of it."""
+        return None if tools else self._template.open_output(output, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when the renderer was picked."""

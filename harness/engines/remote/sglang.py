@@ -70,6 +70,7 @@ _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 _HEALTH_S = 5.0
 _PAUSED_STATUS = 503
+_REPEATING_INTERVAL = 8  # tokens between two chunks for a reader, each of which repeats the output so far
 _MOST_CHUNKS = 16  # of an answer that each of them repeats: half of it on average
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.KEEP: "retract"}
 
@@ -100,7 +101,9 @@ class SGLangTokenProvider(RemoteProvider):
                 return abort_unsent(asked)
             moment = self._served.asking()
             # Another engine behind this protocol streams every token, which is dearer than what could be lost.
-            if self._comes_in_pieces(request) and self._server.engine == "sglang":
+            if self._comes_live(request):
+                result = await self._tell_all(asked, live)
+            elif self._comes_in_pieces(request) and self._server.engine == "sglang":
                 result = await self._gather(asked, live)
             else:
                 result = verify_reply(
@@ -293,8 +296,27 @@ class SGLangTokenProvider(RemoteProvider):
         tell(GenerationDelta(result.output_ids, result.logprobs, result.version_spans))
         return result
 
-    async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
-        call = self._call_of(asked, 1)
+    def _comes_live(self, request: GenerationRequest) -> bool:
+        """Somebody reads along; the scores of an input, which every chunk would repeat, come with the whole."""
+        is_wanted = request.delta_tokens < STREAM_INTERVAL and request.prompt_logprobs_from is None
+        return is_wanted and self._comes_in_pieces(request)
+
+    async def _tell_all(self, asked: Asked, live: LiveRequest) -> GenerationResult:
+        """The result of a request whose deltas are told as they come."""
+        tell = asked.request.on_delta
+        assert tell is not None
+        interval = 1 if self._server.incremental_streaming_output else _REPEATING_INTERVAL
+        async with aclosing(self._stream(asked, interval)) as pieces:
+            async for piece in pieces:
+                live.heard.set()
+                if isinstance(piece, GenerationResult):
+                    live.is_answered = True
+                    return piece
+                tell(piece)
+        raise unfinished(asked)
+
+    async def _stream(self, asked: Asked, interval: int = 1) -> AsyncGenerator[GenerationDelta | GenerationResult]:
+        call = self._call_of(asked, interval)
         streamed, moment = StreamedReply(asked, self._served.label), self._served.asking()
         async with aclosing(self._client.events(call)) as events:
             async for payloads in events:

@@ -42,7 +42,6 @@ from harness.engines.remote.vllm_wire import (
 from harness.engines.repeat_guard import GUARD_PROBE
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
-    STREAM_INTERVAL,
     GenerationDelta,
     GenerationRequest,
     GenerationResult,
@@ -282,7 +281,7 @@ class VLLMTokenProvider(RemoteProvider):
     async def _stream(self, asked: Asked) -> AsyncGenerator[GenerationDelta | GenerationResult]:
         api, whole = self._offer.api, VLLMPiece()
         moment, before = self._served.asking(), await self._label_around()
-        call = self._call_of(asked, 1 if asked.request.on_delta is None else STREAM_INTERVAL)
+        call = self._call_of(asked, 1 if asked.request.on_delta is None else asked.request.delta_tokens)
         arrived = Unlabeled(self._served, before, moment)
         try:
             async with aclosing(self._client.events(call)) as events:

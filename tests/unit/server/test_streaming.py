@@ -10,13 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.dialects.model_request import AnswerHead
+from harness.dialects.openai_chat import OpenAIChat
+from harness.dialects.openai_chat_request import parse_request
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.connection import ClientConnection
-from harness.server.model_calls import StreamedAnswer, StreamedTurn
 from harness.server.settings import ServerSettings
+from harness.server.streamed_answer import StreamedAnswer, StreamedTurn
+from harness.tokens.outputs.live_text import LiveText
 from harness.types import FinishReason, Message
-from tests.builders import tool, user
+from tests.builders import body, tool, user
 from tests.session_servers.served import Client, Served, eventually, says, serving, url_of
 
 HI = [user("hi")]
@@ -280,9 +284,9 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
     async def send(message):
         sent.append(message)
 
-    turn = StreamedTurn(
-        serve=serve, content=pytest.fail, keep_alive=lambda: b"", failure=pytest.fail, delivery=pytest.fail
-    )
+    asked = parse_request(body(HI, stream=True))
+    stream = OpenAIChat().stream(AnswerHead(asked, "1", "m", 1.0))
+    turn = StreamedTurn(stream, LiveText(), serve=serve, content=pytest.fail, failure=pytest.fail, delivery=pytest.fail)
     answer = StreamedAnswer(turn, ClientConnection(receive, {}), ExitStack(), comment_every_s=0.01)
     with pytest.raises(ZeroDivisionError):
         await answer({}, receive, send)

@@ -18,14 +18,14 @@ async def test_an_agent_with_another_dialect_is_seen():
         ):
             for session in ("a", "b", "c"):
                 assert (await http.post(f"/sessions/{session}/v1/embeddings", json={})).status_code == 404
-            assert (await http.post("/sessions/a/v1/messages", json={})).status_code == 404
+            assert (await http.post("/sessions/a/v1/completions", json={})).status_code == 404
             assert (await http.get("/sessions/a/v1/chat/completions")).status_code == 405
             metrics = (await http.get("/metrics")).text
 
     told = [(line["event"], line["route"]) for line in logs if "route" in line]
     assert told == [
         ("route_not_found", "POST /sessions/{id}/v1/embeddings"),
-        ("route_not_found", "POST /sessions/{id}/v1/messages"),
+        ("route_not_found", "POST /sessions/{id}/v1/completions"),
         ("method_not_allowed", "GET /sessions/{id}/v1/chat/completions"),
     ]
     assert 'harness_errors_total{code="route_not_found"} 4.0' in metrics

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -31,11 +32,11 @@ from hypothesis.stateful import (
 )
 
 from harness.engines.base import PauseMode
-from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
+from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.server.app import SessionServer
 from harness.store.sqlite import SQLiteStore
 from harness.store.writer import _Stop
-from harness.types import FinishReason
+from harness.types import FinishReason, as_ids
 from tests.builders import body, tool, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.asgi_client import Answer, Exchange
 from tests.session_servers.remembered import Remembered
@@ -439,14 +440,28 @@ class FaultMachine(RuleBasedStateMachine):
         stored = ledger_of(read_file(self.path)[known.session_id])
         samples = self.ask_server("GET", f"/sessions/{known.session_id}/samples").json()["samples"]
         trained = sum(sum(sample["loss_mask"]) for sample in samples)
+        for sample in samples:
+            proximal_values_must_be_true(sample)
         agree = record["ledger"] == stored and trained == stored["trained"]
         return [] if agree else [record["ledger"], stored, trained]
+
+
+def proximal_values_must_be_true(sample: Any) -> None:
+    """Each sampled token has the logprob of the version after its own, or still that of its own (I7)."""
+    behavior, proximal = as_ids(sample["behavior_versions"]), as_ids(sample["proximal_versions"])
+    sampled = behavior >= 0
+    assert np.isin(proximal[sampled] - behavior[sampled], (0, 1)).all()
+    tokens, start = as_ids(sample["tokens"]), len(sample["tokens"]) - sample["response_length"]
+    logprobs = np.asarray(sample["proximal_logprobs"], np.float32)
+    for version in set(proximal[sampled].tolist()):
+        where = sampled & (proximal == version)
+        assert np.array_equal(logprobs[where], scripted_logprobs(tokens, 0, str(version))[start:][where])
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("quiet_logs")
 def test_any_order_of_faults_leaves_a_file_that_is_right():
-    """Invariants I1 to I5, I8 and I9."""
+    """Invariants I1 to I5, and I7 to I9."""
     run_state_machine_as_test(
         FaultMachine,
         settings=settings(

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import agent, engine, model, output, router, run, scenario, serve, show, train, verify
+from harness.cli import agent, demo, engine, model, output, router, run, scenario, serve, show, train, verify
 from harness.cli import exec as exec_
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("train")(train.train)

@@ -40,6 +40,7 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
         "harness/_bundled/agents/plain_chat/agent.py",
         "harness/_bundled/agents/react_chat/agent.py",
         "harness/_bundled/scenarios/quickstart/scenario.toml",
+        "harness/_bundled/scenarios/quickstart/script.toml",
         "harness/_bundled/scenarios/long_session/scenario.toml",
         "harness/_bundled/scenarios/length_limited/scenario.toml",
     }

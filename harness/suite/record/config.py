@@ -13,7 +13,9 @@ from typing import Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict
 
+from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
+from harness.models.small_tokenizer import SMALL_TOKENIZER
 from harness.suite.scenarios.folder import ScenarioFolder, find_scenarios, load_scenario
 from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
 from harness.suite.scenarios.validation import validate
@@ -43,6 +45,8 @@ class Overrides(_StrictFile):
     def apply(self, scenario: Scenario) -> Scenario:
         """`scenario`, overridden: another engine takes the place of its services, workers that of its engine."""
         changes = _leave_out_none(name=self.engine, model=self.model, template=self.template)
+        if self.model is None and _plays_script(self.engine) and not _plays_script(scenario.engine.name):
+            changes["model"] = SMALL_TOKENIZER  # a script's words are not worth the download of a model
         instead = _leave_out_none(seed=self.seed)
         if self.model is not None and scenario.train is not None:
             instead["train"] = scenario.train.model_copy(update={"model_program": None})
@@ -145,6 +149,10 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from differences(old, new, f"{key}[{position}]")
     elif before != now:
         yield f"{key}: {before!r} -> {now!r}"
+
+
+def _plays_script(engine: str | None) -> bool:
+    return engine is not None and EngineName.parse(engine).plays_script
 
 
 def _require_shareable(folders: Iterable[ScenarioFolder]) -> None:

@@ -16,6 +16,7 @@ from harness.engines.identity import programs_of, serving_identity
 from harness.errors import HoldExpired, SessionServerError
 from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
+from harness.models.small_tokenizer import SMALL_TOKENIZER, small_tokenizer
 from harness.rollouts.manager import SessionManager
 from harness.server.access import new_admin_token
 from harness.server.serving import alone, serve
@@ -247,6 +248,9 @@ def model_folder(choice: EngineChoice) -> Path:
     """The folder of the model that has a name; an engine that plays a script needs no weights in it."""
     folder = Path(choice.model).expanduser()
     has_servers = choice.lanes or choice.workers
-    if not has_servers and EngineName.parse(choice.name).plays_script and folder.is_dir():
-        return folder
+    if not has_servers and EngineName.parse(choice.name).plays_script:
+        if choice.model == SMALL_TOKENIZER:
+            return small_tokenizer()
+        if folder.is_dir():
+            return folder
     return resolve_model(choice.model)

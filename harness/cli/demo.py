@@ -1,0 +1,163 @@
+"""`harness demo`: what this is, in ten seconds, with nothing but the base install.
+
+The scripted engine plays the guessing game of the quickstart. The last session is aborted in the middle of a turn and
+taken up again by an agent that begins anew: its recorded turns are answered from the record, and the aborted one goes
+on from the tokens that it had. What is left is a store that `harness show` looks at.
+"""
+
+import asyncio
+import runpy
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli import options, output
+from harness.types import Json, Message
+
+if TYPE_CHECKING:
+    from harness.samples.rollout import Rollout
+    from harness.suite.scenarios.folder import ScenarioFolder
+
+_Out = Annotated[Path, typer.Option("--out", envvar="HARNESS_OUT", help="A folder for what it leaves behind.")]
+
+_TOKEN_DELAY_S = 0.02
+"""Of the engine: a turn takes a third of a second, so there is one to abort."""
+_CUT_AFTER_ANSWERS = 2
+_DEADLINE_S = 60.0
+
+
+def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
+    """Play a game on a scripted engine, abort a session and take it up again: no model, no download, ten seconds.
+
+    Example: `harness demo`
+    """
+    import uvloop
+
+    from harness.errors import RunError
+    from harness.models.small_tokenizer import WORDS, write_small_tokenizer
+    from harness.suite.scenarios.folder import find_scenarios
+    from harness.telemetry.logging import configure_logging
+
+    store, tokenizer = out / "sessions.db", out / "tokenizer"
+    look = f"harness show {quote(str(store))}"
+    if store.exists():
+        raise RunError(f"{store} exists: look at it with `{look}`, or choose another --out")
+    configure_logging("error")
+    write_small_tokenizer(tokenizer, WORDS)
+    [folder] = find_scenarios("quickstart")
+    session_id = uvloop.run(_play(folder, store, tokenizer))
+    if as_json:
+        output.print_json({"store": str(store), "tokenizer": str(tokenizer), "session_id": session_id})
+    else:
+        output.print_text(f"all of it: {look}")
+        output.print_text(f"the last one: {look} {session_id[:8]} --tokens --tokenizer {quote(str(tokenizer))}")
+
+
+async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
+    """Play every prompt of `folder` once, and cut the last one short; the session that goes on with it."""
+    import msgspec
+
+    from harness.control.abort_report import Keep
+    from harness.engines.scripted import Script, ScriptedEngine
+    from harness.rollouts.agents.task import AgentTask, FunctionAgent
+    from harness.rollouts.manager import SessionManager
+    from harness.server.access import new_admin_token
+    from harness.server.serving import serve
+    from harness.server.settings import ServerSettings
+    from harness.store.sqlite import SQLiteStore
+    from harness.tokens.model_family import open_chat_tokenizer
+
+    chat_tokenizer = open_chat_tokenizer(tokenizer)
+    steps = Script.load(folder.file(str(folder.scenario.engine.script))).steps
+    slow = Script(tuple(msgspec.structs.replace(step, token_delay_s=_TOKEN_DELAY_S) for step in steps))
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, slow)
+    settings = ServerSettings(admin_token=new_admin_token())
+    game = runpy.run_path(str(folder.file(str(folder.scenario.agent.game))))["Game"]
+    scenario, answers = folder.scenario, Counter[int]()
+    agent = FunctionAgent("player", _guess, kwargs={"game": game, "answers": answers})
+    async with (
+        serve(engine, chat_tokenizer, SQLiteStore(store), settings) as server,
+        SessionManager(server.url, engines=[engine], admin_token=settings.admin_token) as manager,
+    ):
+        *first, last = [
+            AgentTask(
+                *(agent, folder.text_of(prompt), store.parent / "agents" / str(number), "scripted"),
+                deadline_s=_DEADLINE_S,
+                request_kwargs=scenario.agent.request_kwargs,
+                metadata=prompt.metadata | {"number": number},
+            )
+            for number, prompt in enumerate(scenario.prompts)
+        ]
+        output.say(f"{len(first)} games on the scripted engine:")
+        for rollout in await asyncio.gather(*map(manager.run, first)):
+            _tell(rollout)
+        output.say("one that is aborted in the middle of a turn:")
+        pending = asyncio.create_task(manager.run(last))
+        async with asyncio.timeout(_DEADLINE_S):
+            # The engine has to be asked: it calls nobody.
+            while answers[len(first)] < _CUT_AFTER_ANSWERS or not any(live.sampled for live in engine.live):  # noqa: ASYNC110
+                await asyncio.sleep(_TOKEN_DELAY_S / 4)
+        report = await manager.abort([pending], keep=Keep.SESSIONS)
+        _tell(report.rollouts[0])
+        output.say("taken up again, by an agent that begins anew:")
+        again = secrets.token_hex(16)
+        engine.play_from(again, _CUT_AFTER_ANSWERS + 1)  # it goes on in the step that was cut
+        resumed = replace(
+            last,
+            resumes=report.rollouts[0].session_id,
+            session={"session_id": again},
+            workdir=store.parent / "agents" / "again",
+        )
+        _tell(await manager.run(resumed))
+        return again
+
+
+async def _guess(
+    *,
+    base_url: str,
+    api_key: str,
+    prompt: str,
+    request_kwargs: Json,
+    metadata: Json,
+    game: Callable[[Json], Any],
+    answers: Counter[int],
+    **_: Any,
+) -> Json:
+    """An agent that plays: it asks the model, the game answers, until one of them has enough."""
+    import httpx
+
+    from harness.viewer.terminal import message_text
+
+    playing = game(metadata["game"])
+    messages: list[Message] = [{"role": "system", "content": prompt}, *playing.examples()]
+    hint: str | None = playing.opening()
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=_DEADLINE_S) as client:
+        while hint is not None:
+            messages.append({"role": playing.reply_role, "content": hint})
+            answer = await client.post(f"{base_url}/chat/completions", json={"messages": messages, **request_kwargs})
+            answer.raise_for_status()
+            reply: Message = answer.json()["choices"][0]["message"]
+            messages.append(reply)
+            answers[metadata["number"]] += 1
+            hint = playing.reply(message_text(reply))
+    result: Json = playing.result()
+    return result
+
+
+def _tell(rollout: "Rollout") -> None:
+    """A line about a rollout, and its ledger."""
+    from msgspec import convert
+
+    from harness.sessions.ledger import Ledger
+    from harness.viewer.terminal import ledger_words
+
+    turns, result = rollout.session["turns"], rollout.agent_result or {}
+    found = f", found {result['secret']}" if result.get("found") else ""
+    ledger = ledger_words(convert(rollout.session["ledger"], Ledger))
+    output.say(f"{rollout.outcome.kind} after {len(turns)} turns{found}: {ledger}")

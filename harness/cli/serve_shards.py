@@ -41,8 +41,8 @@ def serve_shards(
     named = EngineName.parse(engine)
     if not (named.urls or named.plays_script):
         raise ScenarioError(
-            f"--shards: processes cannot share the engine {engine!r}: start it as a server (`harness engine up local"
-            " --model NAME`) and name that one (--engine sglang=URL)"
+            f"--shards: processes cannot share the engine {engine!r}: start it as a server (`harness engine up"
+            f" {named.kind}`) and name that one (`--engine NAME=URL`, as it is printed)"
         )
     folder = Path(server.store)
     if server.store == "memory" or folder.is_file():

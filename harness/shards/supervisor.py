@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from harness.errors import HarnessError, ShardUnavailable
+from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable
 from harness.machine.deadlines import to_the_end, within
 from harness.machine.process_group import is_gone, signal_group
 from harness.machine.process_name import ProcessName
@@ -52,6 +52,7 @@ StartShard = Callable[[int], ShardCommand]
 
 class _Error(msgspec.Struct):
     message: str
+    code: str = ""
 
 
 class _Announcement(msgspec.Struct):
@@ -86,7 +87,7 @@ class Supervisor:
             yield
 
     async def _keep_one_up(self, link: ShardLink, watchdog: Watchdog, answers: "asyncio.Future[None]") -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s, is_our_mistake = _FIRST_PAUSE_S, False
         while True:
             try:
                 async with self._process(link, watchdog) as process:
@@ -104,12 +105,13 @@ class Supervisor:
             except TimeoutError:
                 problem = f"did not answer within {START_S:g} s"
             except HarnessError as error:
-                problem = error.message
+                problem, is_our_mistake = error.message, isinstance(error, ScenarioError)
             except OSError as error:
                 problem = f"cannot be started: {error.strerror}"
             link.went_down(problem)
             if not answers.done():
-                answers.set_exception(ShardUnavailable(f"shard {link.number}: {problem}"))
+                kind = ScenarioError if is_our_mistake else ShardUnavailable
+                answers.set_exception(kind(f"shard {link.number}: {problem}"))
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -166,13 +168,25 @@ async def _read_document(stream: asyncio.StreamReader) -> bytes:
 
 
 def _check_announcement(document: bytes) -> None:
-    """Raises `ShardUnavailable`, with its words, unless `document` is that of a server that answers."""
+    """Raises `ShardUnavailable` with its words, or `ScenarioError`, unless `document` is of a server that answers."""
     try:
         said = msgspec.json.decode(document or b"{}", type=_Announcement)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ShardUnavailable(f"announced {document[:100]!r}: {error}") from error
-    if not said.url:
-        raise ShardUnavailable(said.error.message if said.error else "ended before it answered; its log says why")
+    match said.error:
+        case None if said.url:
+            return
+        case None:
+            raise ShardUnavailable("ended before it answered; its log says why")
+        case _Error(message, ScenarioError.code):
+            raise ScenarioError(message)
+        case _Error(message, CannotListen.code):
+            raise ShardUnavailable(
+                f"{message.partition(';')[0]}; the addresses of sessions have the port of their shard, so it is kept: free"
+                " it, or begin with another --store"
+            )
+        case _Error(message):
+            raise ShardUnavailable(message)
 
 
 def shard_environment(admin_token: str | None, engine_key: str) -> dict[str, str]:

@@ -70,7 +70,7 @@ class ShardLinks:
         found = await asyncio.gather(*map(ask, self._links))
         said = dict(zip((link.number for link in self._links), found, strict=True))
         problems = tuple(
-            f"shard {number}: {answer}".replace(f"shard {number}: shard {number}", f"shard {number}")
+            answer if answer.startswith(f"shard {number}") else f"shard {number}: {answer}"
             for number, answer in said.items()
             if isinstance(answer, str)
         )

@@ -182,7 +182,7 @@ def _check_announcement(document: bytes) -> None:
             raise ScenarioError(message)
         case _Error(message, CannotListen.code):
             raise ShardUnavailable(
-                f"{message.partition(';')[0]}; the addresses of sessions have the port of their shard, so it is kept: free"
+                f"{message.partition(';')[0]}; addresses of sessions have the port of their shard, so it is kept: free"
                 " it, or begin with another --store"
             )
         case _Error(message):

@@ -105,6 +105,7 @@ class TurnService:
     heavy_work: HeavyWork = field(init=False)
     live: LiveVersion = field(init=False)
     _request_ids: Iterator[str] = field(init=False)
+    """Of requests to engines, and of answers that begin."""
     admitted: AdmittedTurns = field(init=False)
     callers: Callers = field(default_factory=Callers)
 
@@ -138,7 +139,7 @@ class TurnService:
                 f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
             )
         known = session.response_id(read.digest, says_retry=client.says_retry)
-        head = AnswerHead(read.request, known or secrets.token_hex(16), self.model, began_at)
+        head = AnswerHead(read.request, known or next(self._request_ids), self.model, began_at)
         return ModelCall(session, read, client, head, began_at)
 
     async def serve(self, call: ModelCall) -> ServedTurn:

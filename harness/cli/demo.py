@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
-from harness.types import Json, Message
 
 if TYPE_CHECKING:
     from harness.samples.rollout import Rollout
     from harness.suite.scenarios.folder import ScenarioFolder
+    from harness.types import Json, Message
 
 _Out = Annotated[Path, typer.Option("--out", envvar="HARNESS_OUT", help="A folder for what it leaves behind.")]
 
@@ -123,12 +123,12 @@ async def _guess(
     base_url: str,
     api_key: str,
     prompt: str,
-    request_kwargs: Json,
-    metadata: Json,
-    game: Callable[[Json], Any],
+    request_kwargs: "Json",
+    metadata: "Json",
+    game: Callable[["Json"], Any],
     answers: Counter[int],
     **_: Any,
-) -> Json:
+) -> "Json":
     """An agent that plays: it asks the model, the game answers, until one of them has enough."""
     import httpx
 

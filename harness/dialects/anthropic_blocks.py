@@ -7,9 +7,8 @@ under the id of their call, reasoning whose text is gone comes back by its signa
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -77,27 +76,32 @@ class Unit(NamedTuple):
     """Messages of a request that are read as one: a system prompt, a message, or replies that follow each other."""
 
     role: str
-    places: Sequence[str]
-    """Where its contents stand in the body."""
-    contents: Sequence[msgspec.Raw]
+    number: int
+    """Of the first of its messages in the body; -1 for the field `system`."""
+    contents: list[msgspec.Raw]
 
     @property
     def raw(self) -> bytes:
         """Everything it is read from."""
-        return self.role.encode() + b"," + b",".join(self.contents)
+        return b",".join((self.role.encode(), *self.contents))
+
+    @property
+    def places(self) -> Sequence[str]:
+        """Where its contents stand in the body."""
+        if self.number < 0:
+            return ["system"]
+        return [f"messages[{self.number + i}].content" for i in range(len(self.contents))]
 
 
-def units_of(system: msgspec.Raw, messages: Sequence[WireMessage]) -> Iterator[Unit]:
+def units_of(system: msgspec.Raw, messages: Sequence[WireMessage]) -> list[Unit]:
     """The units of a request with that `system` field."""
-    if bytes(system) != b"null":
-        yield Unit("system", ["system"], [system])
-    placed = ((f"messages[{number}].content", said) for number, said in enumerate(messages))
-    for is_reply, group in groupby(placed, key=lambda each: each[1].role == "assistant"):
-        if is_reply:
-            places, replies = zip(*group, strict=True)
-            yield Unit("assistant", places, [said.content for said in replies])
+    units = [] if bytes(system) == b"null" else [Unit("system", -1, [system])]
+    for number, said in enumerate(messages):
+        if said.role == "assistant" and units and units[-1].role == "assistant":
+            units[-1].contents.append(said.content)
         else:
-            yield from (Unit(said.role, [place], [said.content]) for place, said in group)
+            units.append(Unit(said.role, number, [said.content]))
+    return units
 
 
 @dataclass(slots=True)

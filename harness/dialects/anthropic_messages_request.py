@@ -102,11 +102,13 @@ def parse_request(
     wire = decode_json(_decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
     _check_bounds(wire)
-    offer = _read_tools(wire.tools or (), limits)
-    units = list(units_of(wire.system, wire.messages))
+    units = units_of(wire.system, wire.messages)
     recall = NOTHING_RECALLED
-    if history is not None and not offer.deferred:  # which deferred tools are offered depends on all messages
+    if history is not None:
         recall = history.recall(wire.tools or (), [unit.raw for unit in units])
+    offer = _read_tools(wire.tools or (), limits) if recall.tools is None else _Offer(recall.tools, {}, ())
+    if offer.deferred:  # which of them are offered depends on all messages
+        recall = NOTHING_RECALLED
     reader = BlockReader(call, limits.json_depth)
     starts = [0, *accumulate(recall.counts)]
     new = [reader.read(unit) for unit in units[len(recall.counts) :]]

@@ -141,6 +141,34 @@ async def test_a_session_whose_turns_change_dialect_is_one_branch(family):
     assert without(record, "dialects") == without(await expected(family), "dialects")
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3"], indirect=True)
+async def test_a_loop_with_late_system_messages_and_a_new_header_each_time_is_one_branch(family):
+    """Twenty turns with tools on a template that moves system messages to the front, as a coding agent asks."""
+    assert not family.chat.describe().shows_late_system
+    speaker = next(speaker for speaker in SPEAKERS if speaker.name == "anthropic_messages")
+    engine = ScriptedEngine(family.chat.tokenizer, Script(steps=steps_of(family)[:1]))
+    messages: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Where?"}]
+    async with serve(engine, family.chat, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
+        session = (await http.post("/sessions", json={})).json()
+        for turn in range(20):
+            body = asks(speaker, messages, TOOLS, stream=True)
+            header = {"type": "text", "text": f"x-anthropic-billing-header: cch={turn};"}
+            body["system"] = [header, {"type": "text", "text": body["system"]}]
+            answer = await http.post(f"/sessions/{session['session_id']}{speaker.path}?beta=true", json=body)
+            assert answer.status_code == 200, answer.text
+            reply = speaker.read(answer.text, stream=True)
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "Paris"} for call in reply["tool_calls"]]
+            messages += [reply, *results, {"role": "system", "content": f"Reminder {turn}."}]
+        record = (await http.get(f"/sessions/{session['session_id']}")).json()
+        [sample] = (await http.get(f"/sessions/{session['session_id']}/samples")).json()["samples"]
+
+    assert [turn["parent"] for turn in record["turns"]] == [None, *range(19)]
+    assert record["ledger"]["generated"] == record["ledger"]["trained"]
+    text = family.chat.tokenizer.decode(sample["tokens"])
+    assert [text.count(f"Reminder {turn}.") for turn in range(19)] == [1] * 19
+    assert "billing" not in text
+
+
 def test_every_dialect_has_a_speaker():
     """A further one is tested as soon as it is there."""
     spoken: Sequence[str] = [speaker.name for speaker in SPEAKERS]

@@ -109,6 +109,7 @@ class _WireRequest(msgspec.Struct):
     logprobs: bool | None = False
     top_logprobs: int | None = None
     response_format: _ResponseFormat | None = None
+    logit_bias: dict[str, float] | None = None
 
 
 _decoder = msgspec.json.Decoder(_WireRequest)
@@ -164,6 +165,8 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     if wire.n not in (None, 1):
         raise MalformedRequest(f"n: expected 1, got {wire.n}; create one session per sample", param="n")
+    if wire.logit_bias:
+        raise MalformedRequest("logit_bias: expected none, such tokens could not be trained", param="logit_bias")
     if wire.stream_options is not None and not wire.stream:
         raise MalformedRequest("stream_options: expected only with stream = true", param="stream_options")
     bounds: tuple[tuple[str, float, float], ...] = (
@@ -203,6 +206,10 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
     content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
     message: Json = {"role": said.role, "content": content}
     if said.tool_calls:
+        ids = [call.id for call in said.tool_calls if call.id]
+        if len(set(ids)) < len(ids):
+            field = f"messages[{number}].tool_calls"
+            raise MalformedRequest(f"{field}: expected an id of its own for each call, two have the same", param=field)
         message["tool_calls"] = msgspec.to_builtins(said.tool_calls)
     if said.reasoning_content:
         message["reasoning_content"] = said.reasoning_content

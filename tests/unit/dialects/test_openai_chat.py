@@ -31,6 +31,7 @@ from tests.builders import (
 )
 
 HI = [user("hi")]
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def refusal(raw: bytes) -> RequestError:
@@ -474,3 +475,23 @@ def test_errors_have_the_form_that_clients_parse(error, kind, param):
     """Message, type, param and code, as OpenAI's own API."""
     told = {"message": "no more", "type": kind, "param": param, "code": error.code}
     assert OpenAIChat().error_body(error, "no more", "req") == {"error": told}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {"7": -100}}, "logit_bias"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL, CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
+    ],
+)
+def test_what_could_not_be_recorded_is_refused(fields, param):
+    """By the path of the field."""
+    error = refusal(json.dumps({"messages": HI} | fields).encode())
+
+    assert (error.status, error.param) == (400, param)
+
+
+def test_an_empty_logit_bias_is_none():
+    """Some clients always send it."""
+    assert parse_request(body(HI, logit_bias={})).messages == (user("hi"),)

@@ -35,8 +35,9 @@ def calling(arguments: str):
 
 
 def called(count: int, name: str):
-    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": ""}}
-    return [user("a"), {"role": "assistant", "content": "", "tool_calls": [call] * count}, user("b")]
+    call = {"type": "function", "function": {"name": name, "arguments": ""}}
+    calls = [{"id": f"c{i}", **call} for i in range(count)]
+    return [user("a"), {"role": "assistant", "content": "", "tool_calls": calls}, user("b")]
 
 
 def nested(depth: int):

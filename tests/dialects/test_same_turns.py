@@ -7,6 +7,7 @@ from functools import cache
 from itertools import cycle
 
 import httpx
+import msgspec
 import pytest
 
 from harness.dialects.dialect import DIALECTS
@@ -59,12 +60,17 @@ def steps_of(family: Family) -> list[ScriptStep]:
     ]
 
 
-async def play(family: Family, speakers: Iterator[Speaker], *, stream: bool) -> Json:
-    """What a session has recorded when the dialects of `speakers` were spoken in turn."""
-    engine = ScriptedEngine(family.chat.tokenizer, Script(steps=tuple(steps_of(family))))
+async def play(family: Family, speakers: Iterator[Speaker], *, stream: bool, live: bool = False) -> Json:
+    """What a session has recorded when the dialects of `speakers` were spoken in turn.
+
+    A live one has an engine that takes its time, so that text leaves before the turn has ended.
+    """
+    steps = [msgspec.structs.replace(step, token_delay_s=0.002 * live) for step in steps_of(family)]
+    engine = ScriptedEngine(family.chat.tokenizer, Script(steps=tuple(steps)))
+    mode = "live" if live else "recorded"
     messages: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Where?"}]
     async with serve(engine, family.chat, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
-        session = (await http.post("/sessions", json={"selection": "leaves"})).json()
+        session = (await http.post("/sessions", json={"selection": "leaves", "streaming": mode})).json()
         for _ in range(4):
             speaker = next(speakers)
             body = asks(speaker, messages, TOOLS, stream=stream)
@@ -122,11 +128,11 @@ async def test_the_script_says_what_it_is_for(family):
     assert record["ledger"]["generated"] == record["ledger"]["trained"] == sampled
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("way", ["whole", "streamed", "live"])
 @pytest.mark.parametrize("speaker", SPEAKERS, ids=str)
-async def test_every_dialect_records_the_same(family, speaker, stream):
+async def test_every_dialect_records_the_same(family, speaker, way):
     """Ids, logprobs, replies, samples and ledger."""
-    record = await play(family, cycle([speaker]), stream=stream)
+    record = await play(family, cycle([speaker]), stream=way != "whole", live=way == "live")
 
     assert record["dialects"] == [speaker.name] * 4
     assert without(record, "dialects") == without(await expected(family), "dialects")

@@ -9,7 +9,7 @@ Everything else that an owner asks may be asked again, so the front does, for a 
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from http import HTTPStatus
@@ -83,9 +83,10 @@ class FrontSessions:
             try:
                 return await self._create_at(link, wish, request)
             except ShardUnavailable as error:
-                may_be_there = isinstance(error, ShardLost) and not wish.is_repeatable
-                if may_be_there or not attempts_left:
+                if isinstance(error, ShardLost) and not wish.is_repeatable:
                     raise
+                if not attempts_left:  # what there may be of it is deleted: it may be asked for again
+                    raise ShardUnavailable(error.message) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _wait_for_shard(self, only: int | None) -> ShardLink:
@@ -115,14 +116,14 @@ class FrontSessions:
         try:
             async with asyncio.timeout(self._settings.pause_timeout_s + VERB_S):  # its gate may have been shut since
                 answer = await ask("POST", "/sessions", wish.with_id(session_id))
-        except TimeoutError:
-            raise ShardLost(f"shard {link.number} did not answer to a creation") from None
-        except ShardLost:
+        except (ShardLost, TimeoutError) as error:
             if wish.is_repeatable:
                 link.orphans.add(session_id)
-            raise
+            if isinstance(error, ShardLost):
+                raise
+            raise ShardLost(f"shard {link.number} did not answer to a creation") from None
         if answer.status != HTTPStatus.OK:
-            return Response(answer.body, answer.status, media_type="application/json")
+            return Response(answer.body, answer.status, _kept(answer.headers))
         created = answer.read(dict[str, Any])
         base = f"{self._address_of(link, request)}/sessions/{session_id}"
         return json_response({**created, "base_url": base})
@@ -169,8 +170,7 @@ class FrontSessions:
                     raise
                 await asyncio.sleep(0.1)
                 continue
-            headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
-            return StreamingResponse(_content(stack, response), response.status, headers)
+            return StreamingResponse(_content(stack, response), response.status, _kept(response.headers))
 
     async def _redirect(self, request: Request) -> Response:
         """Refused, with the address that serves it: a client that follows a redirect leaves its key behind."""
@@ -191,6 +191,10 @@ class FrontSessions:
 class _Listed(msgspec.Struct):
     sessions: list[msgspec.Raw]
     quarantined: list[msgspec.Raw]
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _KEPT if name in headers}
 
 
 async def _content(stack: AsyncExitStack, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ Tellings to a shard come one after the other, and each is made of the gate as it
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
@@ -44,6 +44,7 @@ class ShardAnswer(NamedTuple):
     """The answer of a shard to one request."""
 
     status: int
+    headers: Mapping[str, str]
     body: bytes
 
     def require(self, also: int = HTTPStatus.OK) -> None:
@@ -163,7 +164,7 @@ class ShardLink:
     async def ask(self, method: str, path: str, body: bytes | None = None) -> ShardAnswer:
         """Its whole answer to one request, as the operator; the caller bounds it. Raises as `answer` does."""
         async with self.answer(method, path, body) as response:
-            return ShardAnswer(response.status, await response.read())
+            return ShardAnswer(response.status, response.headers, await response.read())
 
     @asynccontextmanager
     async def answer(

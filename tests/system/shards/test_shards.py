@@ -36,9 +36,13 @@ async def chat(session: dict[str, str], text: str = "Hello.", **fields: Any) -> 
 
 
 async def test_owners_need_the_front_alone_and_turns_never_pass_it(tmp_path: Path):
-    """Sessions are spread; each is listed, read, collected and deleted at the front's address."""
-    async with ShardFleet(tmp_path) as fleet, fleet.client() as http:
+    """Sessions are spread; each is listed, read, collected and deleted at the front's address.
+
+    A limit of the whole server is divided; the shard's refusal comes through as it is.
+    """
+    async with ShardFleet(tmp_path, "--limit=sessions=4") as fleet, fleet.client() as http:
         sessions = [(await http.post("/sessions", json={})).json() for _ in range(4)]
+        too_many = await http.post("/sessions", json={})
         ids = {session["session_id"] for session in sessions}
         ports = {session["base_url"].split("/")[2] for session in sessions}
         answers = [(await chat(session)).json()["choices"][0]["message"]["content"] for session in sessions]
@@ -52,6 +56,8 @@ async def test_owners_need_the_front_alone_and_turns_never_pass_it(tmp_path: Pat
         deleted = [(await http.delete(f"/sessions/{each}")).status_code for each in [*ids, *ids]]
         gate = (await http.get("/sessions/gate")).json()
 
+    assert (too_many.status_code, too_many.headers["retry-after"]) == (429, "1")
+    assert "at most 2 sessions" in too_many.json()["error"]["message"]
     assert len(ports) == 2
     assert fleet.url.partition("//")[2] not in ports
     assert answers == ["Understood."] * 4

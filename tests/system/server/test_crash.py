@@ -27,10 +27,10 @@ HI = [user("hi")]
 
 
 @asynccontextmanager
-async def server_process(store: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def server_process(store: Path, *options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A server in a process of its own, and its URL; it is killed when the block ends."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(PROGRAM), str(store), stdout=asyncio.subprocess.PIPE
+        sys.executable, str(PROGRAM), str(store), *options, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None

@@ -1,0 +1,85 @@
+"""A server that is killed in the middle of live streams: what an agent acts on was durable before it left (I9)."""
+
+import asyncio
+import json
+import random
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.session_servers.served import PATIENCE_S
+from tests.session_servers.store_file import ledger_of, read_file
+from tests.system.server.test_crash import server_process
+
+CLIENTS = 8
+KILLS = 5
+LENGTH = "400"
+"""Characters of an answer: several parts of a live stream."""
+
+
+@dataclass
+class Reader:
+    """Asks the same until it has the answer; remembers what it has seen each time."""
+
+    session_id: str = ""
+    turn: int = 0
+    seen: list[str] = field(default_factory=list)
+    """What has come of the answer, each time it was asked for."""
+    answers: list[str] = field(default_factory=list)
+    """Those that had an end."""
+
+    async def read(self, url: str) -> None:
+        """Ask for one answer after the other, until the server is gone."""
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
+            if not self.session_id:
+                self.session_id = (await http.post("/sessions", json={"streaming": "live"})).json()["session_id"]
+            while True:
+                await self.ask(http)
+
+    async def ask(self, http: httpx.AsyncClient) -> None:
+        """Ask once, and read up to the end or until the server is gone."""
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"question {self.turn}"}]}
+        self.seen.append("")
+        url = f"/sessions/{self.session_id}/v1/chat/completions"
+        async with http.stream("POST", url, json=body) as response:
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                self.seen[-1] += choice["delta"].get("content") or ""
+                if choice["finish_reason"] is not None:
+                    self.answers.append(self.seen[-1])
+                    self.turn += 1
+                    self.seen = []
+                    return
+
+
+async def test_no_client_has_seen_an_end_whose_turn_is_not_in_the_store(tmp_path: Path):
+    """Killed again and again; the same request gets an answer afterwards, and every token is accounted for."""
+    store, readers, moment = tmp_path / "sessions.db", [Reader() for _ in range(CLIENTS)], random.Random(5)
+    cut = 0
+    for _ in range(KILLS):
+        async with server_process(store, LENGTH) as (process, url):
+            reading = [asyncio.create_task(reader.read(url)) for reader in readers]
+            await asyncio.sleep(0.3 + moment.random())  # the moment is what is tried
+            process.send_signal(signal.SIGKILL)
+            endings = await asyncio.gather(*reading, return_exceptions=True)
+        assert all(isinstance(ending, httpx.HTTPError) for ending in endings), endings
+        cut += sum(bool(reader.seen and reader.seen[-1]) for reader in readers)
+        file = read_file(store)
+        for reader in readers:
+            stored = [turn.reply["content"] for turn in file[reader.session_id].turns.values() if turn.is_usable]
+            assert set(reader.answers) <= set(stored)
+
+    assert cut > 0, "no stream was cut after it had said something"
+    async with server_process(store, LENGTH) as (_, url), httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+        for reader in readers:
+            answered = len(reader.answers)
+            await reader.ask(http)
+            assert len(reader.answers) == answered + 1
+        for reader in readers:
+            counted = (await http.get(f"/sessions/{reader.session_id}")).json()["ledger"]
+            assert counted["generated"] == counted["trained"] + counted["masked"] + sum(counted["dropped"].values())
+            assert ledger_of(read_file(store)[reader.session_id])["generated"] == counted["generated"]

@@ -65,6 +65,7 @@ class FrontSessions:
             Route("/sessions/{id}", self._record, methods=["GET"]),
             Route("/sessions/{id}/", _say_alive, methods=["GET"]),
             Route("/sessions/{id}/v1", _say_alive, methods=["GET"]),
+            Route("/sessions/{id}/api/hello", _say_alive, methods=["GET"]),
             Route("/sessions/{id}/facts", admin(self._forward), methods=["GET"]),
             Route("/sessions/{id}/samples", admin(self._forward), methods=["GET", "POST"]),
             Route("/sessions/{id}/v1/{rest:path}", self._redirect, methods=_METHODS),

@@ -1,6 +1,7 @@
 """Tool loops straight against SGLang's own chat completions, and the same through a session server, in one run.
 
-    python bench/real_overhead.py [--sessions 8,32] [--turns 6] [--tokens 48] [--pairs 3] [--model NAME] [--json]
+    python bench/real_overhead.py [--sessions 8,32] [--turns 6] [--tokens 48] [--pairs 3] [--model NAME]
+        [--engine URL] [--json]
 
 A real SGLang on this machine's CPU (`harness engine up sglang` installs the same). Every turn sends the history with
 the answer of a tool behind it, and gets `--tokens` tokens whose words are known: the engine is made to say them
@@ -16,7 +17,8 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -100,24 +102,34 @@ async def play(http: aiohttp.ClientSession, way: Way, sessions: int, run: int) -
     return Played(way.name, sessions, tokens / elapsed, median(seconds), seconds[max(0, int(len(seconds) * 0.99) - 1)])
 
 
+@asynccontextmanager
+async def opened(options: argparse.Namespace, model_dir: Path) -> AsyncIterator[str]:
+    """Where an SGLang answers that says what it is told: the one that is named, or one for the time of the block."""
+    if options.engine is not None:
+        yield options.engine
+        return
+    arguments = ("--context-length", str(CONTEXT), "--max-running-requests", str(max(options.sessions)))
+    arguments += ("--max-total-tokens", str(CONTEXT * 12))
+    spec = LaneSpec(LaneEngine.SGLANG, model_dir, dtype=Dtype(options.dtype), arguments=arguments)
+    async with open_lane(spec, say=lambda line: print(line, file=sys.stderr)) as lane:
+        yield lane.url
+
+
 async def measure(options: argparse.Namespace, chat_tokenizer: ChatTokenizer, model_dir: Path) -> list[Played]:
     """Every run, in the order of play."""
     said = chat_tokenizer.tokenizer.encode(WORDS * options.tokens)[: options.tokens - 1]
     ids, text = [*said, chat_tokenizer.end_of_turn_id], chat_tokenizer.tokenizer.decode(said)
-    arguments = ("--context-length", str(CONTEXT), "--max-running-requests", str(max(options.sessions)))
-    arguments += ("--max-total-tokens", str(CONTEXT * 12))
-    spec = LaneSpec(LaneEngine.SGLANG, model_dir, dtype=Dtype(options.dtype), arguments=arguments)
     with tempfile.TemporaryDirectory() as folder:
         store = shlex.quote(f"{folder}/sessions.db")
         command = f"{shlex.quote(sys.executable)} {SERVE} --tokenizer {{tokenizer}} --store {store}"
         async with (
-            open_lane(spec, say=lambda line: print(line, file=sys.stderr)) as lane,
-            compared_process(command, lane.url, model_dir, Path(folder) / "log") as server,
+            opened(options, model_dir) as engine_url,
+            compared_process(command, engine_url, model_dir, Path(folder) / "log") as server,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(600)) as http,
         ):
             direct, ours = (
-                Way(name, url, spec.model_name, text, ids, options.turns)
-                for name, url in (("direct", lane.url), ("harness", server.url))
+                Way(name, url, model_dir.name, text, ids, options.turns)
+                for name, url in (("direct", engine_url), ("harness", server.url))
             )
             for way in (direct, ours):
                 await play(http, way, 2, -1)  # the first requests of a server compile what they need
@@ -148,6 +160,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", choices=[each.value for each in Dtype], default="bfloat16")
+    parser.add_argument("--engine", metavar="URL", help="an SGLang of `harness engine up` that runs, with that model")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

@@ -12,6 +12,7 @@ paged out, so a server that is killed then has lost nothing.
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from time import perf_counter
 from weakref import WeakValueDictionary
@@ -22,7 +23,7 @@ from harness.errors import StoreError
 from harness.machine.clock import Clock
 from harness.server.access import is_same
 from harness.server.housekeeping import LastUses
-from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_out
+from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_out, stub_of
 from harness.sessions.session import IsComparable, Session
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
@@ -114,6 +115,27 @@ class HeldSessions:
         self._in_memory[session.session_id] = session
         self._by_key[_digest(session.api_key)] = session.session_id
         self._uses.begin(session.session_id)
+        self._tell()
+
+    def take(self, session: Session) -> Session | SessionStub:
+        """`session`, which an earlier server has left, as it is to be held: paged out where sessions are.
+
+        So a restart needs no more memory than the server before it. Called in another thread.
+        """
+        doubtful = session.doubt_deliveries()
+        if self._page_out_s is None:
+            return session
+        stub = stub_of(session, _digest(session.api_key), self._is_comparable)
+        return replace(stub, deliveries=dict.fromkeys(doubtful, False))
+
+    def hold_left(self, held: Session | SessionStub) -> None:
+        """Hold what `take` has made from now on."""
+        if isinstance(held, Session):
+            self.hold(held)
+            return
+        self._stubs[held.session_id] = held
+        self._by_key[held.key_digest] = held.session_id
+        self._rests.begin(held.session_id)
         self._tell()
 
     def forget(self, held: Session | SessionStub) -> None:

@@ -139,10 +139,9 @@ class SessionRegistry:
 
         Raises `StoreError` when the store itself cannot be read.
         """
-        sessions, damaged = await self._store.load()
-        for session in sessions:
-            session.doubt_deliveries()
-            self._held.hold(session)
+        sessions, damaged = await self._store.load(self._held.take)
+        for held in sessions:
+            self._held.hold_left(held)
         for each in damaged:
             self._quarantined[each.session_id] = each
             log.error(SESSION_QUARANTINED, session_id=shorten_secrets(each.session_id), reason=each.reason)

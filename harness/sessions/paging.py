@@ -122,6 +122,11 @@ def page_out(
     """What stays of `session` in memory, whose rows have the outline `kept`; None when it may not be let go now."""
     if session.turns_in_flight or session.phase is Phase.CLOSED or outline(session) != kept:
         return None
+    return stub_of(session, key_digest, is_comparable)
+
+
+def stub_of(session: Session, key_digest: bytes, is_comparable: IsComparable) -> SessionStub:
+    """What stays of `session` in memory, of which the store is known to have all."""
     awaited = sorted(session.awaited_versions)[-_MOST_VERSIONS:]
     waiting = {version: count_waiting(session, version, is_comparable) for version in awaited}
     return SessionStub(

@@ -341,15 +341,17 @@ class Session:
         self._waiting.note(turn)
         self._tree.add(turn, self._tree.path(turn.parent).extend(turn.context_ids).extend(turn.output_ids))
 
-    def doubt_deliveries(self) -> None:
+    def doubt_deliveries(self) -> list[int]:
         """After a restart: nobody knows whether the last answers were read before the server died.
 
         A turn that has been extended was read. Any other counts as undelivered, so that a retry gets its answer (I5).
+        Returns the turns that had been noted as read.
         """
         extended = {turn.parent for turn in self.turns}
-        for turn in self.turns:
-            if turn.delivered and turn.index not in extended:
-                self.mark_delivered(turn.index, delivered=False)
+        doubtful = [turn.index for turn in self.turns if turn.delivered and turn.index not in extended]
+        for index in doubtful:
+            self.mark_delivered(index, delivered=False)
+        return doubtful
 
     def snapshot(self) -> Self:
         """A copy that stays as it is now, for a reader in another thread; shares the token columns."""

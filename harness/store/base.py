@@ -5,7 +5,7 @@ returns, what it wrote survives `kill -9` of this process. `mark_delivered` is a
 what it is given; it decides nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -25,10 +25,19 @@ class DamagedSession:
     reason: str
 
 
+Take = Callable[[Session], Session | SessionStub]
+"""What becomes of a session that was read back."""
+
+
+def as_read(session: Session) -> Session:
+    """The session itself."""
+    return session
+
+
 class LoadedSessions(NamedTuple):
     """The sessions that an earlier server left unclosed."""
 
-    sessions: Sequence[Session] = ()
+    sessions: Sequence[Session | SessionStub] = ()
     damaged: Sequence[DamagedSession] = ()
 
 
@@ -77,8 +86,11 @@ class SessionStore(Protocol):
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
 
-    async def load(self) -> LoadedSessions:
-        """The sessions that are not closed, with their turns, as they were kept; each that is damaged by name."""
+    async def load(self, take: Take = as_read) -> LoadedSessions:
+        """What `take` makes of each session that is not closed, as it was kept with its turns; damaged ones by name.
+
+        `take` is called in another thread, and one session is read at one time.
+        """
 
     async def outline(self, session_id: str) -> SessionOutline | None:
         """What is kept of a session, in short; None when that is nothing."""

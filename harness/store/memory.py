@@ -8,7 +8,7 @@ from harness.errors import StoreError
 from harness.sessions.gate import Hold
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
-from harness.store.base import LoadedSessions
+from harness.store.base import LoadedSessions, Take, as_read
 from harness.types import Turn
 
 
@@ -56,8 +56,9 @@ class MemoryStore:
     def mark_delivered(self, session_id: str, index: int, *, delivered: bool = True) -> None:
         """Nothing to do."""
 
-    async def load(self) -> LoadedSessions:
+    async def load(self, take: Take = as_read) -> LoadedSessions:
         """No sessions."""
+        del take
         return LoadedSessions()
 
     async def outline(self, session_id: str) -> SessionOutline | None:

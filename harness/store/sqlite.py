@@ -23,7 +23,7 @@ from harness.sessions.lifecycle import CloseReason, Phase
 from harness.sessions.paging import SessionOutline, SessionStub
 from harness.sessions.session import Session
 from harness.store import rows
-from harness.store.base import DamagedSession, LoadedSessions
+from harness.store.base import DamagedSession, LoadedSessions, Take, as_read
 from harness.store.claim import claim
 from harness.store.schema import bring_up_to_date, read_as_today
 from harness.store.writer import GroupWriter, store_error
@@ -110,16 +110,16 @@ class SQLiteStore:
         """Note whether a turn's answer was handed over; does not wait for the disk."""
         self._writer.note((rows.UPDATE_DELIVERED, (int(delivered), session_id, index)))
 
-    async def load(self) -> LoadedSessions:
-        """The sessions that are not closed, with their turns; each that is damaged by name."""
+    async def load(self, take: Take = as_read) -> LoadedSessions:
+        """What `take` makes of each session that is not closed; those that are damaged by name."""
 
         def read() -> LoadedSessions:
-            sessions: list[Session] = []
+            sessions: list[Session | SessionStub] = []
             damaged: list[DamagedSession] = []
             with reading(self._path) as connection:
                 for row in connection.execute(rows.SELECT_UNCLOSED_SESSIONS).fetchall():
                     try:
-                        sessions.append(_read_session(connection, row))
+                        sessions.append(take(_read_session(connection, row)))
                     except _Damaged as error:
                         reason = f"{type(error.__cause__).__name__} {error.__cause__}"
                         damaged.append(DamagedSession(str(row["session_id"]), str(row["api_key"]), reason))

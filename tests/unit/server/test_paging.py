@@ -158,8 +158,8 @@ async def test_a_drain_reaches_what_is_paged_out(tmp_path: Path) -> None:
         refused = await client.chat(other, [user("hello")])
     async with serving(*says("one", "two"), store=path, settings=SETTINGS, clock=clock) as client:
         still = await client.chat(other, [user("hello")])
-        while not is_paged_out(client, session):  # the restart has put deliveries in doubt, which is noted first
-            await page_out(client, clock)
+        assert client.restored == len(client.server.sessions) == 2
+        assert is_paged_out(client, session)  # it was read once, and only its stub was kept
         successor = await client.create(resumes=session.session_id)
         assert await client.say(successor, messages[:1]) == messages[1]
 
@@ -188,6 +188,20 @@ async def test_a_retry_finds_its_turn(tmp_path: Path) -> None:
 
     assert replayed == said
     assert len(record["turns"]) == 1
+
+
+async def test_after_a_restart_a_last_answer_is_in_doubt(tmp_path: Path) -> None:
+    """Of a session that is paged out, too: whoever asks again gets it, and it can be paged out again."""
+    clock, path = SetClock(), tmp_path / "s.db"
+    async with serving(*says("one", "two"), store=path, settings=SETTINGS, clock=clock) as client:
+        session = await client.create()
+        messages = await converse(client, session, 1)
+    async with serving(*says("one", "two"), store=path, settings=SETTINGS, clock=clock) as client:
+        assert is_paged_out(client, session)
+        assert await client.say(session, messages[:1]) == messages[1]
+        assert len((await client.record(session))["turns"]) == 1
+        await delivered(client, session, 1)
+        assert await page_out(client, clock) == 1
 
 
 async def test_a_session_whose_rows_are_gone_is_an_error_for_itself_alone(tmp_path: Path) -> None:

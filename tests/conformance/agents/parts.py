@@ -4,12 +4,13 @@ The first command waits until it is let go, so whoever stages a scene decides wh
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from msgspec.structs import replace
+from msgspec.structs import replace as with_fields
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.rollouts.agents.task import ProgramAgent
 from tests.conformance.agents.staged_engine import Part
 
 INSTRUCTION = "Keep notes in the file notes.txt."
@@ -70,6 +71,20 @@ TOOLLESS = {"aider": {"AIDER_AUTO_TEST": "true", "AIDER_TEST_CMD": TEST}}
 """Agents that edit by their answers, and what has them try again until the file is right: three times, at most."""
 AGENTS = sorted([*TOOLS, *TOOLLESS])
 
+CODEX, OPENCODE = ".codex/config.toml", ".config/opencode/opencode.json"
+
+
+def made_impatient(agent: ProgramAgent) -> ProgramAgent:
+    """`agent`, giving up after 5 s in which nothing comes, where it can be told so."""
+    home = dict(agent.home or {})
+    match agent.name:
+        case "codex":  # the table of the provider is the last one
+            return replace(agent, home={**home, CODEX: f"{home[CODEX]}stream_idle_timeout_ms = 5000\n"})
+        case "opencode":
+            told = home[OPENCODE].replace('"options": {', '"options": {"chunkTimeout": 5000, ')
+            return replace(agent, home={**home, OPENCODE: told})
+    return agent
+
 
 def turns_of(name: str) -> int:
     """The turns of the conversation."""
@@ -78,10 +93,12 @@ def turns_of(name: str) -> int:
 
 def part_of(name: str, *, interrupted: bool = False) -> Part:
     """The part of the agent; `interrupted`, its second turn comes to an end only when it is aborted and continued."""
-    steps: Sequence[ScriptStep] = EDITED
+    steps = [*EDITED]
     if name not in TOOLLESS:
         tool = TOOLS[name]
         steps = [*map(tool.call, COMMANDS), tool.last or ScriptStep(text=ANSWER)]
+        if not tool.forced:
+            steps[1] = with_fields(steps[1], text=f"Let me look.\n\n{steps[1].text}")
     if interrupted:
-        steps = [steps[0], replace(steps[1], fault=ScriptedFault.HANG, fault_after=SAMPLED_BEFORE_HANGING), *steps[2:]]
+        steps[1] = with_fields(steps[1], fault=ScriptedFault.HANG, fault_after=SAMPLED_BEFORE_HANGING)
     return Part(steps, has_tools=False) if name in TOOLLESS else Part(steps)

@@ -14,7 +14,7 @@ from harness.rollouts.agents.programs import bundled_profile, prepare_profile
 from harness.rollouts.agents.task import ProgramAgent
 from harness.server.settings import ServerSettings
 from harness.telemetry.logging import configure_logging
-from tests.conformance.agents.parts import AGENTS
+from tests.conformance.agents.parts import AGENTS, made_impatient
 from tests.conformance.agents.stage import Incident, Played, Stage, staged
 
 PAUSE_S = 20
@@ -92,7 +92,7 @@ async def play_all(names: Sequence[str], workdir: Path) -> Findings:
         async with places, staged(agent, folder, interrupted=interrupted, settings=settings) as stage:
             return await stage.play(incident)
 
-    paused = [play(agent, pause, interrupted=True) for agent in agents]
+    paused = [play(made_impatient(agent), pause, interrupted=True) for agent in agents]
     alone = [play(agent, none) for agent in agents]
     between = [play(agent, drain_between_turns) for agent in agents]
     in_flight = [play(agent, drain_in_flight, interrupted=True) for agent in agents]

@@ -60,9 +60,13 @@ def test_a_drain_stops_every_agent(findings: Findings, scene: str, name: str) ->
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_no_agent_notices_a_long_pause(findings: Findings, name: str) -> None:
-    """The turn that was cut goes on, and the session is one sample of all turns."""
+    """The turn that was cut goes on, and the session is one sample of all turns.
+
+    Those that can be told so would give up, or ask again, after 5 s without an event.
+    """
     played = findings.paused[name]
 
+    assert played.refusals == {}
     assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
     assert (played.main_turns, is_kept(name, played)) == (turns_of(name), True), played
 

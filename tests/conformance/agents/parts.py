@@ -91,6 +91,16 @@ def turns_of(name: str) -> int:
     return len(EDITED) if name in TOOLLESS else len(COMMANDS) + 1
 
 
+SYSTEM_AMONG_MESSAGES = ("claude_code",)
+"""Agents that tell of files that changed in a system message behind the result of a tool."""
+
+
+def long_part_of(name: str) -> Part:
+    """20 turns in which files are read and changed, and an answer."""
+    further = ["cat notes.txt" if number % 2 else f"echo {number} >> notes.txt" for number in range(1, 20)]
+    return Part([*map(TOOLS[name].call, [COMMANDS[0], *further]), ScriptStep(text=ANSWER)])
+
+
 def part_of(name: str, *, interrupted: bool = False) -> Part:
     """The part of the agent; `interrupted`, its second turn comes to an end only when it is aborted and continued."""
     steps = [*EDITED]

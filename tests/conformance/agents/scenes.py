@@ -14,8 +14,10 @@ from harness.rollouts.agents.programs import bundled_profile, prepare_profile
 from harness.rollouts.agents.task import ProgramAgent
 from harness.server.settings import ServerSettings
 from harness.telemetry.logging import configure_logging
-from tests.conformance.agents.parts import AGENTS, made_impatient
+from harness.tokens.chat_template import ChatTemplateTokenizer
+from tests.conformance.agents.parts import AGENTS, SYSTEM_AMONG_MESSAGES, long_part_of, made_impatient, part_of
 from tests.conformance.agents.stage import Incident, Played, Stage, staged
+from tests.toy_model import write_toy_model
 
 PAUSE_S = 20
 AT_A_TIME = 4
@@ -30,6 +32,8 @@ class Findings(msgspec.Struct, frozen=True):
     drained_in_flight: dict[str, Played]
     paused: dict[str, Played]
     refused_for_a_while: dict[str, Played]
+    strictly: dict[str, Played]
+    """Those that put system messages behind others, 20 tool turns long, on a template that refuses these."""
 
 
 async def none(stage: Stage) -> None:
@@ -80,6 +84,19 @@ IMPATIENT = ServerSettings(comment_every_s=0.5, pause_timeout_s=0.05)
 """The gate holds nothing for long."""
 
 
+def strict_template(folder: Path) -> ChatTemplateTokenizer:
+    """The toy template, of a family that takes a system message at the beginning only."""
+    model = write_toy_model(folder / "strict_model")
+    path, loop = model / "chat_template.jinja", "{%- for message in messages %}\n"
+    refusal = (
+        "{%- if not loop.first and message.role in ('system', 'developer') %}{{- raise_exception('late') }}{% endif %}"
+    )
+    template = path.read_text(encoding="utf-8")
+    assert template.count(loop) == 1
+    path.write_text(template.replace(loop, loop + refusal), encoding="utf-8")
+    return ChatTemplateTokenizer.load(model)
+
+
 async def play_all(names: Sequence[str], workdir: Path) -> Findings:
     """Every scene with every agent, a few at a time."""
     agents = [await prepare_profile(bundled_profile(name), print) for name in names]
@@ -88,9 +105,17 @@ async def play_all(names: Sequence[str], workdir: Path) -> Findings:
     async def play(
         agent: ProgramAgent, incident: Incident, *, interrupted: bool = False, settings: ServerSettings = TALKATIVE
     ) -> Played:
-        folder = workdir / incident.__name__ / agent.name
-        async with places, staged(agent, folder, interrupted=interrupted, settings=settings) as stage:
+        folder, part = workdir / incident.__name__ / agent.name, part_of(agent.name, interrupted=interrupted)
+        async with places, staged(agent, folder, part, settings=settings) as stage:
             return await stage.play(incident)
+
+    async def play_strictly(agent: ProgramAgent) -> Played:
+        folder, strict = workdir / "strict" / agent.name, strict_template(workdir)
+        async with (
+            places,
+            staged(agent, folder, long_part_of(agent.name), settings=TALKATIVE, chat_tokenizer=strict) as stage,
+        ):
+            return await stage.play(none)
 
     paused = [play(made_impatient(agent), pause, interrupted=True) for agent in agents]
     alone = [play(agent, none) for agent in agents]
@@ -99,7 +124,8 @@ async def play_all(names: Sequence[str], workdir: Path) -> Findings:
     refused = [play(agent, refuse_for_a_while, settings=IMPATIENT) for agent in agents]
     scenes = (alone, between, in_flight, paused, refused)
     played = [asyncio.gather(*scene) for scene in scenes]
-    return Findings(*[dict(zip(names, await scene, strict=True)) for scene in played])
+    strictly = {agent.name: await play_strictly(agent) for agent in agents if agent.name in SYSTEM_AMONG_MESSAGES}
+    return Findings(*[dict(zip(names, await scene, strict=True)) for scene in played], strictly)
 
 
 def main() -> None:

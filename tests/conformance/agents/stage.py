@@ -22,9 +22,10 @@ from harness.samples.rollout import Rollout
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
+from harness.tokens.chat_template import ChatTemplateTokenizer
 from tests.builders import toy_template
-from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS, part_of
-from tests.conformance.agents.staged_engine import Heard, StagedEngine
+from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS
+from tests.conformance.agents.staged_engine import Heard, Part, StagedEngine
 from tests.conformance.clients.witness import Witness
 
 PATIENCE_S = 100
@@ -189,14 +190,20 @@ def is_sample_a_turn(main: Sequence[Heard], rollout: Rollout) -> bool:
 
 @asynccontextmanager
 async def staged(
-    agent: ProgramAgent, folder: Path, *, interrupted: bool = False, settings: ServerSettings
+    agent: ProgramAgent,
+    folder: Path,
+    part: Part,
+    *,
+    settings: ServerSettings,
+    chat_tokenizer: ChatTemplateTokenizer | None = None,
 ) -> AsyncIterator[Stage]:
-    """A server whose model plays the part of `agent`."""
+    """A server whose model plays `part` to `agent`, by its own template when there is no other."""
     agent = replace(agent, env={**agent.env, **TOOLLESS.get(agent.name, {})})
-    engine = StagedEngine(part_of(agent.name, interrupted=interrupted))
+    engine = StagedEngine(part)
+    template = chat_tokenizer or toy_template()
     folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(serve(engine, toy_template(), MemoryStore(), settings))
+        running = await stack.enter_async_context(serve(engine, template, MemoryStore(), settings))
         witness = await stack.enter_async_context(Witness.of(running.url))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S))
         manager = await stack.enter_async_context(SessionManager(witness.url))

@@ -5,7 +5,7 @@ import pytest
 from harness.rollouts.agents.profile import PROFILE_FILE
 from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile
 from tests.conformance.agents.offline import play_offline
-from tests.conformance.agents.parts import AGENTS, turns_of
+from tests.conformance.agents.parts import AGENTS, SYSTEM_AMONG_MESSAGES, turns_of
 from tests.conformance.agents.scenes import Findings
 from tests.conformance.agents.stage import Played
 from tests.conformance.agents.table import BEGIN, END, PAGE, further_requests, table_of
@@ -79,6 +79,15 @@ def test_every_agent_comes_again_when_it_is_asked_to(findings: Findings, name: s
     assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
     assert played.refusals.keys() == {"gate_closed"}
     assert (played.main_turns, is_kept(name, played)) == (turns_of(name), True), played
+
+
+@pytest.mark.parametrize("name", SYSTEM_AMONG_MESSAGES)
+def test_late_system_messages_keep_one_branch_on_a_family_that_refuses_them(findings: Findings, name: str) -> None:
+    """Twenty tool turns are one sample."""
+    played = findings.strictly[name]
+
+    assert (played.outcome, played.main_turns) == ("finished", 21), (played.detail, played.log)
+    assert (played.is_exact, played.is_one_sample, played.unaccounted) == (True, True, 0)
 
 
 def test_the_page_says_what_agents_do(findings: Findings) -> None:

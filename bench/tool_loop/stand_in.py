@@ -1,7 +1,7 @@
 """An engine that samples nothing: SGLang's `/generate`, and chat completions with the same words, as canned bytes.
 
 It reads of a request what an answer has to repeat (its id, how many ids it has) and costs little, so that its share of
-the processor does not hide that of the servers before it. Whole answers and streams in pieces of `stream_interval`
+the processor does not hide that of the servers before it. Whole answers, and streams in pieces of the same number of
 tokens, as from SGLang with `--incremental-streaming-output`.
 """
 
@@ -15,7 +15,7 @@ import httptools
 from bench.tool_loop.words import Output
 
 _RID = re.compile(rb'"rid": ?"([^"]*)"')
-_INTERVAL = re.compile(rb'"stream_interval": ?(\d+)')
+_STREAM = re.compile(rb'"stream": ?true')
 _PIECE = 50
 _JSON = b"application/json"
 _CARD = {"id": "stand-in", "object": "model", "owned_by": "sglang", "max_model_len": 262_144}
@@ -31,7 +31,8 @@ _ABOUT = {
 class StandIn:
     """The answers, one after another, to whatever is asked."""
 
-    def __init__(self, outputs: list[Output], texts: list[str]) -> None:
+    def __init__(self, outputs: list[Output], texts: list[str], piece: int = _PIECE) -> None:
+        self._piece = piece  # tokens
         self._replies = [self._whole(output) for output in outputs]
         self._streams = [self._pieces(output) for output in outputs]
         self._completions = [self._completion(text) for text in texts]
@@ -52,17 +53,17 @@ class StandIn:
         rid = _RID.search(body)
         assert rid is not None
         self._asked += 1
-        interval = _INTERVAL.search(body)
-        kept = self._streams if interval else self._replies
+        is_streamed = _STREAM.search(body) is not None
+        kept = self._streams if is_streamed else self._replies
         reply = kept[self._asked % len(kept)]
-        kind = b"text/event-stream" if interval else _JSON
+        kind = b"text/event-stream" if is_streamed else _JSON
         return kind, reply.replace(b"@RID@", rid.group(1)).replace(b"@IDS@", b"%d" % ids)
 
     def _whole(self, output: Output) -> bytes:
         return _dump(_reply(output, 0, len(output.ids)))
 
     def _pieces(self, output: Output) -> bytes:
-        ends = [*range(_PIECE, len(output.ids), _PIECE), len(output.ids)]
+        ends = [*range(self._piece, len(output.ids), self._piece), len(output.ids)]
         replies = (_reply(output, begin, end) for begin, end in zip([0, *ends], ends, strict=False))
         return b"".join(b"data: " + _dump(reply) + b"\n\n" for reply in replies) + b"data: [DONE]\n\n"
 

@@ -92,5 +92,5 @@ $(VENV)/.installed-run: $(VENV)/.created pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,ray,dev]'
 	@touch $@

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness import errors as errors
+    from harness.adapters.ray.node import NodeSetup as NodeSetup
+    from harness.adapters.ray.rollouts import NodeRollout as NodeRollout
+    from harness.adapters.ray.rollouts import RayRollouts as RayRollouts
     from harness.client.connections import SessionServerAddress as SessionServerAddress
     from harness.client.session_server import Deadlines as Deadlines
     from harness.collector.collector import Collector as Collector
@@ -128,6 +131,9 @@ _HOMES: Mapping[str, str] = {
     "paused_rollout": "harness.control.pause",
     "PauseReport": "harness.control.pause",
     "WeightUpdater": "harness.control.weights",
+    "NodeSetup": "harness.adapters.ray.node",
+    "NodeRollout": "harness.adapters.ray.rollouts",
+    "RayRollouts": "harness.adapters.ray.rollouts",
     "UpdateBudget": "harness.control.weights_report",
     "UpdateReport": "harness.control.weights_report",
     "PauseMode": "harness.engines.base",

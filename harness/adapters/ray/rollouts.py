@@ -1,0 +1,220 @@
+"""The controller: a node's actor on every node of a Ray cluster, and rollouts divided among them.
+
+Actors are detached and named by their node: they go on when their controller is lost, with the rollouts that run on
+them, and the next controller of the same name finds them. The holds of a lost controller end with their time to live,
+as those of any other; nothing here keeps a gate. A node that is lost is given nothing from then on, and each of its
+rollouts ends with an outcome that says so. Samples stay on the node that made them until somebody fetches them.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import structlog
+
+from harness.adapters.ray.node import NodeSetup, RolloutNode
+from harness.client.connections import SessionServerAddress
+from harness.control.abort_report import AgentHooks
+from harness.errors import AdapterError, Cause
+from harness.rollouts.agents.task import AgentTask
+from harness.samples.rollout import Outcome, OutcomeKind, Rollout
+from harness.sessions.record import empty_record
+
+RAY_NODE_LOST = "ray_node_lost"
+STOP_S = 60.0
+"""Seconds that a node gets to end its agents and its server, before it is killed."""
+ROLLOUTS_AT_ONCE = 10_000
+"""Calls that one actor has under way at most."""
+
+_log = structlog.get_logger(__name__)
+
+
+class NodeRollout(NamedTuple):
+    """A rollout, and where its samples are."""
+
+    rollout: Rollout
+    """Its `samples` are empty; they are not here."""
+    samples: Any
+    """`ray.ObjectRef` of a tuple of `Sample`; None for a rollout whose node was lost."""
+
+
+class _Node:
+    """One actor, as the controller knows it."""
+
+    def __init__(self, described: Any, actor: Any, *, is_ours: bool) -> None:
+        self.node_id: str = described["NodeID"]
+        self.host: str = described["NodeManagerAddress"]
+        self.actor = actor
+        self.is_ours = is_ours
+        """This controller has made the actor; an earlier one may have left it."""
+        self.address: SessionServerAddress | None = None
+        self.running = 0
+        self.is_lost = False
+
+
+class RayRollouts:
+    """An async context manager, after `ray.init`; its end stops the nodes.
+
+    Args:
+        setup: Of every node.
+        name: A controller takes over what an earlier one of its name has left; there is one at a time.
+        start_s: Seconds until every node has to serve.
+        cpus: That Ray reserves for each node's server and its agents.
+
+    Entering raises `AdapterError` that names the node which does not start; what it has started is gone then.
+    """
+
+    def __init__(self, setup: NodeSetup, *, name: str = "harness", start_s: float = 300.0, cpus: float = 1.0) -> None:
+        self._setup = setup
+        self._name = name
+        self._start_s = start_s
+        self._cpus = cpus
+        self._nodes: list[_Node] = []
+
+    async def __aenter__(self) -> Self:
+        import ray
+
+        self._nodes = nodes = [self._find(each) for each in ray.nodes() if _is_usable(each)]
+        if not nodes:
+            raise AdapterError("expected nodes with CPUs to run on, found none in the cluster")
+        try:
+            started = await asyncio.gather(*(self._start(node) for node in nodes), return_exceptions=True)
+            for failure in started:
+                if failure is not None:
+                    raise failure
+        except BaseException:
+            for node in nodes:
+                if node.is_ours:
+                    ray.kill(node.actor)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        import ray
+
+        stopping = [asyncio.wait_for(_call(node.actor.stop), STOP_S) for node in self._alive()]
+        try:
+            await asyncio.gather(*stopping, return_exceptions=True)  # whatever it met, the actor goes
+        finally:
+            for node in self._nodes:
+                ray.kill(node.actor)
+
+    @property
+    def session_servers(self) -> Sequence[SessionServerAddress]:
+        """Of the nodes that are not lost: for `abort_rollout`, `paused_rollout` and `WeightUpdater`."""
+        return [node.address for node in self._alive() if node.address is not None]
+
+    def abort_hooks(self) -> Sequence[AgentHooks]:
+        """For `abort_rollout`: the agents of each node that is not lost."""
+        return [
+            AgentHooks(
+                f"agents on node {node.node_id}",
+                node.actor.mark.remote,
+                partial(_call, node.actor.ask_agents),
+                partial(_call, node.actor.stop_agents),
+                node.actor.clear.remote,
+            )
+            for node in self._alive()
+        ]
+
+    async def run(self, task: AgentTask) -> NodeRollout:
+        """Run `task` on the node that has the fewest rollouts; its agent and its paths have to be there.
+
+        Raises `AdapterError` when every node is lost.
+        """
+        import ray
+        from ray.exceptions import RayActorError
+
+        alive = self._alive()
+        if not alive:
+            raise AdapterError("every node of the cluster is lost")
+        node = min(alive, key=lambda each: each.running)
+        started = time.monotonic()
+        node.running += 1
+        try:
+            ended, samples = node.actor.run.options(num_returns=2).remote(task)
+            return NodeRollout(await _await(ended), samples)
+        except RayActorError as error:
+            if not node.is_lost:
+                node.is_lost = True
+                ray.kill(node.actor)  # one that was only out of reach must not serve behind gates nobody turns
+                _log.warning(RAY_NODE_LOST, node=node.node_id, running=node.running, error=_reason(error))
+            return NodeRollout(_lost(task, node, time.monotonic() - started), None)
+        finally:
+            node.running -= 1
+
+    def _alive(self) -> list[_Node]:
+        return [node for node in self._nodes if not node.is_lost]
+
+    def _find(self, described: Any) -> _Node:
+        """The actor of a node; one that an earlier controller has left, where there is one."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node_id = described["NodeID"]
+        name = f"{self._name}-{node_id}"
+        try:
+            return _Node(described, ray.get_actor(name, self._name), is_ours=False)
+        except ValueError:  # there is none
+            pass
+        remote = ray.remote(RolloutNode).options(
+            name=name,
+            namespace=self._name,
+            lifetime="detached",
+            num_cpus=self._cpus,
+            max_concurrency=ROLLOUTS_AT_ONCE,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        return _Node(described, remote.remote(self._setup), is_ours=True)
+
+    async def _start(self, node: _Node) -> None:
+        try:
+            async with asyncio.timeout(self._start_s):
+                node.address = await _call(node.actor.start, self._setup, node.host)
+        except TimeoutError as error:
+            reason = f"nothing within {self._start_s:g} s; Ray reserves {self._cpus:g} CPUs for it"
+            raise AdapterError(f"node {node.node_id} does not serve sessions: {reason}") from error
+        except Exception as error:  # whatever the node met comes as an error of Ray's
+            raise AdapterError(f"node {node.node_id} does not serve sessions: {_reason(error)}") from error
+
+
+async def _await(reference: Any) -> Any:
+    """What `reference` stands for; cancelled, the call behind it is cancelled too."""
+    import ray
+
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+
+
+async def _call(method: Any, *given: object) -> Any:
+    return await _await(method.remote(*given))
+
+
+def _is_usable(described: Any) -> bool:
+    return bool(described["Alive"] and described["Resources"].get("CPU", 0) > 0)
+
+
+def _lost(task: AgentTask, node: _Node, seconds: float) -> Rollout:
+    detail = f"node {node.node_id} was lost, and the session with it"
+    return Rollout(
+        session_id=None,
+        outcome=Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail),
+        samples=(),
+        session=empty_record(None, None, task.metadata),
+        agent_result=None,
+        seconds=seconds,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of what Ray says, which is the error itself."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

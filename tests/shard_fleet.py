@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from harness.client.connections import SessionServerAddress
 from tests.processes.family import is_running
@@ -78,6 +79,13 @@ class ShardFleet:
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
+
+    def kill_watchdog(self) -> None:
+        """SIGKILL to the process that would end the shards of a dead front."""
+        assert self._process is not None
+        for child in psutil.Process(self._process.pid).children():
+            if any("group_reaper" in word for word in child.cmdline()):
+                child.kill()
 
     def kill_shard(self, number: int) -> None:
         """SIGKILL."""

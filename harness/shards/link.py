@@ -28,8 +28,9 @@ from harness.shards.placement import ShardLoad
 from harness.shards.shard import STANDING_PATH
 from harness.shards.standing import ShardCounts, Standing, ToldStanding, standing_of
 
-VERB_S = 3.0
-"""How long a shard may take for its part in a verb: less than a client of the front waits for one attempt."""
+VERB_S = 2.5
+"""How long a shard may take for its part in a verb: less than the third of ten seconds that `GateClient` gives one
+attempt, so that a shard which hangs costs the others nothing."""
 
 _EVERY_S = 1.0  # between two tellings when nothing changes
 _ON_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # nothing is bound here

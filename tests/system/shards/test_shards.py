@@ -149,7 +149,10 @@ async def test_a_shard_that_dies_comes_back_on_its_port_with_its_sessions(tmp_pa
 
 
 async def test_a_hold_outlives_everybody(tmp_path: Path):
-    """Shards, then the front: whoever comes up again is shut until its holder releases it, and turns go on then."""
+    """Shards, then the front: whoever comes up again is shut until its holder releases it, and turns go on then.
+
+    The watchdog is killed before the front, so its shards survive it: the next front ends them by the record.
+    """
     async with ShardFleet(tmp_path) as fleet:
         async with fleet.client() as http, SessionServerClient(fleet.address) as client:
             session = (await http.post("/sessions")).json()
@@ -160,7 +163,9 @@ async def test_a_hold_outlives_everybody(tmp_path: Path):
                 fleet.kill_shard(number)
             shut = await fleet.serves()
             left = fleet.shard_pids()
+            fleet.kill_watchdog()
             await fleet.kill_front()
+            assert all(is_running(pid) for pid in left)
         with suppress(httpx.TransportError):
             await turn
         await fleet.start()

@@ -83,7 +83,8 @@ def test_every_dependency_is_imported_somewhere() -> None:
     extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
     wanted = [*project["dependencies"], *(each for group in extras.values() for each in group)]
     names = {re.split(r"[<>=]", each)[0].replace("-", "_") for each in wanted}
-    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "harness").rglob("*.py"))
+    files = [path for folder in ("harness", "bench") for path in (ROOT / folder).rglob("*.py")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
     imported = set(re.findall(r"^ *(?:from|import) (\w+)", source, flags=re.MULTILINE))
     assert names - imported == set()
 

@@ -68,6 +68,7 @@ def comparable(record: Json) -> list[Json]:
     turns = [{name: value for name, value in turn.items() if name not in TIMES} for turn in record["turns"]]
     for turn in turns:
         turn["sampling"]["used"].pop("seed", None)
+        del turn["notes"]["response_id"]
         for segment in turn["segments"]:
             del segment["request_id"]
     return turns

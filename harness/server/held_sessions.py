@@ -185,14 +185,14 @@ class HeldSessions:
         return [held for session_id in unused if (held := self.look(session_id)) is not None]
 
     async def page_out_idle(self) -> int:
-        """Page out the sessions that nobody has used for the time that is set; returns how many.
+        """Page out some of the sessions that nobody has used for the time that is set; returns how many.
 
         One that cannot be let go now is looked at again when it has been idle for as long once more.
         """
         if self._page_out_s is None:
             return 0
         paged_out = 0
-        for session_id in self._uses.find_unused(self._page_out_s, len(self._in_memory), self._is_busy):
+        for session_id in self._uses.find_unused(self._page_out_s, _BATCH, self._is_busy):
             session = self._in_memory.get(session_id)
             try:
                 if session is not None and await self._page_out(session):

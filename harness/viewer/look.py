@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import Struct, ValidationError, convert, to_builtins
+
 from harness.errors import HarnessError, RunError
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.samples.rollout import ENDED_WELL
@@ -75,9 +77,9 @@ def _look_at_run(directory: RunDirectory) -> RunView:
             return otherwise
 
     config = read("its configuration", lambda: RunConfig.load(directory.config), None)
-    lock: Json = {}
+    lock = _Lock()
     if directory.lock.is_file():
-        lock = read("what it ran with", lambda: read_lock(directory.lock), {})
+        lock = read("what it ran with", lambda: _read_lock(directory.lock), _Lock())
     else:
         missing.append(f"what it ran with: there is no {directory.lock.name}, so it was stopped before its engine ran")
     status = None
@@ -106,17 +108,38 @@ def _look_at_run(directory: RunDirectory) -> RunView:
         sessions=lines,
         status=status,
         suite=None if config is None else config.suite,
-        starts=lock.get("starts", ()),
-        versions=lock.get("versions", {}),
+        starts=[to_builtins(start) for start in lock.starts],
+        versions=lock.versions,
         tokenizer=tokenizer,
         ledger=ledger,
         missing=missing,
     )
 
 
-def _find_tokenizer(lock: Json, missing: list[str]) -> Path | None:
+class _Start(Struct):
+    at: float
+    command: list[str]
+
+
+class _Lock(Struct):
+    """What is looked at of a `lock.json`; one of another version may lack all of it."""
+
+    versions: dict[str, str | None] = {}
+    digests: dict[str, Json] = {}
+    starts: list[_Start] = []
+    tokenizers: dict[str, str] = {}
+
+
+def _read_lock(path: Path) -> _Lock:
+    try:
+        return convert(read_lock(path), _Lock)
+    except ValidationError as error:
+        raise RunError(f"{path}: {error}") from error
+
+
+def _find_tokenizer(lock: _Lock, missing: list[str]) -> Path | None:
     """The folder of the run's tokenizer; of several engines, which have the tokenizer of one model, the first."""
-    key, folder = next(iter(lock.get("tokenizers", {}).items()), (None, None))
+    key, folder = next(iter(lock.tokenizers.items()), ("", None))
     if folder is None:
         missing.append("its tokenizer: the run does not say where it is; name its folder with --tokenizer")
         return None
@@ -125,7 +148,7 @@ def _find_tokenizer(lock: Json, missing: list[str]) -> Path | None:
     except HarnessError:
         missing.append(f"its tokenizer: {folder} is not on this machine; name its folder with --tokenizer")
         return None
-    if tokenizer.digest != lock["digests"].get(key, {}).get("tokenizer_digest", tokenizer.digest):
+    if tokenizer.digest != lock.digests.get(key, {}).get("tokenizer_digest", tokenizer.digest):
         missing.append(f"its tokenizer: that in {folder} has changed since the run, and texts of tokens may be others")
     return Path(folder)
 

@@ -129,6 +129,8 @@ DAMAGES: dict[str, Callable[[RunDirectory], object]] = {
     "run.db": lambda run: run.database.unlink(),
     "result.json": lambda run: run.result.unlink(),
     "lock.json:": lambda run: run.lock.write_text("{"),
+    "Expected `array`": lambda run: run.lock.write_text('{"starts": 7}'),
+    "Expected `object`": lambda run: run.lock.write_text("[]"),
     "run.db:": lambda run: run.database.write_bytes(b"SQLite format 3\0" + b"x" * 4096),
     "toy is not on this machine": lambda run: (run.path.parent / "toy" / "tokenizer.json").unlink(),
     "has changed": lambda run: _change(run.path.parent / "toy" / "tokenizer.json"),

@@ -27,7 +27,18 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "imported: []"
 
 
-COMMANDS = [(), ("run",), ("serve",), ("scenario",), ("scenario", "check"), ("model", "get"), ("verify", "tokens")]
+COMMANDS = [
+    (),
+    ("run",),
+    ("exec",),
+    ("env",),
+    ("agent", "doctor"),
+    ("serve",),
+    ("scenario",),
+    ("scenario", "check"),
+    ("model", "get"),
+    ("verify", "tokens"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
@@ -32,13 +33,14 @@ STEPS = (
 """A text, reasoning, two calls, one with free text, one that is malformed, a text that is cut, and nothing."""
 
 
-async def rebuild(program: str) -> tuple[list[Json], list[Json], list[Json]]:
+async def rebuild(program: str, streaming: str) -> tuple[list[Json], list[Json], list[Json]]:
     """What the program has put together, the turns that were recorded, and the answers that the server has stored."""
     agent = await prepare_agent(PROGRAMS / f"{program}.py")
     chat_tokenizer = reasoning_tokenizer()
-    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=STEPS))
+    steps = [msgspec.structs.replace(step, token_delay_s=0.002 * (streaming == "live")) for step in STEPS]
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=tuple(steps)))
     async with serve(engine, chat_tokenizer, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
-        session = (await http.post("/sessions", json={})).json()
+        session = (await http.post("/sessions", json={"streaming": streaming})).json()
         process = await asyncio.create_subprocess_exec(
             *agent.command,
             stdout=asyncio.subprocess.PIPE,
@@ -69,10 +71,14 @@ def as_sent(value: Any) -> Any:
     return [as_sent(each) for each in value] if isinstance(value, list) else value
 
 
+WAYS = pytest.mark.parametrize("streaming", ["recorded", "live"])
+
+
+@WAYS
 @pytest.mark.parametrize("program", ["responses_openai_2", "responses_openai_3"])
-async def test_a_stream_helper_rebuilds_every_reply(program):
+async def test_a_stream_helper_rebuilds_every_reply(program, streaming):
     """The items of the whole answer, the text of its deltas, and how it ended."""
-    rebuilt, _, stored = await rebuild(program)
+    rebuilt, _, stored = await rebuild(program, streaming)
 
     assert [as_sent(each["helper"]) for each in rebuilt] == [answer["output"] for answer in stored]
     assert [as_sent(each["done"]) for each in rebuilt] == [answer["output"] for answer in stored]
@@ -85,6 +91,7 @@ async def test_a_stream_helper_rebuilds_every_reply(program):
     assert [each["snapshots"] for each in rebuilt] == [text if text != [""] else [] for text in texts]
 
 
+@WAYS
 @pytest.mark.parametrize(
     ("program", "dialect"),
     [
@@ -93,9 +100,9 @@ async def test_a_stream_helper_rebuilds_every_reply(program):
         ("messages_anthropic_2", "anthropic_messages"),
     ],
 )
-async def test_a_stream_helper_rebuilds_every_message(program, dialect):
+async def test_a_stream_helper_rebuilds_every_message(program, dialect, streaming):
     """Reasoning, text and calls are those of the recorded reply, the arguments the same JSON."""
-    rebuilt, turns, _ = await rebuild(program)
+    rebuilt, turns, _ = await rebuild(program, streaming)
 
     [speaker] = [speaker for speaker in SPEAKERS if speaker.name == dialect]
     replies = [{**turn["reply"], "content": turn["reply"]["content"] or ""} for turn in turns]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -27,15 +28,16 @@ def _story(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("ray")
     write_toy_model(folder / "model")
     (folder / "script.toml").write_text(f'[[steps]]\ntext = "{"x" * (TOKENS - 1)}"\ntoken_delay_s = 0.02\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.system.ray.story", folder],
-        cwd=ROOT,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=STORY_S,
-    )
+    with TemporaryDirectory(prefix="ray-") as sockets:  # their paths have to be short
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.system.ray.story", folder],
+            cwd=ROOT,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": sockets},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=STORY_S,
+        )
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 0, "\n".join(lines[-60:])
     return json.loads(next(line for line in reversed(lines) if line.startswith('{"refused"')))

@@ -46,6 +46,7 @@ PACKAGES = {
     "openai_3": "openai",
     "pydantic_ai_chat": "pydantic-ai-slim",
     "openai_agents": "openai-agents",
+    "anthropic_2": "anthropic",
 }
 LIBRARIES = tuple(
     ClientLibrary(program, package, streams) for program, package in PACKAGES.items() for streams in (False, True)
@@ -130,6 +131,8 @@ async def playing(
             "HOME": os.environ["HOME"],
             "OPENAI_BASE_URL": f"{witness_url}/sessions/{session.session_id}/v1",
             "OPENAI_API_KEY": session.api_key,
+            "ANTHROPIC_BASE_URL": f"{witness_url}/sessions/{session.session_id}",
+            "ANTHROPIC_API_KEY": session.api_key,
             "OPENAI_MODEL": "scripted",
             "CLIENT_STREAMS": str(int(library.streams)),
             "NO_PROXY": "127.0.0.1",

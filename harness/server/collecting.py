@@ -2,8 +2,9 @@
 
 They are as long as the session, and are made in another thread from a snapshot. Threads that compute take turns with
 the event loop, which waits behind them at each of its steps. So one session is put together at one time, however many
-are asked for; and while turns are in flight the next one waits four times as long as the last one took, which leaves
-the loop four fifths of the time. Nothing waits when no turn is in flight: an abort collects as fast as it can.
+are asked for; and while turns are in flight, or were a second ago, the next one waits four times as long as the last
+one took, which leaves the loop four fifths of the time. Nothing waits when there are no turns: an abort, which has
+ended them, collects as fast as it can.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ EMPTY_SAMPLES_DROPPED = "empty_samples_dropped"
 """Said when samples are collected: what was aborted before its first token is none."""
 
 _REST = 4.0  # for each second of work
+_AFTER_TURNS_S = 1.0  # short turns are in flight only now and then
 _LONGEST_REST_S = 0.25  # a giant session holds nobody up for long, and a pause of all turns is soon noticed
 
 _T = TypeVar("_T")
@@ -46,14 +48,18 @@ class CollectingPlace:
         self._count_turns = count_turns
         self._lock = asyncio.Lock()  # of one thread that computes beside the event loop
         self._rests_until = 0.0
+        self._has_turns_until = 0.0
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
         """The place is one's own in the block, which takes a snapshot and has it worked on."""
         loop = asyncio.get_running_loop()
         async with self._lock:
+            now = loop.time()
             if self._count_turns():
-                await asyncio.sleep(self._rests_until - loop.time())
+                self._has_turns_until = now + _AFTER_TURNS_S
+            if now < self._has_turns_until:
+                await asyncio.sleep(self._rests_until - now)
             yield
 
     async def do(self, work: Callable[[], _T]) -> _T:

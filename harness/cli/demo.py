@@ -67,7 +67,7 @@ async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
     from harness.engines.scripted import Script, ScriptedEngine
     from harness.rollouts.agents.task import AgentTask, FunctionAgent
     from harness.rollouts.manager import SessionManager
-    from harness.server.access import new_admin_token
+    from harness.server.http.access import new_admin_token
     from harness.server.serving import serve
     from harness.server.settings import ServerSettings
     from harness.store.sqlite import SQLiteStore

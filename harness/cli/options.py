@@ -222,9 +222,9 @@ class ServerOptions:
         from harness.dialects.noise import BILLING_HEADER
         from harness.dialects.request_limits import read_limits
         from harness.errors import ScenarioError
-        from harness.server.access import new_admin_token
+        from harness.server.http.access import new_admin_token
         from harness.server.settings import ServerSettings
-        from harness.sessions.streaming import StreamingMode
+        from harness.sessions.session_config import StreamingMode
 
         if self.no_auth and self.admin_token:
             raise ScenarioError(

@@ -32,7 +32,7 @@ from harness.client.connections import (
 from harness.client.gate import HOLD_TTL_S, GateClient
 from harness.errors import RunError, SessionServerError, StoreFull
 from harness.samples.codec import samples_from_tensors
-from harness.sessions.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
+from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Sample
 

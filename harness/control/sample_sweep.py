@@ -13,7 +13,7 @@ from harness.errors import EngineError, EngineRejected
 from harness.machine.deadlines import work_through
 from harness.samples.proximal import ProximalColumns, sample_scoring_start, score_sample
 from harness.samples.versions import is_version
-from harness.sessions.weight_update import SweepReport, SweepRequest
+from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.types import Sample
 
 

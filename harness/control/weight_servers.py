@@ -14,7 +14,7 @@ from harness.control.weights_report import ServerUpdate, UpdateBudget, UpdateRep
 from harness.errors import EnginesHeld, SessionServerError
 from harness.machine.deadlines import attempt
 from harness.sessions.gate import GateReport
-from harness.sessions.weight_update import SweepRequest
+from harness.sessions.weights.weight_update import SweepRequest
 
 
 class ServersInUpdate:

@@ -23,7 +23,7 @@ from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.machine.deadlines import attempt, persist
 from harness.samples.versions import is_unsettled, is_version, known_version, policy_version
-from harness.sessions.weight_update import SweepRequest
+from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import Sample
 from server_patch.repeat_terminate import RepeatTerminateConfig
 

@@ -38,7 +38,7 @@ from harness.errors import (
     EngineUnavailable,
 )
 from harness.machine.deadlines import to_the_end
-from harness.sessions.weight_update import SweepRequest
+from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import Sample
 
 WEIGHT_UPDATE_ENDED = "weight_update_ended"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from harness.engines.base import PauseMode
 from harness.samples.versions import is_unsettled, is_version
-from harness.sessions.weight_update import LiveWeights, SweepReport
+from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 
 
 class UpdateStep(StrEnum):

@@ -18,12 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from harness.engines.sglang_server import NativeServer
 from harness.errors import EngineError, HarnessError
 from harness.router.trainer_verbs import TrainerVerbs
-from harness.server.access import require_admin
 from harness.server.app import SessionServer
-from harness.server.responses import error_response
+from harness.server.http.access import require_admin
+from harness.server.http.responses import error_response
+from harness.server.http.wire import read_body
 from harness.server.serving import Around
 from harness.server.settings import ServerSettings
-from harness.server.wire import read_body
 from server_patch.background import running
 from server_patch.router.fan_out import VerbResult
 from server_patch.router.verbs import VERBS, Order

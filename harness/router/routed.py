@@ -37,10 +37,10 @@ from harness.errors import HarnessError, LaneError, ScenarioError, Unauthorized
 from harness.machine.asgi import listening
 from harness.router.gateway_program import GatewayProgram
 from harness.router.trainer_verbs import TrainerVerbs
-from harness.server.access import credential, require_admin
 from harness.server.app import SessionServer
+from harness.server.http.access import credential, require_admin
+from harness.server.http.responses import error_response
 from harness.server.registry import API_KEY_PREFIX
-from harness.server.responses import error_response
 from harness.server.serving import RunningServer, serve_forever
 from harness.server.settings import ServerSettings
 from harness.store.base import SessionStore

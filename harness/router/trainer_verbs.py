@@ -20,9 +20,9 @@ from harness.errors import EnginesHeld, MalformedRequest, StoreError
 from harness.machine.deadlines import within
 from harness.router.trainer import Begun, Intent, Then, Trainer, intent_of
 from harness.server.app import SessionServer
-from harness.server.wire import HoldRequest, ReleaseRequest
+from harness.server.http.wire import HoldRequest, ReleaseRequest
 from harness.sessions.gate import Hold, HoldKind
-from harness.sessions.weight_update import SweepRequest
+from harness.sessions.weights.weight_update import SweepRequest
 from server_patch.router.app import Tell
 from server_patch.router.fan_out import VerbResult
 from server_patch.router.verbs import Order

@@ -20,8 +20,8 @@ from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, StoreError
 from harness.machine.clock import Clock
 from harness.machine.deadlines import to_the_end, within
-from harness.server.connection import HAND_OVER_S, ClientConnection
 from harness.server.generation import Generation
+from harness.server.http.connection import HAND_OVER_S, ClientConnection
 from harness.sessions.continuation import Output
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn

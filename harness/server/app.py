@@ -19,19 +19,19 @@ import harness
 from harness.engines.base import is_on_prompt_scale
 from harness.engines.identity import programs_of, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
-from harness.server.access import for_operators, is_operator
-from harness.server.connection import ClientConnection
+from harness.server.http.access import for_operators, is_operator
+from harness.server.http.connection import ClientConnection
+from harness.server.http.responses import ErrorAnswers, json_response
+from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.server.left_engines import LeftEngines, wake_engine
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls
 from harness.server.registry import SessionRegistry
-from harness.server.responses import ErrorAnswers, json_response
 from harness.server.session_routes import SessionRoutes
 from harness.server.sweep import Sweep, parse_sweep
 from harness.server.turns import TurnService
-from harness.server.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, Work
-from harness.sessions.weight_update import SweepReport, SweepRequest
+from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.telemetry.metrics import CONTENT_TYPE
 
 log = structlog.get_logger()

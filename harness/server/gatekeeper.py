@@ -17,8 +17,8 @@ import structlog
 from harness.errors import GateClosed, HoldExpired, HoldNotFound, StoreError
 from harness.machine.clock import Clock
 from harness.machine.deadlines import within
-from harness.server.connection import ClientConnection
-from harness.server.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
+from harness.server.http.connection import ClientConnection
+from harness.server.http.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
 from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, Work
 from harness.sessions.session import Session
 from harness.store.base import SessionStore

@@ -22,8 +22,8 @@ import structlog
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
 from harness.samples.versions import version_of
-from harness.server.connection import ClientConnection
 from harness.server.gatekeeper import Gatekeeper
+from harness.server.http.connection import ClientConnection
 from harness.server.live_version import LiveVersion
 from harness.server.settings import ServerSettings
 from harness.sessions.arrived import Arrived

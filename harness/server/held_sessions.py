@@ -21,8 +21,8 @@ import structlog
 
 from harness.errors import StoreError
 from harness.machine.clock import Clock
-from harness.server.access import is_same
 from harness.server.housekeeping import LastUses
+from harness.server.http.access import is_same
 from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_out, stub_of
 from harness.sessions.session import IsComparable, Session
 from harness.store.base import SessionStore

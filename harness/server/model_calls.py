@@ -20,13 +20,13 @@ from harness.dialects.model_request import ModelAnswer, ModelRequest, ToolMode, 
 from harness.engines.remote.served_model import SESSION_SERVER
 from harness.errors import AnswerChanged, HarnessError, MalformedRequest, ResponseNotFound
 from harness.machine.http_protocol import Delivery
-from harness.server.access import credential, is_operator, require_key
-from harness.server.connection import CallPlaces, ClientConnection
+from harness.server.http.access import credential, is_operator, require_key
+from harness.server.http.connection import CallPlaces, ClientConnection
+from harness.server.http.responses import ErrorAnswers, json_response
+from harness.server.http.streamed_answer import StreamedAnswer, StreamedTurn
+from harness.server.http.wire import read_body
 from harness.server.registry import SessionRegistry
-from harness.server.responses import ErrorAnswers, json_response
-from harness.server.streamed_answer import StreamedAnswer, StreamedTurn
 from harness.server.turns import ModelCall, ServedTurn, TurnService
-from harness.server.wire import read_body
 from harness.sessions.session import Session
 from harness.types import Json, SamplingWishes
 

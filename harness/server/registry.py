@@ -25,13 +25,14 @@ import structlog
 
 from harness.errors import GateClosed, MalformedRequest, SessionClosing, SessionDamaged, SessionNotFound, StoreError
 from harness.machine.clock import Clock
-from harness.server.access import is_same
 from harness.server.admitted import AdmittedTurns
-from harness.server.connection import HAND_OVER_S
 from harness.server.held_sessions import HeldSessions
+from harness.server.http.access import is_same
+from harness.server.http.connection import HAND_OVER_S
 from harness.sessions.lifecycle import CloseReason
 from harness.sessions.paging import SessionStub
-from harness.sessions.session import IsComparable, Session, SessionConfig
+from harness.sessions.session import IsComparable, Session
+from harness.sessions.session_config import SessionConfig
 from harness.sessions.shard_ids import ShardPlace
 from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore

@@ -14,14 +14,14 @@ from starlette.routing import Route
 
 from harness.errors import MalformedRequest, TooMany
 from harness.samples.miles_codec import encode_for_miles
-from harness.server.access import for_operators, require_admin
 from harness.server.collecting import CollectingPlace, collect_json, collect_tensors, samples_of
-from harness.server.connection import ClientConnection
+from harness.server.http.access import for_operators, require_admin
+from harness.server.http.connection import ClientConnection
+from harness.server.http.responses import json_response
+from harness.server.http.wire import parse_collect, parse_end, parse_session_config, read_body
 from harness.server.registry import SessionRegistry
-from harness.server.responses import json_response
 from harness.server.scripts import ScriptReader
 from harness.server.turns import TurnService
-from harness.server.wire import parse_collect, parse_end, parse_session_config, read_body
 from harness.sessions.gate import Work
 from harness.sessions.record import (
     RecordIds,
@@ -31,7 +31,8 @@ from harness.sessions.record import (
     session_record,
     session_summary,
 )
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 
 SAFETENSORS = "application/octet-stream"
 """Media type of the binary forms."""

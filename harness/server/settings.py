@@ -7,8 +7,8 @@ from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
+from harness.sessions.session_config import StreamingMode
 from harness.sessions.shard_ids import ShardPlace
-from harness.sessions.streaming import StreamingMode
 from harness.tokens.matching import normal_form
 from server_patch.repeat_terminate import RepeatTerminateConfig
 

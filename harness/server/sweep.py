@@ -21,9 +21,9 @@ from harness.samples.versions import version_of
 from harness.server.live_version import LiveVersion
 from harness.server.registry import SessionRegistry
 from harness.sessions.paging import SessionStub, waiting_of
-from harness.sessions.scoring import count_waiting, next_scoring
 from harness.sessions.session import Session
-from harness.sessions.weight_update import SweepReport, SweepRequest
+from harness.sessions.weights.scoring import count_waiting, next_scoring
+from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.store.base import SessionStore
 from harness.telemetry.secrets import shorten_secrets
 from harness.types import Turn

@@ -36,9 +36,9 @@ from harness.errors import MalformedRequest, TurnAborted
 from harness.machine.clock import Clock
 from harness.samples.side_calls import call_notes
 from harness.server.admitted import AdmittedTurns
-from harness.server.connection import Callers, ClientConnection
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.generation import Generation
+from harness.server.http.connection import Callers, ClientConnection
 from harness.server.live_version import LiveVersion
 from harness.server.prompts import TAIL, HeavyWork, Prompts, ReadCall
 from harness.server.scripts import require_scripts
@@ -48,7 +48,7 @@ from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
 from harness.sessions.session import Session
-from harness.sessions.streaming import StreamingMode
+from harness.sessions.session_config import StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics

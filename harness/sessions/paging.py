@@ -16,9 +16,9 @@ from typing import NamedTuple, Self
 from harness.errors import StoreError
 from harness.sessions.ledger import Ledger
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
-from harness.sessions.scoring import NOTHING_WAITING, Waiting, count_waiting
 from harness.sessions.session import IsComparable, Session
 from harness.sessions.turn_outcome import Admission
+from harness.sessions.weights.scoring import NOTHING_WAITING, Waiting, count_waiting
 from harness.types import Discarded, UnknownOutput
 
 _MOST_VERSIONS = 8

@@ -8,70 +8,32 @@ shell needs no lock; another thread reads a `snapshot`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any, Self
+from dataclasses import replace
+from typing import Self
 
 from harness.errors import BranchEnded, HarnessError, SessionClosing
-from harness.samples.merge import Selection, build_samples
+from harness.samples.merge import build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
 from harness.samples.versions import version_of
-from harness.sessions.admission import Limits, TurnPlace, plan_sampling, require_fresh
+from harness.sessions.admission import TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence, find_other_tools
-from harness.sessions.ledger import NOTHING_UNKNOWN, Ledger, NewOutput, Unknown, account
+from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
-from harness.sessions.script import Script, Step, next_step
-from harness.sessions.streaming import StreamingMode
+from harness.sessions.script import Step, next_step
+from harness.sessions.session_config import AfterIncomplete, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
-from harness.sessions.waiting import WaitingTurns
+from harness.sessions.weights.waiting import WaitingTurns
 from harness.tokens.history import History
 from harness.tokens.matching import STRICT, ChainKey, normal_form
 from harness.turn_ends import TurnStatus
-from harness.types import Json, Message, PromptLogprobs, Sample, SamplingWishes, TokenIds, Turn, VersionSpan
+from harness.types import Json, Message, PromptLogprobs, Sample, TokenIds, Turn, VersionSpan
 
 IsComparable = Callable[[Turn], bool]
 """Whether the logprobs of a turn are on the scale on which an engine scores its input."""
-
-
-class AfterIncomplete(StrEnum):
-    """The ways of a session when an agent wants to extend a turn that is not COMPLETED."""
-
-    REFUSE = "refuse"
-    """Answer 404: those tokens could never be trained."""
-    SERVE = "serve"
-    """Go on (evaluation); the merge rule drops and counts the tail."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionConfig:
-    """The decisions of a session's owner when it was created."""
-
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-    sampling: SamplingWishes = field(default_factory=SamplingWishes)
-    """Replaces what the agent asks for."""
-    after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
-    selection: Selection = Selection.LAST
-    side_calls: tuple[str, ...] = ()
-    """Texts that only side calls have among the messages that they bring (`samples.side_calls`)."""
-    matching: tuple[str, ...] = ()
-    """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
-    streaming: StreamingMode | None = None
-    """When the text of streamed answers goes out; None leaves it to the server."""
-    script: Script | None = None
-    """The words of its turns; None leaves them to the model."""
-    resumes: str | None = None
-    """The drained session whose turns this one takes over (`sessions.takeover`)."""
-    session_id: str | None = None
-    """Its id, 32 hex digits, where its owner has chosen it."""
-    left_behind: int = 0
-    """Tokens that were sampled for turns of that session which do not come along."""
-    unknown_left_behind: Unknown = NOTHING_UNKNOWN
-    """Tokens that may have been sampled for them, and were not handed over."""
 
 
 class Session:

@@ -14,7 +14,8 @@ from harness.samples.proximal import oldest_version
 from harness.sessions.admission import Limits, is_too_old
 from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import Phase
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Turn
 

@@ -25,16 +25,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from harness.errors import EngineUnavailable, MalformedRequest, ServerStopping, ShardUnavailable, StoreError
-from harness.server.access import for_operators, is_operator
-from harness.server.connection import Callers
 from harness.server.gatekeeper import Gatekeeper
+from harness.server.http.access import for_operators, is_operator
+from harness.server.http.connection import Callers
+from harness.server.http.responses import ErrorAnswers, json_response
+from harness.server.http.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.server.left_engines import LeftEngines
-from harness.server.responses import ErrorAnswers, json_response
 from harness.server.settings import ServerSettings
 from harness.server.sweep import parse_sweep
-from harness.server.wire import parse_expected, parse_hold, parse_release, parse_renewal, read_body
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
-from harness.sessions.weight_update import LiveWeights, SweepReport
+from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 from harness.shards.directory import ShardDirectory
 from harness.shards.front_sessions import FrontSessions
 from harness.shards.link import VERB_S, ShardLink

@@ -22,13 +22,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from harness.errors import Misdirected, ShardLost, ShardUnavailable
-from harness.server.access import credential, for_operators, require_admin
-from harness.server.connection import Callers, ClientConnection
 from harness.server.gatekeeper import Gatekeeper
+from harness.server.http.access import credential, for_operators, require_admin
+from harness.server.http.connection import Callers, ClientConnection
+from harness.server.http.responses import json_response
+from harness.server.http.wire import read_body
 from harness.server.registry import API_KEY_PREFIX
-from harness.server.responses import json_response
 from harness.server.settings import ServerSettings
-from harness.server.wire import read_body
 from harness.sessions.gate import Work
 from harness.shards.link import VERB_S, ShardLink
 from harness.shards.placement import Wish, read_wish

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from harness.sessions.weight_update import LiveWeights, SweepReport
+from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 from harness.shards.standing import ShardCounts
 
 _SUMS = tuple(

@@ -21,10 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.errors import MalformedRequest, Misdirected
-from harness.server.access import for_operators
 from harness.server.app import SessionServer
-from harness.server.responses import json_response
-from harness.server.wire import read_body
+from harness.server.http.access import for_operators
+from harness.server.http.responses import json_response
+from harness.server.http.wire import read_body
 from harness.sessions.gate import GateState, Work
 from harness.shards.standing import AT_FIRST, ShardCounts, ToldStanding, mirrored
 

@@ -13,7 +13,8 @@ import numpy as np
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
 from harness.sessions.paging import SessionStub, TurnOutline
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Discarded, Logprobs, TokenIds, Turn, TurnSegment, UnknownOutput, VersionSpan
 

@@ -18,7 +18,7 @@ from harness.lanes import LaneEngine, LaneSpec
 from harness.models import resolve_model
 from harness.models.small_tokenizer import SMALL_TOKENIZER, small_tokenizer
 from harness.rollouts.manager import SessionManager
-from harness.server.access import new_admin_token
+from harness.server.http.access import new_admin_token
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
 from harness.store.connect import open_store

@@ -22,7 +22,7 @@ from harness.errors import EngineError, ScenarioError, SessionServerError
 from harness.machine.deadlines import beside
 from harness.models.perturb import perturb_checkpoint
 from harness.samples.versions import known_version
-from harness.sessions.weight_update import SweepRequest
+from harness.sessions.weights.weight_update import SweepRequest
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.services import OwnServices, Services

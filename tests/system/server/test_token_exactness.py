@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.sessions.session import AfterIncomplete, Session
+from harness.sessions.session import Session
+from harness.sessions.session_config import AfterIncomplete
 from harness.store.memory import MemoryStore
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer

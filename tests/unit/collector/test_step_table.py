@@ -22,7 +22,8 @@ from harness.collector.step_outcome import CarriedGroup, RolloutUse
 from harness.errors import LedgerImbalance, StepError, StoreError, StoreFull
 from harness.sessions.ledger import Ledger
 from harness.sessions.lifecycle import CloseReason
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 from harness.store.sqlite import SQLiteStore, count_generated
 from tests.builders import take_turn, user
 from tests.thoroughness import examples

@@ -17,7 +17,7 @@ from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.samples.codec import sample_from_json
 from harness.samples.versions import unsettled_label
-from harness.sessions.weight_update import SweepRequest
+from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import as_ids
 from tests.builders import user
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine

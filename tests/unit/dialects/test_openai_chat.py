@@ -11,7 +11,7 @@ from harness.dialects.model_request import ModelAnswer, ToolMode, reply_message
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
 from harness.errors import EngineUnavailable, LimitReached, MalformedRequest, RequestError
-from harness.server.wire import parse_session_config
+from harness.server.http.wire import parse_session_config
 from harness.sessions.turn_outcome import Reply, end_turn
 from harness.tokens.matching import chain_keys, next_key
 from harness.tokens.parsing import ParsedOutput, ToolCall

@@ -17,7 +17,7 @@ from harness.samples.proximal import NextVersions, count_next_versions
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.sessions.gate import GateState
-from harness.sessions.weight_update import SweepReport, SweepRequest
+from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.store.connect import open_store
 from harness.types import Json, as_ids
 from server_patch.router.fan_out import VerbResult

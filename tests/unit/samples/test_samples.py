@@ -11,7 +11,8 @@ from harness.errors import EngineUnavailable, LedgerImbalance, UnknownWeightVers
 from harness.samples.merge import Selection, count_empty
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger, account, total
-from harness.sessions.session import AfterIncomplete, Session
+from harness.sessions.session import Session
+from harness.sessions.session_config import AfterIncomplete
 from harness.sessions.turn_outcome import Reply, end_turn
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import FinishReason, SampleStatus, Turn, VersionSpan

@@ -3,7 +3,8 @@
 import numpy as np
 
 from harness.samples.merge import Selection
-from harness.sessions.session import AfterIncomplete, Session
+from harness.sessions.session import Session
+from harness.sessions.session_config import AfterIncomplete
 from harness.types import FinishReason, SampleStatus
 from tests.builders import assistant, new_session, take_turn, tokens_of, user
 

@@ -12,7 +12,7 @@ import pytest
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
-from harness.sessions.streaming import StreamingMode
+from harness.sessions.session_config import StreamingMode
 from harness.types import FinishReason
 from tests.builders import tool, user
 from tests.session_servers.served import PATIENCE_S, Client, Served, bearer, eventually, serving

@@ -20,7 +20,8 @@ from harness.errors import HarnessError, StoreError
 from harness.server.admitted import AdmittedTurns
 from harness.server.registry import SessionRegistry
 from harness.sessions.lifecycle import Phase
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.types import Turn

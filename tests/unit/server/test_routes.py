@@ -16,7 +16,7 @@ from harness.errors import (
     TokenizerMismatch,
     UnknownWeightVersion,
 )
-from harness.server.responses import error_response
+from harness.server.http.responses import error_response
 from harness.server.settings import ServerSettings
 from tests.builders import body, user
 from tests.session_servers.served import says, serving, url_of

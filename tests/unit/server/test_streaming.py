@@ -15,9 +15,9 @@ from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptedFault, ScriptStep
-from harness.server.connection import ClientConnection
+from harness.server.http.connection import ClientConnection
+from harness.server.http.streamed_answer import StreamedAnswer, StreamedTurn
 from harness.server.settings import ServerSettings
-from harness.server.streamed_answer import StreamedAnswer, StreamedTurn
 from harness.tokens.outputs.live_text import LiveText
 from harness.types import FinishReason, Message
 from tests.builders import body, tool, user

@@ -17,7 +17,7 @@ from harness.errors import EngineRejected
 from harness.server.live_version import LiveVersion
 from harness.server.serving import serve
 from harness.server.sweep import Sweep
-from harness.sessions.weight_update import SweepRequest
+from harness.sessions.weights.weight_update import SweepRequest
 from harness.store.base import SessionStore
 from harness.store.connect import open_store
 from harness.store.sqlite import SQLiteStore

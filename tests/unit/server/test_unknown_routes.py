@@ -5,7 +5,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness.engines.scripted import ScriptStep
-from harness.server.responses import MAX_PATTERNS, OTHER, UnknownRoutes
+from harness.server.http.responses import MAX_PATTERNS, OTHER, UnknownRoutes
 from tests.session_servers.scripted import scripted_server
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import BranchEnded, EngineUnavailable, PromptTooLong
-from harness.sessions.session import AfterIncomplete
+from harness.sessions.session_config import AfterIncomplete
 from harness.sessions.token_log import TokenPath
 from harness.sessions.turn_outcome import lose_turn
 from harness.tokens.matching import chain_keys, next_key

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.sessions.weight_update import LiveWeights, SweepReport
+from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 from harness.shards.reports import add_counts, merge_metrics, merge_sweeps, merge_weights
 from harness.shards.standing import ShardCounts
 from harness.telemetry.metrics import ServerMetrics

@@ -16,7 +16,8 @@ from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
 from harness.sessions.lifecycle import Phase
 from harness.sessions.script import Step
-from harness.sessions.session import AfterIncomplete, Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import AfterIncomplete, SessionConfig
 from harness.store.base import LoadedSessions
 from harness.store.connect import open_store
 from harness.store.sqlite import SQLiteStore, count_generated, read_session, read_sessions

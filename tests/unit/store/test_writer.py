@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 from harness.store.sqlite import SQLiteStore
 from tests.builders import take_turn, user
 from tests.checkout import ROOT

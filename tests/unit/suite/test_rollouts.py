@@ -12,7 +12,8 @@ import pytest
 from harness.errors import Cause, LedgerImbalance, StoreError
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger, Unknown
-from harness.sessions.session import Session, SessionConfig
+from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 from harness.store.sqlite import SQLiteStore
 from harness.suite.judge.accounting import account_run, ledger_of
 from harness.suite.judge.witness import Witness

@@ -30,7 +30,7 @@ from harness.errors import (
     TurnRefused,
     UpgradeRefused,
 )
-from harness.server.access import is_operator
+from harness.server.http.access import is_operator
 from harness.server.settings import ServerSettings
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets

@@ -18,9 +18,8 @@ from harness.server.scripts import ScriptText
 from harness.sessions.admission import Limits
 from harness.sessions.gate import ANONYMOUS
 from harness.sessions.script import Script
-from harness.sessions.session import AfterIncomplete, SessionConfig
-from harness.sessions.streaming import StreamingMode
-from harness.sessions.weight_update import ExpectedWeights
+from harness.sessions.session_config import AfterIncomplete, SessionConfig, StreamingMode
+from harness.sessions.weights.weight_update import ExpectedWeights
 from harness.tokens.matching import Matching
 from harness.types import SamplingWishes
 

@@ -18,7 +18,7 @@ from harness.dialects.dialect import AnswerStream
 from harness.dialects.sse import MEDIA_TYPE
 from harness.errors import HarnessError
 from harness.machine.http_protocol import Delivery
-from harness.server.connection import ClientConnection
+from harness.server.http.connection import ClientConnection
 from harness.tokens.outputs.live_text import LiveText
 
 _T = TypeVar("_T")

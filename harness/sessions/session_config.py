@@ -1,0 +1,58 @@
+"""The decisions of a session's owner, made when it is created. They do not change, and a restart brings them back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from harness.samples.merge import Selection
+from harness.sessions.admission import Limits
+from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
+from harness.sessions.script import Script
+from harness.types import SamplingWishes
+
+
+class AfterIncomplete(StrEnum):
+    """The ways of a session when an agent wants to extend a turn that is not COMPLETED."""
+
+    REFUSE = "refuse"
+    """Answer 404: those tokens could never be trained."""
+    SERVE = "serve"
+    """Go on (evaluation); the merge rule drops and counts the tail."""
+
+
+class StreamingMode(StrEnum):
+    """The two ways."""
+
+    RECORDED = "recorded"
+    """When the turn is durable, all of it."""
+    LIVE = "live"
+    """Reasoning and content as they are sampled; tool calls and the end when the turn is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """The decisions of a session's owner when it was created."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    sampling: SamplingWishes = field(default_factory=SamplingWishes)
+    """Replaces what the agent asks for."""
+    after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
+    selection: Selection = Selection.LAST
+    side_calls: tuple[str, ...] = ()
+    """Texts that only side calls have among the messages that they bring (`samples.side_calls`)."""
+    matching: tuple[str, ...] = ()
+    """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
+    streaming: StreamingMode | None = None
+    """When the text of streamed answers goes out; None leaves it to the server."""
+    script: Script | None = None
+    """The words of its turns; None leaves them to the model."""
+    resumes: str | None = None
+    """The drained session whose turns this one takes over (`sessions.takeover`)."""
+    session_id: str | None = None
+    """Its id, 32 hex digits, where its owner has chosen it."""
+    left_behind: int = 0
+    """Tokens that were sampled for turns of that session which do not come along."""
+    unknown_left_behind: Unknown = NOTHING_UNKNOWN
+    """Tokens that may have been sampled for them, and were not handed over."""

@@ -82,8 +82,8 @@ class Unit(NamedTuple):
 
     @property
     def raw(self) -> bytes:
-        """Everything it is read from."""
-        return b",".join((self.role.encode(), *self.contents))
+        """Everything it is read from, as JSON."""
+        return b",".join((msgspec.json.encode(self.role), *self.contents))
 
     @property
     def places(self) -> Sequence[str]:

@@ -105,7 +105,7 @@ def parse_request(
     units = units_of(wire.system, wire.messages)
     recall = NOTHING_RECALLED
     if history is not None:
-        recall = history.recall(wire.tools or (), [unit.raw for unit in units])
+        recall = history.recall(NAME, wire.tools or (), [unit.raw for unit in units])
     offer = _read_tools(wire.tools or (), limits) if recall.tools is None else _Offer(recall.tools, {}, ())
     if offer.deferred:  # which of them are offered depends on all messages
         recall = NOTHING_RECALLED

@@ -125,7 +125,7 @@ def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS, history: 
     """
     wire = decode_json(_decoder, body)
     limits.require("messages", len(wire.messages), "messages")
-    recall = NOTHING_RECALLED if history is None else history.recall(wire.tools or (), wire.messages)
+    recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages)
     messages = _read_messages(wire.messages, recall.known)
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)

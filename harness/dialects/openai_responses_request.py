@@ -107,9 +107,8 @@ def parse_request(
     tool_list = ToolList(wire.tools or ())
     recall = NOTHING_RECALLED
     if history is not None:
-        # In another dialect, and as an item, the same bytes may mean something else.
-        begins = [_raw([NAME, message]) for message in before]
-        recall = history.recall([_raw(NAME), *(wire.tools or ())], [*begins, *(group.raw for group in groups)])
+        begins = [_raw([message]) for message in before]  # as an item, the same bytes may mean something else
+        recall = history.recall(NAME, wire.tools or (), [*begins, *(group.raw for group in groups)])
     tools = tool_list.read(limits) if recall.tools is None else recall.tools
 
     def read(number: int) -> Message:

@@ -1,9 +1,9 @@
 """Histories that were read before, recognized by their bytes.
 
 A client sends its whole conversation with each call. What the reading of a raw message came to, in some dialects to
-several messages, is kept under a digest of its bytes and of everything before it, the tools included; the same bytes at
-the same place are not read again. Equal bytes have an equal reading, so recognizing one changes no result: a body that
-spells old messages in another way is read from there on, and comes to the same.
+several messages, is kept under a digest of its bytes and of everything before it, the dialect and the tools included;
+the same bytes at the same place are not read again. Equal bytes have an equal reading, so recognizing one changes no
+result: a body that spells old messages in another way is read from there on, and comes to the same.
 
 An index of one session, and bounded: a client that sends other histories all the time has them read each time. It keeps
 neither texts nor messages; of tools, those of the last request.
@@ -67,7 +67,7 @@ class Recall(NamedTuple):
     """The part of a request that its session was sent before."""
 
     digests: Sequence[bytes] = ()
-    """Of the raw bytes up to each raw message, the tools first; none where nobody has looked at them."""
+    """Of the raw bytes up to each raw message, dialect and tools first; none where nobody has looked at them."""
     prefixes: Sequence[Prefix] = ()
     """Those that are known: none, or those up to a message."""
     tools: tuple[Json, ...] | None = None
@@ -102,9 +102,9 @@ class History:
     def __len__(self) -> int:
         return self._held
 
-    def recall(self, tools: Sequence[msgspec.Raw], messages: Sequence[msgspec.Raw | bytes]) -> Recall:
-        """What is known of a request with these raw tools and messages."""
-        digests = [sha256(b",".join(tools)).digest()[:_DIGEST_BYTES]]
+    def recall(self, dialect: str, tools: Sequence[msgspec.Raw], messages: Sequence[msgspec.Raw | bytes]) -> Recall:
+        """What is known of a request in that dialect with these raw tools and messages."""
+        digests = [sha256(b",".join((msgspec.json.encode(dialect), *tools))).digest()[:_DIGEST_BYTES]]
         for raw in messages:
             digests.append(sha256(digests[-1] + raw).digest()[:_DIGEST_BYTES])
         prefixes: list[Prefix] = []

@@ -238,7 +238,7 @@ def test_two_replies_in_a_row_stay_two():
 
 
 def test_items_that_a_session_has_read_are_not_read_again():
-    """Only new ones; those of another dialect with the same bytes are no acquaintances."""
+    """Only new ones."""
     history = History()
     items = [user("hi"), {**assistant("a"), "type": "message"}]
 
@@ -252,8 +252,6 @@ def test_items_that_a_session_has_read_are_not_read_again():
 
     assert again.recall.known == 2
     assert list(again.messages) == [user("hi"), assistant("a"), user("more")]
-    raws = [json.dumps(item).encode() for item in items]
-    assert History.recall(history, [], raws).known == 0
 
 
 def turns_with(**notes: Any) -> list[Turn]:

@@ -1,0 +1,53 @@
+"""A request whose beginning is recalled, in every dialect: it means what it means when all of it is read."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from harness.dialects.dialect import DIALECTS, Dialect
+from harness.dialects.model_request import ModelRequest, WireCall
+from harness.dialects.request_limits import DEFAULT_LIMITS
+from harness.tokens.history import History
+from harness.tokens.matching import chain_keys
+from harness.types import Json
+from tests.builders import user
+
+BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+MESSAGES, RESPONSES = BY_NAME["anthropic_messages"], BY_NAME["openai_responses"]
+
+
+def read(dialect: Dialect, history: History, **fields: Any) -> ModelRequest:
+    """A request to a session with that history, which remembers it."""
+    asked = dialect.parse(WireCall(json.dumps(fields).encode()), DEFAULT_LIMITS, history)
+    history.read(asked.messages, asked.tools, asked.recall)
+    return asked
+
+
+@pytest.mark.parametrize(("before", "now"), list(itertools.permutations(BY_NAME, 2)))
+def test_the_same_bytes_in_another_dialect_are_no_acquaintances(before: str, now: str):
+    """A body that means something in each, and something else."""
+    two_in_one = {"type": "function", "name": "add", "function": {"name": "subtract"}}
+    fields: Json = {"messages": [user("hi")], "input": [user("hi")], "tools": [two_in_one]}
+    history = History()
+    read(BY_NAME[before], history, **fields)
+
+    asked = read(BY_NAME[now], history, **fields)
+
+    assert asked.recall.known == 0
+    assert asked.tools == read(BY_NAME[now], History(), **fields).tools
+
+
+def test_a_role_is_not_mistaken_for_replies():
+    """Whatever a client calls itself, the session does not take it for somebody else's history."""
+    odd = [user("hi"), {"role": 'assistant,"a"', "content": "b"}]
+    usual = [user("hi"), {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for first, second in itertools.permutations((odd, usual)):
+        history = History()
+        read(MESSAGES, history, messages=first)
+
+        asked = read(MESSAGES, history, messages=second)
+        keys = [prefix.key for prefix in history.read(asked.messages, asked.tools, asked.recall)]
+
+        assert keys == chain_keys(asked.messages, ())

@@ -6,6 +6,7 @@ Pure. Everything that says something to the model is served or refused by name. 
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -113,9 +114,13 @@ def parse_request(
     starts = [0, *accumulate(recall.counts)]
     new = [reader.read(unit) for unit in units[len(recall.counts) :]]
 
+    @lru_cache(maxsize=1)  # messages are asked for in their order, and many may come from one unit
+    def read_unit(number: int) -> Sequence[Message]:
+        return BlockReader(call, limits.json_depth).read(units[number])
+
     def read_known(number: int) -> Message:
         unit = bisect_right(starts, number) - 1
-        return BlockReader(call, limits.json_depth).read(units[unit])[number - starts[unit]]
+        return read_unit(unit)[number - starts[unit]]
 
     flat = tuple(message for messages in new for message in messages)
     messages: Sequence[Message] = PartlyRead(recall.known, flat, read_known) if recall.known else flat

@@ -1,7 +1,11 @@
 """A request whose beginning is recalled, in every dialect: it means what it means when all of it is read."""
 
+import gc
 import itertools
 import json
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,6 +27,53 @@ def read(dialect: Dialect, history: History, **fields: Any) -> ModelRequest:
     asked = dialect.parse(WireCall(json.dumps(fields).encode()), DEFAULT_LIMITS, history)
     history.read(asked.messages, asked.tools, asked.recall)
     return asked
+
+
+def uses(*call_ids: str) -> Json:
+    """A reply of tool calls."""
+    blocks = [{"type": "tool_use", "id": call_id, "name": "add", "input": {}} for call_id in call_ids]
+    return {"role": "assistant", "content": blocks}
+
+
+def results(*call_ids: str) -> Json:
+    """A message of results."""
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call_id} for call_id in call_ids]}
+
+
+def steps_of(work: Callable[[], object]) -> int:
+    """How many instructions of Python `work` takes."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal steps
+        del argument
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        steps += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    gc.disable()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return steps
+
+
+def test_many_results_in_one_message_are_read_again_once():
+    """Twice as many take twice the work, not four times."""
+
+    def steps(results_: int) -> int:
+        history = History()
+        messages = [user("hi"), uses("c1"), results(*["c1"] * results_)]
+        read(MESSAGES, history, messages=messages)
+        asked = read(MESSAGES, history, messages=messages)
+        assert asked.recall.known == 2 + results_
+        return steps_of(lambda: asked.messages[:])
+
+    assert steps(200) < 2.5 * steps(100)
 
 
 @pytest.mark.parametrize(("before", "now"), list(itertools.permutations(BY_NAME, 2)))

@@ -235,7 +235,7 @@ def check_results(
     known: Callable[[], Sequence[Message]],
     caller: Callable[[str], Turn | None],
 ) -> None:
-    """Raises `MalformedRequest` for a call id that is used twice, and for a result of a call that never was.
+    """Raises `MalformedRequest` for two calls of one reply with one id, and for a result of a call that never was.
 
     `known` reads the messages before those `units`, for a result whose call is neither among them nor recorded.
     """
@@ -244,12 +244,10 @@ def check_results(
     for unit, messages in zip(units, read, strict=True):
         param = unit.places[0]
         for message in messages:
-            for call in message.get("tool_calls") or ():
-                if call["id"] in made:
-                    raise MalformedRequest(
-                        f"{param}: the id {call['id']!r} is that of two tool_use blocks", param=param
-                    )
-                made.add(call["id"])
+            ids = [call["id"] for call in message.get("tool_calls") or ()]
+            if len(set(ids)) < len(ids):
+                raise MalformedRequest(f"{param}: expected an id of its own for each tool_use block", param=param)
+            made.update(ids)
             call_id = message.get("tool_call_id")
             if call_id is None or call_id in made or caller(call_id) is not None:
                 continue

@@ -5,6 +5,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.model_request import ModelRequest, WireCall
 from harness.dialects.request_limits import DEFAULT_LIMITS
+from harness.errors import MalformedRequest
 from harness.tokens.history import History
 from harness.tokens.matching import chain_keys
 from harness.types import Json
@@ -102,3 +104,24 @@ def test_a_role_is_not_mistaken_for_replies():
         keys = [prefix.key for prefix in history.read(asked.messages, asked.tools, asked.recall)]
 
         assert keys == chain_keys(asked.messages, ())
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_served"),
+    [
+        ([user("hi"), uses("c1"), results("c1"), uses("c1"), results("c1")], True),
+        ([user("hi"), uses("c1"), results("c1"), uses("c2", "c2"), results("c2")], False),
+        ([user("hi"), uses("c1"), uses("c1"), results("c1")], False),
+        ([user("hi"), uses("c1", "c2"), results("c1"), user("and?"), results("c2")], True),
+        ([user("hi"), uses("c1"), results("c1"), results("c2")], False),
+        ([user("hi"), uses("c1"), results("c1"), results("c2"), uses("c2")], False),
+    ],
+)
+def test_calls_and_results_go_together_however_much_is_recalled(messages: list[Json], is_served: bool):
+    """A server that has read the beginning of a history says what one says that reads all of it."""
+    for known in range(len(messages)):
+        history = History()
+        with suppress(MalformedRequest):
+            read(MESSAGES, history, messages=messages[:known])
+        with nullcontext() if is_served else pytest.raises(MalformedRequest):
+            read(MESSAGES, history, messages=messages)

@@ -108,6 +108,8 @@ class MessageItems(NamedTuple):
     """The items that are one message."""
 
     items: list[Item]
+    types: set[str]
+    """Those of its items."""
 
     @property
     def raw(self) -> msgspec.Raw:
@@ -125,10 +127,11 @@ def group_items(raws: Sequence[msgspec.Raw], asked_before: Sequence[Message]) ->
     for i, raw in enumerate(raws):
         item = _read_head(raw, f"input[{i}]")
         _check_call_id(item, calls)
-        if groups and item.is_reply and _belongs(item, groups[-1].items):
+        if groups and item.is_reply and _belongs(item, groups[-1]):
             groups[-1].items.append(item)
+            groups[-1].types.add(item.type)
         else:
-            groups.append(MessageItems([item]))
+            groups.append(MessageItems([item], {item.type}))
     return groups
 
 
@@ -158,12 +161,13 @@ def _check_call_id(item: Item, calls: set[str]) -> None:
     calls.add(item.call_id)
 
 
-def _belongs(item: Item, group: Sequence[Item]) -> bool:
+def _belongs(item: Item, group: MessageItems) -> bool:
     """It is part of the same reply: one has its reasoning first, and one text."""
-    types = {each.type for each in group}
-    return group[0].is_reply and (
-        types <= {"reasoning"} if item.type == "reasoning" else item.type != "message" or "message" not in types
-    )
+    if not group.items[0].is_reply:
+        return False
+    if item.type == "reasoning":
+        return group.types == {"reasoning"}
+    return item.type != "message" or "message" not in group.types
 
 
 def read_message(group: MessageItems, limits: RequestLimits) -> Message:

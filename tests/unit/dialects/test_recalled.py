@@ -78,6 +78,16 @@ def test_many_results_in_one_message_are_read_again_once():
     assert steps(200) < 2.5 * steps(100)
 
 
+def test_many_items_of_one_reply_are_grouped_in_one_go():
+    """Twice as many take twice the work."""
+
+    def steps(items: int) -> int:
+        call = WireCall(json.dumps({"input": [{"type": "reasoning"}] * items}).encode())
+        return steps_of(lambda: RESPONSES.parse(call, DEFAULT_LIMITS, History()))
+
+    assert steps(200) < 2.5 * steps(100)
+
+
 @pytest.mark.parametrize(("before", "now"), list(itertools.permutations(BY_NAME, 2)))
 def test_the_same_bytes_in_another_dialect_are_no_acquaintances(before: str, now: str):
     """A body that means something in each, and something else."""

@@ -30,7 +30,7 @@ CALL_FORMS = "call_forms"
 
 _LOGPROBS = "message.output_text.logprobs"
 _LONGEST_NOTE = 200  # characters
-
+_MOST_NOTED = 16  # tools
 
 _NOTHING = msgspec.Raw(b"null")
 
@@ -104,12 +104,12 @@ def parse_request(
     raws = list(map(_raw, text)) if isinstance(wire.input, str) else wire.input or []
     limits.require("messages", len(before) + len(raws), "input")
     groups = group_items(raws, before)
-    tool_list = ToolList(wire.tools or ())
+    tool_list = ToolList(wire.tools or (), limits)
     recall = NOTHING_RECALLED
     if history is not None:
         begins = [_raw([message]) for message in before]  # as an item, the same bytes may mean something else
         recall = history.recall(NAME, wire.tools or (), [*begins, *(group.raw for group in groups)])
-    tools = tool_list.read(limits) if recall.tools is None else recall.tools
+    tools = tool_list.read() if recall.tools is None else recall.tools
 
     def read(number: int) -> Message:
         behind = number - len(before)
@@ -248,6 +248,6 @@ def _notes(wire: _WireRequest, tools: ToolList) -> Json:
         INSTRUCTIONS: bool(wire.instructions),
         CALL_FORMS: tools.forms,
         "ignored": shown,
-        "left_out": [kind[:_LONGEST_NOTE] for kind in tools.left_out],
+        "left_out": [kind[:_LONGEST_NOTE] for kind in tools.left_out[:_MOST_NOTED]],
     }
     return {name: value for name, value in notes.items() if value}

@@ -90,10 +90,13 @@ class _Offered(NamedTuple):
 class ToolList:
     """The tools of one request; reads no more of them than their kinds and names until somebody asks.
 
-    Raises `MalformedRequest` when a tool is none, or two have one name.
+    Raises `MalformedRequest` when a tool is none, or two have one name; `OverLimit` when there are too many, those that
+    are not offered included.
     """
 
-    def __init__(self, raws: Sequence[msgspec.Raw]) -> None:
+    def __init__(self, raws: Sequence[msgspec.Raw], limits: RequestLimits) -> None:
+        limits.require("tools", len(raws), "tools")
+        self._limits = limits
         self._offered: dict[str, _Offered] = {}
         self.left_out: list[str] = []
         """Kinds of tools that are not offered."""
@@ -103,6 +106,7 @@ class ToolList:
     def _add(self, raw: msgspec.Raw, field: str, namespace: str | None) -> None:
         head = decode_json(_head_decoder, raw, field)
         if head.type == "namespace" and namespace is None:
+            self._limits.require("tools", len(head.tools), f"{field}.tools")
             for i, inner in enumerate(head.tools):
                 self._add(inner, f"{field}.tools[{i}]", head.name)
             return
@@ -128,12 +132,12 @@ class ToolList:
         forms = ((name, offered.form) for name, offered in self._offered.items())
         return {name: list(form) for name, form in forms if form != CallForm(FUNCTION, name)}
 
-    def read(self, limits: RequestLimits) -> tuple[Json, ...]:
+    def read(self) -> tuple[Json, ...]:
         """The functions, in normal form. Raises `MalformedRequest`, `OverLimit`."""
-        limits.require("tools", len(self._offered), "tools")
+        self._limits.require("tools", len(self._offered), "tools")
         size = sum(memoryview(offered.raw).nbytes for offered in self._offered.values())
-        limits.require("schema_bytes", size, "tools")
-        return tuple(_function(offered, limits) for offered in self._offered.values())
+        self._limits.require("schema_bytes", size, "tools")
+        return tuple(_function(offered, self._limits) for offered in self._offered.values())
 
 
 def _function(offered: _Offered, limits: RequestLimits) -> Json:

@@ -129,6 +129,13 @@ def test_what_codex_sends_is_understood():
     }
 
 
+def test_tools_that_are_left_out_are_noted_as_far_as_they_are_few():
+    """A record does not grow with what a client offers in vain."""
+    asked = ask("hi", tools=[{"type": f"{i:03}" + "x" * 1_000} for i in range(1_000)])
+
+    assert asked.notes["left_out"] == [f"{i:03}" + "x" * 197 for i in range(16)]
+
+
 def test_a_function_is_what_it_is_in_chat_completions():
     """So that a conversation may change its dialect."""
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -370,6 +377,8 @@ CALL = {"type": "function_call", "name": "add", "call_id": "c", "arguments": "{}
         ("hi", {"tools": [{}]}, "tools[0]"),
         ("hi", {"tools": [{"type": "function"}]}, "tools[0].name"),
         ("hi", {"tools": [ADD, ADD]}, "tools[1].name"),
+        ("hi", {"tools": [{"type": "x"}] * 1_025}, "tools"),
+        ("hi", {"tools": [{**CALENDAR, "tools": [{"type": "x"}] * 1_025}]}, "tools[0].tools"),
         ("hi", {"tools": [{**CALENDAR, "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].name"),
         ("hi", {"tools": [{**ADD, "parameters": DEEP}]}, "tools"),
         ("hi", {"tool_choice": "required"}, "tool_choice"),

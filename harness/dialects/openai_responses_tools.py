@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
-from harness.dialects.request_limits import RequestLimits
+from harness.dialects.request_limits import RequestLimits, utf8_bytes
 from harness.errors import MalformedRequest
 from harness.types import Json
 
@@ -95,20 +95,25 @@ class ToolList:
     """
 
     def __init__(self, raws: Sequence[msgspec.Raw], limits: RequestLimits) -> None:
-        limits.require("tools", len(raws), "tools")
         self._limits = limits
+        self._count = self._namespace_bytes = 0
         self._offered: dict[str, _Offered] = {}
         self.left_out: list[str] = []
         """Kinds of tools that are not offered."""
+        self._add_all(raws, "tools", None)
+
+    def _add_all(self, raws: Sequence[msgspec.Raw], field: str, namespace: str | None) -> None:
+        self._count += len(raws)
+        self._limits.require("tools", self._count, field)
+        self._namespace_bytes += len(raws) * utf8_bytes(namespace or "")  # each function has it in its name
+        self._limits.require("schema_bytes", self._namespace_bytes, field)
         for i, raw in enumerate(raws):
-            self._add(raw, f"tools[{i}]", None)
+            self._add(raw, f"{field}[{i}]", namespace)
 
     def _add(self, raw: msgspec.Raw, field: str, namespace: str | None) -> None:
         head = decode_json(_head_decoder, raw, field)
         if head.type == "namespace" and namespace is None:
-            self._limits.require("tools", len(head.tools), f"{field}.tools")
-            for i, inner in enumerate(head.tools):
-                self._add(inner, f"{field}.tools[{i}]", head.name)
+            self._add_all(head.tools, f"{field}.tools", head.name)
             return
         if head.type not in CALL_KINDS:
             self.left_out.append(head.type)
@@ -134,7 +139,6 @@ class ToolList:
 
     def read(self) -> tuple[Json, ...]:
         """The functions, in normal form. Raises `MalformedRequest`, `OverLimit`."""
-        self._limits.require("tools", len(self._offered), "tools")
         size = sum(memoryview(offered.raw).nbytes for offered in self._offered.values())
         self._limits.require("schema_bytes", size, "tools")
         return tuple(_function(offered, self._limits) for offered in self._offered.values())

@@ -379,6 +379,8 @@ CALL = {"type": "function_call", "name": "add", "call_id": "c", "arguments": "{}
         ("hi", {"tools": [ADD, ADD]}, "tools[1].name"),
         ("hi", {"tools": [{"type": "x"}] * 1_025}, "tools"),
         ("hi", {"tools": [{**CALENDAR, "tools": [{"type": "x"}] * 1_025}]}, "tools[0].tools"),
+        ("hi", {"tools": [{**CALENDAR, "tools": [{"type": "x"}] * 1_000}] * 2}, "tools[1].tools"),
+        ("hi", {"tools": [{**CALENDAR, "name": "x" * 600_000}]}, "tools[0].tools"),
         ("hi", {"tools": [{**CALENDAR, "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].name"),
         ("hi", {"tools": [{**ADD, "parameters": DEEP}]}, "tools"),
         ("hi", {"tool_choice": "required"}, "tool_choice"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import AdapterError, AgentError
+from harness.rollouts.agents.profile import PROFILE_FILE
 from harness.rollouts.agents.programs import bundled_agent
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
@@ -20,11 +21,16 @@ A program acts for the model, which must not read the answer there; functions ar
 """
 
 
+def is_script(name: str) -> bool:
+    """Whether `name` is the path of a script or of a profile, by how it ends."""
+    return name.endswith((".py", PROFILE_FILE))
+
+
 def find_script(name: str, option: str) -> Path:
-    """The script that ships under `name`, or the one at that path. Raises `AdapterError` naming `option`."""
+    """The script or profile that ships under `name`, or the one at that path. Raises `AdapterError` naming `option`."""
     script = Path(name)
     try:
-        script = script if script.suffix == ".py" else bundled_agent(name)
+        script = script if is_script(name) else bundled_agent(name)
     except AgentError as error:
         raise AdapterError(f"{option}: {error.message}") from error
     if not script.is_file():

@@ -7,13 +7,13 @@ is left of a loop that was closed is forgotten; nothing of it works any more.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from harness.adapters.agents import find_function, find_script, program_metadata
+from harness.adapters.agents import find_function, find_script, is_script, program_metadata
 from harness.adapters.sampling import session_sampling
 from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, TrainerSessions, rollout_directory
 from harness.client.connections import SessionServerAddress
@@ -31,10 +31,11 @@ class EpisodeSettings:
 
     server: SessionServerAddress
     agent: AgentFunction | str
-    """A function, its dotted path, the name of a program that ships, or the path of a script that ends in `.py`."""
+    """A function, its dotted path, the name of a program that ships, or the path of a script or profile."""
     agent_env: tuple[tuple[str, str], ...] = ()
     deadline_s: float = DEADLINE_S
-    matching: tuple[str, ...] = ()
+    matching: tuple[str, ...] | None = None
+    """None: that of the agent's profile."""
     workdir: Path | None = None
     """Where the directories of rollouts stay; None: they go with their rollouts."""
 
@@ -46,14 +47,14 @@ class EpisodeSettings:
         *,
         agent_env: Mapping[str, str] | None = None,
         deadline_s: float = DEADLINE_S,
-        matching: Sequence[str] = (),
+        matching: Sequence[str] | None = None,
         workdir: str | None = None,
     ) -> Self:
         """These settings with the admin token of the environment; raises `AdapterError` for an agent not there."""
         address = SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE))
         env = tuple(sorted((agent_env or {}).items()))
         keep = None if workdir is None else Path(workdir)
-        settings = cls(address, agent, env, deadline_s, tuple(matching), keep)
+        settings = cls(address, agent, env, deadline_s, None if matching is None else tuple(matching), keep)
         if isinstance(settings.find_agent(), Path) or not env:
             return settings
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
@@ -62,7 +63,7 @@ class EpisodeSettings:
         """The script or the function. Raises `AdapterError` for one that is not there."""
         if not isinstance(self.agent, str):
             return self.agent
-        if "." not in self.agent or self.agent.endswith(".py"):
+        if "." not in self.agent or is_script(self.agent):
             return find_script(self.agent, "agent")
         return find_function(self.agent, "agent", _import)
 
@@ -83,7 +84,7 @@ class Episodes:
         sampling_params: Mapping[str, Any],
         most_tokens: int | None,
     ) -> Rollout:
-        """One rollout, to its end.
+        """One rollout, to its end; of its samples the last one alone, since such a trainer takes one.
 
         Args:
             prompt: What the conversation begins with.
@@ -97,11 +98,13 @@ class Episodes:
         manager, agent = await self._sessions.open()
         is_program = isinstance(agent, ProgramAgent)
         known = program_metadata(metadata, "data") if is_program else {}
-        session: Json = {"sampling": sampling, "matching": list(self._settings.matching), "selection": "last"}
+        session: Json = {"sampling": sampling}
+        if self._settings.matching is not None:
+            session["matching"] = list(self._settings.matching)
         if most_tokens is not None:
             session["limits"] = {"tokens_per_session": most_tokens}
         async with rollout_directory(self._settings.workdir, uuid4().hex) as workdir:
-            return await manager.run(
+            rollout = await manager.run(
                 AgentTask(
                     agent=agent if isinstance(agent, ProgramAgent) else _with_metadata(agent, metadata),
                     prompt=prompt,
@@ -112,6 +115,7 @@ class Episodes:
                     metadata=known,
                 )
             )
+        return replace(rollout, samples=rollout.samples[-1:])
 
     async def close(self) -> None:
         """End what was opened. Idempotent."""

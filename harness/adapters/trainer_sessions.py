@@ -42,8 +42,8 @@ class TrainerSessions(Generic[_Function]):
 
     Args:
         server: The session server; it has to run this version of the harness.
-        find_agent: The script of the agent, or a function; called when the sessions are opened.
-        env: Added to the environment of a program.
+        find_agent: The script or profile of the agent, or a function; called when the sessions are opened.
+        env: Added to the environment of a program, over the variables of its profile.
     """
 
     def __init__(
@@ -83,7 +83,12 @@ class TrainerSessions(Generic[_Function]):
         if server.harness != __version__:
             raise AdapterError(f"{self._server.url} is of version {server.harness}, expected {__version__}")
         found = self._find_agent()
-        agent = replace(await prepare_agent(found), env=dict(self._env)) if isinstance(found, Path) else found
+        agent: ProgramAgent | _Function
+        if isinstance(found, Path):
+            program = await prepare_agent(found)
+            agent = replace(program, env={**program.env, **self._env})
+        else:
+            agent = found
         manager = SessionManager(self._server.url, admin_token=self._server.admin_token, client=self._client)
         await manager.__aenter__()
         return OpenSessions(manager, agent)

@@ -37,13 +37,13 @@ def make_task(
     """
     sampling = session_sampling(sampling_params)
     place = {"index": sample.index, "group_index": sample.group_index}
-    limits = {} if settings.max_seq_len is None else {"tokens_per_session": settings.max_seq_len}
-    session = {
-        "sampling": sampling,
-        "limits": limits,
-        "selection": str(settings.selection),
-        "matching": list(settings.matching),
-    }
+    session: Json = {"sampling": sampling}
+    if settings.max_seq_len is not None:
+        session["limits"] = {"tokens_per_session": settings.max_seq_len}
+    if settings.selection is not None:
+        session["selection"] = str(settings.selection)
+    if settings.matching is not None:
+        session["matching"] = list(settings.matching)
     is_program = isinstance(agent, ProgramAgent)
     known = program_metadata(sample.metadata, f"sample {sample.index}: metadata") if is_program else {}
     return AgentTask(

@@ -5,6 +5,7 @@ since every one of them would be wrong.
 """
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -14,10 +15,9 @@ from harness.adapters.agents import LoadFunction
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
 from harness.adapters.miles.samples import aborted_sample, require_fields, samples_of
-from harness.adapters.miles.settings import add_arguments
+from harness.adapters.miles.settings import add_arguments, is_single
 from harness.adapters.trainer_sessions import rollout_directory
 from harness.errors import AdapterError
-from harness.samples.merge import Selection
 from harness.samples.rollout import Rollout
 from harness.types import Json
 
@@ -67,7 +67,7 @@ async def run_sample(state: Any, sample: Any, sampling_params: Json, load: LoadF
     except Exception as error:  # noqa: BLE001  # one rollout costs itself, whatever it met
         _log.warning(MILES_ROLLOUT_FAILED, index=sample.index, error=repr(error), exc_info=True)
         samples = [aborted_sample(sample, f"{type(error).__name__}: {error}")]
-    return samples[0] if rollouts.settings.selection is Selection.LAST else samples
+    return samples[0] if is_single(rollouts.settings.selection) else samples
 
 
 async def open_rollouts(state: Any, load: LoadFunction) -> None:
@@ -102,6 +102,8 @@ async def _generate(rollouts: MilesRollouts, state: Any, sample: Any, sampling_p
         rollout: Rollout | None = await rollouts.run(task, state)
     if rollout is None:
         return [aborted_sample(sample, "the step was aborted")]
+    if is_single(rollouts.settings.selection):
+        rollout = replace(rollout, samples=rollout.samples[-1:])
     # In the loop, as miles does: its tokenizer may be busy there, and does not bear two threads.
     return samples_of(sample, rollout, state.tokenizer.decode)
 

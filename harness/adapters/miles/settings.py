@@ -36,8 +36,10 @@ class MilesSettings:
     deadline_s: float
     max_seq_len: int | None
     """Tokens of a session's longest branch, prompt included."""
-    matching: tuple[str, ...]
-    selection: Selection
+    matching: tuple[str, ...] | None
+    """None: that of the agent's profile."""
+    selection: Selection | None
+    """None: that of the agent's profile, and of its samples the last one."""
     workdir: Path | None
     """Where the directories of rollouts stay; None: they go with their rollouts."""
 
@@ -51,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--harness-agent", type=str, default=None, help="A bundled agent or a script, in place of an agent function.")
     add("--harness-agent-env", type=str, nargs="*", default=[], help="NAME=VALUE, for the environment of a program.")
     add("--harness-deadline", type=float, default=DEADLINE_S, help="Seconds that an agent may take.")
-    add("--harness-matching", type=str, nargs="*", default=[], help="Differences in histories that do not count.")
+    add("--harness-matching", type=str, nargs="*", default=None, help="Differences in histories that do not count.")
     add(
         "--harness-selection",
         type=str,
         choices=[str(each) for each in Selection],
-        default=str(Selection.LAST),
+        default=None,
         help="Which branches of a session become samples; another one than `last` returns a list for each rollout.",
     )
     add("--harness-workdir", type=Path, default=None, help="Keep the working directories of rollouts here.")
@@ -72,7 +74,8 @@ def read_settings(args: Any) -> MilesSettings:
         raise AdapterError("--harness-session-server: expected the URL of a session server (`harness serve`), got none")
     require_kept(args)
     function_path, agent = getattr(args, "custom_agent_function_path", None), getattr(args, "harness_agent", None)
-    workdir, env = getattr(args, "harness_workdir", None), read_variables(getattr(args, "harness_agent_env", ()))
+    workdir, matching = getattr(args, "harness_workdir", None), getattr(args, "harness_matching", None)
+    env = read_variables(getattr(args, "harness_agent_env", ()))
     if bool(function_path) == bool(agent):
         raise AdapterError("expected one of --custom-agent-function-path and --harness-agent")
     if env and not agent:
@@ -85,7 +88,7 @@ def read_settings(args: Any) -> MilesSettings:
         agent_env=env,
         deadline_s=getattr(args, "harness_deadline", DEADLINE_S),
         max_seq_len=getattr(args, "max_seq_len", None),
-        matching=tuple(getattr(args, "harness_matching", ())),
+        matching=None if matching is None else tuple(matching),
         selection=_selection(args),
         workdir=None if workdir is None else Path(workdir),
     )
@@ -102,11 +105,18 @@ def read_variables(assignments: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def _selection(args: Any) -> Selection:
-    name = getattr(args, "harness_selection", Selection.LAST)
+def _selection(args: Any) -> Selection | None:
+    name = getattr(args, "harness_selection", None)
+    if name is None:
+        return None
     if name not in list(Selection):
         raise AdapterError(f"--harness-selection: expected one of {', '.join(Selection)}, got {name!r}")
     return Selection(name)
+
+
+def is_single(selection: Selection | None) -> bool:
+    """Whether a rollout makes one sample of miles', and no list."""
+    return selection is None or selection is Selection.LAST
 
 
 class Refusal(NamedTuple):
@@ -151,7 +161,7 @@ REFUSALS = (
     ),
     Refusal(
         "--group-rm",
-        lambda args: getattr(args, "group_rm", False) and _selection(args) is not Selection.LAST,
+        lambda args: getattr(args, "group_rm", False) and not is_single(_selection(args)),
         "miles scores groups of samples, and --harness-selection makes lists of them",
     ),
 )

@@ -32,7 +32,7 @@ class SessionAgentLoop:
         is_scored_by_agent: The agent states the reward; False leaves it to verl.
         agent_env: Added to the environment of a program.
         deadline_s: Seconds that an agent may take.
-        matching: Differences in histories that do not count.
+        matching: Differences in histories that do not count; None: those of the agent's profile.
         workdir: Keeps the directories of rollouts here.
 
     Raises `AdapterError` for an agent that is not there.
@@ -54,7 +54,7 @@ class SessionAgentLoop:
         is_scored_by_agent: bool = True,
         agent_env: Mapping[str, str] | None = None,
         deadline_s: float = DEADLINE_S,
-        matching: Sequence[str] = (),
+        matching: Sequence[str] | None = None,
         workdir: str | None = None,
     ) -> None:
         rollout = trainer_config.config.actor_rollout_ref.rollout

@@ -1,0 +1,98 @@
+"""An agent with a profile plays for a trainer as it does anywhere: with its programs, its variables, its sessions."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.adapters.areal.trajectory import trajectory_columns
+from harness.adapters.episodes import Episodes, EpisodeSettings
+from harness.adapters.miles.agents import make_task
+from harness.adapters.miles.settings import read_settings
+from harness.engines.scripted import ScriptStep
+from harness.rollouts.agents.task import ProgramAgent
+from harness.samples.rollout import OutcomeKind
+from harness.types import Json
+from tests.unit.adapters.miles_runs import miles_args, miles_run
+from tests.unit.rollouts.test_profile import PROFILE, written
+
+COMMAND = '["python", "${HARNESS_AGENT_FOLDER}/play.py"]'
+SESSION = """
+[env]
+MOOD = "calm"
+ADDRESS = "${OPENAI_BASE_URL}/chat/completions"
+
+[session]
+matching = ["trimmed"]
+side_calls = ["Write a title"]
+"""
+PROGRAM = """
+import json, os, sys, urllib.request
+
+def ask(*messages):
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    with urllib.request.urlopen(urllib.request.Request(os.environ["ADDRESS"], body, headers)) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+task = {"role": "user", "content": os.environ["HARNESS_INSTRUCTION"]}
+said = {"role": "assistant", "content": ask(task) + "  "}
+ask(task, said, {"role": "user", "content": "Go on."})
+ask({"role": "user", "content": "Write a title."})
+with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
+    json.dump({"mood": os.environ["MOOD"], "prefix": sys.prefix}, file)
+"""
+
+STEPS = (ScriptStep(text="One moment."), ScriptStep(text="Done."), ScriptStep(text="Moments"))
+PROMPT = [{"role": "user", "content": "Do it."}]
+
+pytestmark = pytest.mark.usefixtures("trainers")
+
+
+@pytest.fixture(name="profile")
+def _profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a program that asks two questions and, besides, for a title; in a cache of its own."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    text = PROFILE.replace('["python", "-c", "print()"]', COMMAND)
+    folder = written(tmp_path / "titled", SESSION, profile=text)
+    (folder / "play.py").write_text(PROGRAM)
+    return folder / "profile.toml"
+
+
+@pytest.mark.agent
+async def test_a_profile_plays_for_a_trainer(profile: Path, tmp_path: Path) -> None:
+    """Its own Python is found, its variables are there, and the side call that came last is not what is trained."""
+    async with miles_run(*STEPS) as run:
+        episodes = Episodes(EpisodeSettings.read(run.server.url, str(profile), agent_env={"MOOD": "merry"}))
+        try:
+            rollout = await episodes.run(PROMPT, {}, {"temperature": 1.0}, None)
+        finally:
+            await episodes.close()
+
+    assert rollout.outcome.kind is OutcomeKind.FINISHED, rollout.outcome
+    assert rollout.agent_result is not None
+    assert rollout.agent_result["mood"] == "merry"
+    assert rollout.agent_result["prefix"].startswith(str(tmp_path / "cache"))
+    [sample] = rollout.samples
+    assert sample.metadata["turns"] == [0, 1]  # one branch: the white space at the end did not count
+    assert rollout.session["side_calls"] == [2]
+    assert trajectory_columns(sample, 1.0, 0)["loss_mask"].sum() == sample.loss_mask.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "stated"),
+    [
+        ((), {}),
+        (("--harness-matching", "trimmed"), {"matching": ["trimmed"]}),
+        (("--harness-selection", "leaves"), {"selection": "leaves"}),
+    ],
+)
+def test_a_session_says_of_itself_what_the_operator_has_said(
+    tmp_path: Path, options: tuple[str, ...], stated: Json
+) -> None:
+    """And nothing else: it would stand over what the profile of the agent says."""
+    settings = read_settings(miles_args("--harness-session-server", "http://s", "--harness-agent", "pi", *options))
+    sample: Any = SimpleNamespace(index=0, group_index=0, prompt=PROMPT, metadata={})
+    task = make_task(settings, ProgramAgent("pi", ("pi",)), sample, {"temperature": 1.0}, tmp_path)
+    assert task.session == {"sampling": {"temperature": 1.0}} | stated

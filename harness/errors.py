@@ -33,7 +33,7 @@
     │   └── ServerStopping         the server ends; the next one on its store goes on with the turn
     ├── ShardUnavailable           503, a shard of the server is being started again
     │   └── ShardLost              502, it ended before it answered
-    ├── AnswerChanged              503: the turn is not what was said while it was sampled; a retry gets it
+    ├── AnswerChanged              503: the turn is not what its stream has said; a retry gets it
     ├── ClientLeft                 499: nobody reads the answer; a retry goes on where the turn broke off
     ├── EngineError                the engine failed; what it handed over is in the ledger, the rest is `unknown`
     │   ├── EngineUnavailable      not reachable, not ready, overloaded
@@ -394,7 +394,7 @@ class ShardLost(ShardUnavailable):
 
 
 class AnswerChanged(HarnessError):
-    """What was said of a turn while it was sampled is not what is recorded: part of it was lost, or read otherwise.
+    """What a stream has said of a turn is not what is recorded: part was lost or read otherwise, or its id is another.
 
     The turn is recorded and undelivered, so the same request is answered with it.
     """

@@ -126,6 +126,11 @@ class _Stream:
         self._sent: set[tuple[str, int]] = set()
         self._said = Delta()
 
+    @property
+    def has_told_id(self) -> bool:
+        """It is in the message, and in the signature of its reasoning."""
+        return bool(self._sent)
+
     def keep_alive(self) -> bytes:
         """A `ping`, which clients of the dialect expect anywhere."""
         return event({"type": "ping"}, "ping")

@@ -26,6 +26,10 @@ from harness.types import Json
 class AnswerStream(Protocol):
     """Writes one streamed answer as server-sent events (`dialects.sse`), part by part."""
 
+    @property
+    def has_told_id(self) -> bool:
+        """The id of its head has gone out, and clients can go on from it: the answer has to be the one with that id."""
+
     def keep_alive(self) -> bytes:
         """The part that says no more than that the answer is being worked on; the first one begins the stream.
 

@@ -116,7 +116,7 @@ class AnswerHead:
 
     request: ModelRequest
     response_id: str
-    """32 hex digits, the same for all retries of a call; a dialect may put a word before it."""
+    """32 hex digits; that of an earlier call whose answer is asked for again. A dialect may put a word before it."""
     model: str
     """The model's name in answers."""
     created_at: float
@@ -141,7 +141,7 @@ class ModelAnswer:
 
     @property
     def response_id(self) -> str:
-        """The id of the answer: that of the call which the turn was admitted for; 32 hex digits."""
+        """The id of the answer: that of the call which has had it sampled last; 32 hex digits."""
         turn = self.turn
         known: str | None = turn.notes.get("response_id")
         return known or (turn.segments[-1].request_id if turn.segments else turn.request_digest)

@@ -93,6 +93,8 @@ class OpenAIChat:
 class _Stream:
     """Writes chunks."""
 
+    has_told_id = False  # it is in every chunk, and nothing goes on from it
+
     def __init__(self, dialect: OpenAIChat, head: AnswerHead) -> None:
         self._dialect = dialect
         self._head = head

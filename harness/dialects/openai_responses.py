@@ -81,6 +81,11 @@ class _Stream:
         self._number = 0
         self._said = Delta()
 
+    @property
+    def has_told_id(self) -> bool:
+        """Every event of the response in progress has it."""
+        return bool(self._number)
+
     def keep_alive(self) -> bytes:
         """The response in progress; the first one begins it."""
         return b"".join(self._begin()) or self._write("response.in_progress", response=self._response())

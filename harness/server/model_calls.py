@@ -113,11 +113,14 @@ class ModelCalls:
     async def _end_stream(self, call: ModelCall, stream: AnswerStream, served: ServedTurn) -> bytes:
         """The rest of a streamed answer. Raises `AnswerChanged` when the turn is not the one that was said."""
         turn, live_text = served.turn, call.live_text
-        if live_text.has_spoken and (
-            not live_text.agrees_with(turn.reply) or turn.notes.get("response_id") != call.head.response_id
-        ):
+        has_other_text = live_text.has_spoken and not live_text.agrees_with(turn.reply)
+        has_other_id = stream.has_told_id and turn.notes.get("response_id") != call.head.response_id
+        if has_other_text or has_other_id:
             with _count_refusals(call.session):
-                raise AnswerChanged(f"turn {turn.index} has another text than was said while it was sampled; ask again")
+                raise AnswerChanged(
+                    f"turn {turn.index} has another {'text' if has_other_text else 'id'} than its stream has said;"
+                    " ask again"
+                )
         return await self._write(call, served, lambda answer: b"".join(stream.end(answer)))
 
     async def _write(self, call: ModelCall, served: ServedTurn, write: Callable[[ModelAnswer], bytes]) -> bytes:

@@ -47,7 +47,7 @@ from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
 from harness.sessions.retries import Treatment
-from harness.sessions.session import Session
+from harness.sessions.session import KnownAnswer, Session
 from harness.sessions.session_config import StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.store.base import SessionStore
@@ -78,6 +78,10 @@ class ModelCall:
     read: ReadCall
     client: ClientConnection
     head: AnswerHead
+    own_id: str
+    """An id that no other call has."""
+    known: KnownAnswer | None
+    """The answer whose id its head has; None when that is its own."""
     began_at: float
     live_text: LiveText = field(default_factory=LiveText)
     """What is said of its answer while it is sampled; silent unless somebody reads along."""
@@ -86,6 +90,13 @@ class ModelCall:
     def request(self) -> ModelRequest:
         """Its content, in normal form."""
         return self.read.request
+
+    def id_for(self, index: int | None) -> str:
+        """The id of the answer when it samples turn `index`, or, for None, one of its own.
+
+        Never that of another turn: a wait may have made another one of the answer that the call asked for again.
+        """
+        return self.head.response_id if self.known is None or self.known.turn == index else self.own_id
 
 
 @dataclass(slots=True)
@@ -138,9 +149,9 @@ class TurnService:
             raise MalformedRequest(
                 f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
             )
-        known = session.response_id(read.digest, says_retry=client.says_retry)
-        head = AnswerHead(read.request, known or next(self._request_ids), self.model, began_at)
-        return ModelCall(session, read, client, head, began_at)
+        known, own_id = session.known_answer(read.digest, says_retry=client.says_retry), next(self._request_ids)
+        head = AnswerHead(read.request, own_id if known is None else known.response_id, self.model, began_at)
+        return ModelCall(session, read, client, head, own_id, known, began_at)
 
     async def serve(self, call: ModelCall) -> ServedTurn:
         """The turn that answers a model call (steps 2 to 8).
@@ -192,7 +203,8 @@ class TurnService:
                     if admission is not None:
                         return await self._sample(call, admission, asked_in=epoch)
                 case Treatment.CONTINUE:
-                    return await self._sample(call, call.session.take_up(index, self.clock()))
+                    admission = call.session.take_up(index, self.clock(), call.id_for(index))
+                    return await self._sample(call, admission)
                 case Treatment.REPLAY:
                     return ServedTurn(call.session.turn(index))
                 case Treatment.JOIN:
@@ -215,7 +227,7 @@ class TurnService:
         if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
         delta = tuple(asked.messages[point.matched :])
-        about = {"dialect": asked.dialect, "response_id": call.head.response_id, "client": call.client.notes()}
+        about = {"dialect": asked.dialect, "response_id": call.id_for(None), "client": call.client.notes()}
         kind = call_notes(delta, len(asked.tools), session.config.side_calls)
         notes = {**asked.notes, **kind, **about}
         if (loosely := session.loose_match(point, asked.messages)) is not None:
@@ -264,10 +276,13 @@ class TurnService:
     def _open_live_text(self, call: ModelCall, admission: Admission) -> None:
         """Let whoever reads along hear of the output, where that can be: it is read as `_end` reads the whole.
 
-        An output that follows a grammar begins again when it is cut short, so nothing of it is said before its end.
+        An output that follows a grammar begins again when it is cut short, so nothing of it is said before its end;
+        nor is one whose id is not that of the stream.
         """
         asked, params = call.request, admission.params
         if not self.is_live(call.session) or asked.streaming is None or params.json_schema is not None:
+            return
+        if admission.response_id != call.head.response_id:
             return
         stop_ids = frozenset(params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
         stream = self.chat_tokenizer.open_output(self._unread(call, admission), _tools(asked), params.stop, stop_ids)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from copy import copy
 from dataclasses import replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from harness.errors import BranchEnded, HarnessError, SessionClosing
 from harness.samples.merge import build_samples
@@ -34,6 +34,14 @@ from harness.types import Json, Message, PromptLogprobs, Sample, TokenIds, Turn,
 
 IsComparable = Callable[[Turn], bool]
 """Whether the logprobs of a turn are on the scale on which an engine scores its input."""
+
+
+class KnownAnswer(NamedTuple):
+    """An answer that has its id."""
+
+    turn: int
+    """The index of its turn."""
+    response_id: str
 
 
 class Session:
@@ -91,13 +99,14 @@ class Session:
         self._require_open()
         return self._treatment(digest, says_retry)
 
-    def response_id(self, digest: str, *, says_retry: bool) -> str | None:
-        """The id of the answer that a request with that body digest asks for again; None when it is no retry."""
+    def known_answer(self, digest: str, *, says_retry: bool) -> KnownAnswer | None:
+        """The answer that a request with that body digest asks for again, as it looks now; None for one of its own."""
         treatment, index = self._treatment(digest, says_retry)
-        if treatment is Treatment.SAMPLE:
+        if treatment not in (Treatment.REPLAY, Treatment.JOIN):
             return None
         admission = self._in_flight.get(index)
-        return self._tree.turn(index).notes.get("response_id") if admission is None else admission.response_id
+        known = self._tree.turn(index).notes.get("response_id") if admission is None else admission.response_id
+        return None if known is None else KnownAnswer(index, known)
 
     def turns_until(self, response_id: str) -> list[Turn]:
         """The turns from the root to the one that was answered under that id; none when there is no such answer."""
@@ -201,12 +210,15 @@ class Session:
         self._latest_with_body[request.digest] = admission.index
         return admission
 
-    def take_up(self, index: int, now: float) -> Admission:
-        """Go on with a turn that broke off, under its own index, parameters and seed. Raises `SessionClosing`."""
+    def take_up(self, index: int, now: float, response_id: str) -> Admission:
+        """Go on with a turn that broke off, under its own index, parameters and seed; its answer has that id.
+
+        Raises `SessionClosing`.
+        """
         self._require_open()
         turn = self._tree.turn(index)
         path, step = self._tree.path(index).cut(turn.prompt_length), self._step(turn.script_step)
-        admission = readmit(turn, path, step, now)
+        admission = readmit(turn, path, step, now, {"response_id": response_id})
         self._in_flight[index] = admission
         return admission
 
@@ -233,6 +245,8 @@ class Session:
 
         Only now can it be extended: what the store does not have has no children (I9).
         """
+        known = self._tree.answered_as(turn.notes.get("response_id", ""))
+        assert known is None or known.index == turn.index, "an id has one answer, which its client goes on from"
         self.phase = advance(self.phase, Command.COMMIT)
         admission = self._in_flight.pop(turn.index)
         self._abandoned.discard(turn.index)

@@ -80,18 +80,22 @@ class Admission:
     @property
     def response_id(self) -> str | None:
         """The id of its answer; None where nobody has chosen one."""
-        notes = self.request.notes if self.prior is None else self.prior.notes
-        return notes.get("response_id")
+        return self.request.notes.get("response_id")
 
     def output_so_far(self) -> Output:
         """The output of earlier requests of this turn."""
         return Output.nothing() if self.prior is None else Output.of_turn(self.prior)
 
 
-def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float) -> Admission:
-    """The admission of a turn that broke off and goes on; `path` is its whole prompt, `step` what it says."""
+def readmit(turn: Turn, path: TokenPath, step: Step | None, now: float, notes: Mapping[str, Any]) -> Admission:
+    """The admission of a turn that broke off and goes on; `path` is its whole prompt, `step` what it says.
+
+    `notes` are those of the call that goes on with it, where they are not those of the one before.
+    """
     asked = convert(turn.sampling["asked"], SamplingWishes)
-    request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest, turn.script_step)
+    request = TurnRequest(
+        turn.messages_delta, turn.context_ids, asked, turn.request_digest, turn.script_step, notes=notes
+    )
     place = (turn.index, turn.parent, turn.key, turn.ordinal)
     return Admission(*place, path, request, turn.params, now, prior=turn, step=step)
 

@@ -45,6 +45,8 @@ class ToyDialect:
 class _Stream:
     """Letter by letter."""
 
+    has_told_id = False
+
     def __init__(self, dialect: ToyDialect, head: AnswerHead) -> None:
         self._dialect = dialect
         self._head = head

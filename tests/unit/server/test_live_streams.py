@@ -180,6 +180,29 @@ async def test_a_retry_of_a_cut_stream_begins_with_what_was_recorded(dialect):
     assert turn["notes"]["attempts"] == 2
 
 
+@DIALECTS
+async def test_a_retry_that_was_read_before_its_client_had_left_goes_on_live(dialect):
+    """Under its own id, with the turn of the call before it."""
+    async with serving(SLOW, settings=LIVE) as client:
+        session = await client.create()
+        path, body = BODIES[dialect]
+        async with reading(client, session, dialect) as first:
+            await first.until("Once")
+            await client.http.post("/sessions/pause")
+            url, asked = f"/sessions/{session.session_id}{path}", {"model": "m", "stream": True, **body}
+            asking = asyncio.create_task(client.http.post(url, json=asked, headers=bearer(session.api_key)))
+            await client.held(1)
+        await eventually(lambda: not client.engine.live)
+        await client.http.post("/sessions/resume")
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await asking
+        [turn] = await turns_of(client, session)
+
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert "".join(map(content_of, events)) == turn["reply"]["content"] == TALE
+    assert is_for_an_agent(events[-1])
+
+
 async def test_a_request_that_breaks_goes_on_in_the_same_stream():
     """What had arrived of it stays said."""
     breaks = ScriptStep(text=TALE, token_delay_s=0.01, fault=ScriptedFault.DISCONNECT, fault_after=12)

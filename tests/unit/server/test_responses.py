@@ -1,14 +1,18 @@
 """Responses over HTTP: a conversation by ids, an answer asked for again, and what else its clients ask for."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from harness.engines.scripted import ScriptStep
 from harness.server.settings import ServerSettings
+from harness.sessions.session_config import StreamingMode
 from harness.types import Json
-from tests.session_servers.served import Client, Served, bearer, says, serving
+from tests.session_servers.served import Client, Served, bearer, eventually, says, serving
 from tests.unit.dialects.test_openai_responses_stream import events_of
 
 
@@ -108,6 +112,74 @@ async def test_a_stream_that_is_kept_alive_goes_on_under_its_id():
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert len({event["response"]["id"] for event in events if "response" in event}) == 1
     assert events[-1]["type"] == "response.completed"
+
+
+async def leave(client: Client[Any], session: Served, body: Json) -> None:
+    """A client that goes while its answer is sampled."""
+    asking = asyncio.create_task(respond(client, session, **body))
+    await client.sampling()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    held = client.server.sessions.in_memory(session.session_id)
+    await eventually(lambda: held is not None and bool(held.turns) and not held.turns_in_flight)
+
+
+def text_of(answer: Json) -> str:
+    """That of the message in an answer."""
+    text: str = answer["output"][0]["content"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("streaming", StreamingMode)
+async def test_each_answer_has_an_id_of_its_own(streaming: StreamingMode, stream: bool):
+    """However many retries wait for the gate that all mean the same turn until it opens; the rest are other samples."""
+    settings = ServerSettings(streaming=streaming, comment_every_s=0.02)
+    steps = [ScriptStep(text=f"This is answer {number}.", token_delay_s=0.005) for number in range(5)]
+    async with serving(*steps, settings=settings) as client:
+        session = await client.create()
+        body = {"input": "a", "stream": stream}
+        await leave(client, session, body)
+        await client.http.post("/sessions/pause", json={"holder": "test"})
+        asking = [asyncio.create_task(respond(client, session, **body)) for _ in range(4)]
+        await client.held(4)
+        await client.http.post("/sessions/resume", json={"holder": "test"})
+        bodies = await asyncio.gather(*asking)
+        answers = [events_of(each.content)[-1]["response"] if stream else each.json() for each in bodies]
+
+        assert len({each["id"] for each in answers}) == 4
+        assert all([(await ask_again(client, session, each["id"])).json() == each for each in answers])
+        last = await answer_of(client, session, input="b", previous_response_id=answers[0]["id"])
+        record = await client.record(session)
+
+    [parent] = [turn["parent"] for turn in record["turns"] if turn["notes"]["response_id"] == last["id"][5:]]
+    assert record["turns"][parent]["reply"]["content"] == text_of(answers[0])
+
+
+async def test_a_stream_whose_answer_was_given_under_another_id_fails_and_its_retry_has_it():
+    """It has told its client an id by which nothing is found."""
+    async with serving(*says("One."), settings=ServerSettings(comment_every_s=0.02)) as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause", json={"holder": "test"})
+        url = f"/sessions/{session.session_id}/v1/responses"
+        headers = bearer(session.api_key) | {"x-stainless-retry-count": "1"}
+
+        async with AsyncExitStack() as both:
+            begun = [
+                await both.enter_async_context(
+                    client.http.stream("POST", url, json={"input": "a", "stream": True}, headers=headers)
+                )
+                for _ in range(2)
+            ]
+            await client.http.post("/sessions/resume", json={"holder": "test"})
+            streams = [events_of(await stream.aread()) for stream in begun]
+        again = events_of((await client.http.post(url, json={"input": "a", "stream": True}, headers=headers)).content)
+
+    [answer] = [events[-1]["response"] for events in streams if events[-1]["type"] == "response.completed"]
+    [failed] = [events[-1]["response"] for events in streams if events[-1]["type"] == "response.failed"]
+    assert failed["error"]["code"] == "answer_changed"
+    assert all(len({event["response"]["id"] for event in each if "response" in event}) == 1 for each in streams)
+    assert again[-1]["response"] == answer
 
 
 async def test_a_session_that_changes_its_dialect_stays_one_branch():

@@ -50,7 +50,7 @@ def test_a_turn_that_broke_off_is_taken_up_as_itself(error):
     session.record(break_off_turn(admission, Output.nothing(), error, 1.0))
 
     assert session.treatment(digest, says_retry=False) == (Treatment.CONTINUE, 0)
-    again = session.take_up(0, 2.0)
+    again = session.take_up(0, 2.0, "b" * 32)
     assert (again.index, again.params, again.ordinal) == (0, admission.params, admission.ordinal)
     assert again.prompt_ids.tolist() == admission.prompt_ids.tolist()
     finish(session, again, "yo")
@@ -106,7 +106,7 @@ def test_a_drained_session_answers_no_retry():
     with pytest.raises(SessionClosing):
         session.treatment(digest, says_retry=True)
     with pytest.raises(SessionClosing):
-        session.take_up(0, 2.0)
+        session.take_up(0, 2.0, "b" * 32)
 
 
 def test_the_clients_own_key_tells_equal_bodies_apart():

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness.credentials import hide_secrets
 from harness.errors import RunError
 from harness.suite.record.config import differences
 from harness.types import Json
 
-_SECRET_OPTIONS = ("--admin-token",)
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
@@ -46,8 +46,14 @@ def read_lock(path: Path) -> Json:
 
 
 def note_start(lock: Json) -> Json:
-    """`lock`, and that the run begins now, or is taken up, by this program."""
-    return {**lock, "starts": [*lock.get("starts", ()), {"at": time.time(), "command": _hide_secrets(sys.argv)}]}
+    """`lock`, and that the run begins now, or is taken up, by this program.
+
+    Of a program that is not ours its name alone: which of its words are secret nobody here knows.
+    """
+    program = Path(*sys.argv[:1])
+    ours = program.name == "harness" or program == Path(harness.__file__).with_name("__main__.py")
+    command = hide_secrets(sys.argv) if ours else [program.name]
+    return {**lock, "starts": [*lock.get("starts", ()), {"at": time.time(), "command": command}]}
 
 
 def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | None) -> Json:
@@ -56,17 +62,6 @@ def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | 
     if tokenizer is not None:
         noted["tokenizers"] = lock.get("tokenizers", {}) | {key: str(tokenizer.absolute())}
     return noted
-
-
-def _hide_secrets(command: Sequence[str]) -> list[str]:
-    shown: list[str] = []
-    for word in command:
-        option, equals, _ = word.partition("=")
-        if shown and shown[-1] in _SECRET_OPTIONS:
-            shown.append("...")
-        else:
-            shown.append(f"{option}=..." if equals and option in _SECRET_OPTIONS else word)
-    return shown
 
 
 def check_same_engine(before: Json, now: Json) -> None:

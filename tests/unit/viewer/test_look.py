@@ -227,11 +227,33 @@ def test_what_cannot_be_found_is_said_with_a_next_step(run: RunDirectory, tmp_pa
         show(run.path, turn=1)
 
 
-def test_a_run_notes_the_command_without_its_secrets(monkeypatch: pytest.MonkeyPatch):
-    """Each time that it is begun or taken up."""
-    monkeypatch.setattr("sys.argv", ["harness", "run", "x", "--admin-token", "s3cret", "--admin-token=s3cret"])
-    lock = note_start(note_start({"digests": {}}))
+COMMAND = ["/bin/harness", "run", "x", "--tokenizer", "toy", "--max-tokens=8", "--model", "m"]
+SECRETS = [
+    ["--admin-token", "s3cret"],
+    ["--admin-token=s3cret"],
+    ["--engine-key", "s3cret"],
+    ["--ENGINE_KEY=s3cret\ns3cret"],
+    ["--server", "http://op:s3cret@host:1/"],
+    ["--engine=sglang=http://u:s3cret@a,http://u:s3cret@b"],
+    ["--server", "http://host/?api_key=s3cret"],
+    ["OPENAI_API_KEY=s3cret"],
+    ["--env=DB_PASSWORD=s3cret=s3cret"],
+]
 
-    assert [start["command"] for start in lock["starts"]] == [
-        ["harness", "run", "x", "--admin-token", "...", "--admin-token=..."]
-    ] * 2
+
+@pytest.mark.parametrize("words", SECRETS, ids=str)
+def test_a_run_notes_the_command_without_its_secrets(monkeypatch: pytest.MonkeyPatch, words: list[str]):
+    """Each time that it is begun or taken up; all other words stand as they were."""
+    monkeypatch.setattr("sys.argv", [*COMMAND, *words, "--seed", "7"])
+    commands = [start["command"] for start in note_start(note_start({"digests": {}}))["starts"]]
+
+    assert "s3cret" not in str(commands)
+    assert [(each[: len(COMMAND)], each[-2:]) for each in commands] == [(COMMAND, ["--seed", "7"])] * 2
+
+
+@pytest.mark.parametrize("argv", [["/x/train.py", "--wandb", "s3cret"], ["-c", "s3cret"], []], ids=str)
+def test_of_another_program_a_run_notes_the_name_alone(monkeypatch: pytest.MonkeyPatch, argv: list[str]):
+    """What its words mean nobody here knows."""
+    monkeypatch.setattr("sys.argv", argv)
+
+    assert [start["command"] for start in note_start({})["starts"]] == [[Path(each).name for each in argv[:1]] or [""]]

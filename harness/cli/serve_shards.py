@@ -1,7 +1,7 @@
 """`harness serve --shards N`: a front, and a session server for each shard as a process of its own."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,17 +51,17 @@ def serve_shards(
     raise_descriptor_limit()
     settings = server.settings()
 
-    def prepare(directory: "ShardDirectory", must_continue: Callable[[], bool]) -> "StartShard":
+    def prepare(directory: "ShardDirectory") -> "StartShard":
         from harness.shards.supervisor import ShardCommand, shard_environment
 
         environment = shard_environment(settings.admin_token, server.engine_key)
         limits = _divide(settings.limits, shards)
 
-        def start(number: int) -> ShardCommand:
+        def start(number: int, continues: bool) -> ShardCommand:
             port, store = directory.record.ports[number], directory.shard_store(number)
             shared = server.as_arguments(port=port, store=store, limit=limits)
             place = ["--shards", str(shards), "--shard", str(number), "--json"]
-            awake = ["--continue-engines"] if continue_engines or must_continue() else []
+            awake = ["--continue-engines"] if continues else []
             command = [sys.executable, "-m", "harness", "serve", *own_options, *shared, *place, *awake]
             return ShardCommand(command, environment)
 
@@ -71,7 +71,8 @@ def serve_shards(
         said = f"serving sessions at {url} by {shards} shards; Ctrl+C stops"
         server.announce(url, settings, said, as_json=as_json, shards=shards)
 
-    uvloop.run(serve_shards_forever(settings, folder, shards, prepare, announce))
+    serving = serve_shards_forever(settings, folder, shards, prepare, announce, continue_engines=continue_engines)
+    uvloop.run(serving)
 
 
 def _divide(limits: "RequestLimits", shards: int) -> list[str]:

@@ -57,11 +57,11 @@ class LeftEngines:
     async def _wake(self) -> bool:
         """Try once; whether the engines obeyed."""
         gate = self._gatekeeper.gate
-        gate.are_engines_waking = True
+        gate.wakers += 1
         try:
             error = await attempt(self.wake, _ATTEMPT_S, name="continue left engines")
         finally:
-            gate.are_engines_waking = False
+            gate.wakers -= 1
         if error is not None:
             self._error = error
             log.warning(ENGINES_NOT_WOKEN, error=error)

@@ -142,8 +142,8 @@ class Gate:
     epoch: int = 0
     left: tuple[Hold, ...] = ()
     """Holds that ended without a word that the engines they had paused go on; nobody has continued them since."""
-    are_engines_waking: bool = False
-    """The server continues them now: a hold that would pause them has to wait."""
+    wakers: int = 0
+    """How many continue the engines now: a hold that would pause them has to wait."""
     _holds: dict[str, Hold] = field(default_factory=dict)
     _expired: dict[str, Hold] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ class Gate:
                 raise EnginesHeld(
                     f"the engines are paused by the hold of {other!r}: wait until it is released or runs out"
                 )
-            if self.are_engines_waking:
+            if self.wakers:
                 raise EnginesHeld("the engines are being continued after a hold that left them paused; ask again")
         kind = HoldKind.DRAIN if is_drain else HoldKind.PAUSE
         hold = replace(wanted, kind=kind, engines=engines)

@@ -35,16 +35,21 @@ _STOP_MARGIN_S = 10.0  # beyond the grace of turns: engines hand over, stores ar
 
 log = structlog.get_logger()
 
-PrepareShards = Callable[[ShardDirectory, Callable[[], bool]], StartShard]
-"""How shards are started whose stores and ports are in this directory; the other says whether engines that a hold has
-left paused go on before that."""
+PrepareShards = Callable[[ShardDirectory], StartShard]
+"""How shards are started whose stores and ports are in this directory."""
 
 
 @asynccontextmanager
 async def serve_shards(
-    settings: ServerSettings, folder: Path, shards: int, prepare: PrepareShards, *, clock: Clock = time.time
+    settings: ServerSettings,
+    folder: Path,
+    shards: int,
+    prepare: PrepareShards,
+    *,
+    continue_engines: bool,
+    clock: Clock = time.time,
 ) -> AsyncIterator[str]:
-    """A front and its shards for the time of the block; the address of the front.
+    """A front and its shards for the time of the block; the address of the front. See `Supervisor.continue_engines`.
 
     Raises `CannotListen`, `StoreError` or `ScenarioError` for an address or a directory that it cannot have, and
     `ShardUnavailable` for a shard that cannot be started.
@@ -64,8 +69,14 @@ async def serve_shards(
         http = await stack.enter_async_context(_open_http())
         links = ShardLinks([ShardLink(number, http, gatekeeper, directory, settings) for number in range(shards)])
         front = Front(links, gatekeeper, directory, metrics, settings)
-        start = prepare(directory, lambda: gatekeeper.gate.must_wake_engines)
-        supervisor = Supervisor(links, directory, start, stop_s=settings.stop_grace_s + _STOP_MARGIN_S)
+        supervisor = Supervisor(
+            links,
+            directory,
+            gatekeeper.gate,
+            prepare(directory),
+            stop_s=settings.stop_grace_s + _STOP_MARGIN_S,
+            continue_engines=continue_engines,
+        )
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))
         await stack.enter_async_context(supervisor.keep_up())
         told = await links.ask(ShardLink.tell, _TOLD_S)
@@ -86,7 +97,13 @@ async def serve_shards(
 
 
 async def serve_shards_forever(
-    settings: ServerSettings, folder: Path, shards: int, prepare: PrepareShards, started: Callable[[str], None]
+    settings: ServerSettings,
+    folder: Path,
+    shards: int,
+    prepare: PrepareShards,
+    started: Callable[[str], None],
+    *,
+    continue_engines: bool,
 ) -> None:
     """A front and its shards until SIGINT or SIGTERM; calls `started` as soon as all of them answer.
 
@@ -94,7 +111,7 @@ async def serve_shards_forever(
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with serve_shards(settings, folder, shards, prepare) as url:
+    async with serve_shards(settings, folder, shards, prepare, continue_engines=continue_engines) as url:
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, stop.set)
         started(url)

@@ -6,13 +6,17 @@ ended by the record of the directory.
 
 A shard that does not answer for the first time ends the front, with its own words. Later it is started again, at once
 at first and then less often, until it answers: its sessions are in its store, on its port.
+
+A shard that begins cannot pass the tests of engines that are paused. It continues them first where nobody can mean them
+to be: as its operator wants, before the front answers anybody; and those that a hold has left, when no shard is up
+through which the front can have them go on. Never under a hold that covers them, and none is placed meanwhile.
 """
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +27,7 @@ from harness.machine.deadlines import to_the_end, within
 from harness.machine.process_group import is_gone, signal_group
 from harness.machine.process_name import ProcessName
 from harness.machine.watchdog import Watchdog
+from harness.sessions.gate import Gate
 from harness.shards.directory import ShardDirectory
 from harness.shards.link import ShardLink
 from harness.shards.shard_links import ShardLinks
@@ -31,6 +36,7 @@ from server_patch.background import running
 START_S = 600.0
 """How long a shard may take until it answers: it reads a tokenizer and tests its engines."""
 
+_OF_THE_FRONT = ("HARNESS_SHARD", "HARNESS_CONTINUE_ENGINES")  # options that a shard must not take for its own
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _POLL_S = 0.02
@@ -46,8 +52,9 @@ class ShardCommand(NamedTuple):
     environment: Mapping[str, str]
 
 
-StartShard = Callable[[int], ShardCommand]
-"""The command that serves the sessions of shard `number`, announced in JSON on standard output."""
+StartShard = Callable[[int, bool], ShardCommand]
+"""The command that serves the sessions of shard `number`, announced in JSON on standard output; the other says whether
+it continues engines before it tests them."""
 
 
 class _Error(msgspec.Struct):
@@ -61,13 +68,33 @@ class _Announcement(msgspec.Struct):
 
 
 class Supervisor:
-    """Keeps the processes of `links` up."""
+    """Keeps the processes of `links` up.
 
-    def __init__(self, links: ShardLinks, directory: ShardDirectory, start: StartShard, *, stop_s: float) -> None:
+    Args:
+        links: To the shards.
+        directory: Where it is noted which processes they are.
+        gate: Of the front.
+        start: The command of a shard.
+        stop_s: How long one may take to end.
+        continue_engines: The operator wants engines continued that somebody has left paused, before they are tested.
+    """
+
+    def __init__(
+        self,
+        links: ShardLinks,
+        directory: ShardDirectory,
+        gate: Gate,
+        start: StartShard,
+        *,
+        stop_s: float,
+        continue_engines: bool,
+    ) -> None:
         self._links = links
         self._directory = directory
+        self._gate = gate
         self._start = start
         self._stop_s = stop_s
+        self._continue_engines = continue_engines
 
     @asynccontextmanager
     async def keep_up(self) -> AsyncIterator[None]:
@@ -90,17 +117,20 @@ class Supervisor:
         pause_s, is_our_mistake = _FIRST_PAUSE_S, False
         while True:
             try:
-                async with self._process(link, watchdog) as process:
-                    assert process.stdout is not None
-                    async with asyncio.timeout(START_S):
-                        _check_announcement(await _read_document(process.stdout))
-                    link.came_up()
-                    if not answers.done():
-                        answers.set_result(None)
-                    pause_s = _FIRST_PAUSE_S
-                    while await process.stdout.read(4096):
-                        pass
-                    code = await process.wait()
+                with ExitStack() as until_it_answers:
+                    continues = until_it_answers.enter_context(self._continuing(is_first=not answers.done()))
+                    async with self._process(link, self._start(link.number, continues), watchdog) as process:
+                        assert process.stdout is not None
+                        async with asyncio.timeout(START_S):
+                            _check_announcement(await _read_document(process.stdout))
+                        until_it_answers.close()
+                        link.came_up()
+                        if not answers.done():
+                            answers.set_result(None)
+                        pause_s = _FIRST_PAUSE_S
+                        while await process.stdout.read(4096):
+                            pass
+                        code = await process.wait()
                 problem = f"ended ({code}) and is being started again"
             except TimeoutError:
                 problem = f"did not answer within {START_S:g} s"
@@ -116,9 +146,22 @@ class Supervisor:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    @contextmanager
+    def _continuing(self, *, is_first: bool) -> Iterator[bool]:
+        """Whether a shard that begins in the block continues the engines; no hold gets them meanwhile if so."""
+        gate = self._gate
+        is_wanted = is_first and self._continue_engines and not any(hold.engines for hold in gate.holds)
+        is_left = gate.must_wake_engines and all(link.counts is None for link in self._links)
+        gate.wakers += is_wanted or is_left
+        try:
+            yield is_wanted or is_left
+        finally:
+            gate.wakers -= is_wanted or is_left
+
     @asynccontextmanager
-    async def _process(self, link: ShardLink, watchdog: Watchdog) -> AsyncIterator[asyncio.subprocess.Process]:
-        command = self._start(link.number)
+    async def _process(
+        self, link: ShardLink, command: ShardCommand, watchdog: Watchdog
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
         process = await asyncio.create_subprocess_exec(
             *command.arguments,
             env=command.environment,
@@ -192,5 +235,5 @@ def _check_announcement(document: bytes) -> None:
 def shard_environment(admin_token: str | None, engine_key: str) -> dict[str, str]:
     """The environment of this process for a shard, with its secrets, which no command line shows."""
     secrets = {"HARNESS_ADMIN_TOKEN": admin_token or "", "HARNESS_ENGINE_KEY": engine_key}
-    others = {name: value for name, value in os.environ.items() if not name.startswith("HARNESS_SHARD")}
+    others = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_FRONT)}
     return others | {name: value for name, value in secrets.items() if value}

@@ -310,6 +310,30 @@ async def test_engines_that_a_dead_controller_has_left_are_continued_through_a_s
     assert health["left_paused"] == ""
 
 
+async def test_a_shard_that_dies_under_an_update_does_not_continue_its_engines(tmp_path: Path):
+    """Though the operator wanted them continued when the front began: the shard waits until the update is done."""
+    engine = FakeSGLang(scripted_engine(ScriptStep(text="Understood.")))
+    async with (
+        engine.engine,
+        serving(engine, notices_disconnects=False),
+        ShardFleet(tmp_path, "--continue-engines", engine=f"sglang={engine.url}") as fleet,
+        fleet.client() as http,
+    ):
+        await http.post("/sessions/pause", json={"holder": "update", "ttl_s": 600, "engines": True})
+        await http.post(f"{engine.url}/pause_generation", json={"mode": "retract"})
+        asked = len(engine.bodies)
+        fleet.kill_shard(1)
+        while len(engine.bodies) == asked:  # it tests its engine, after it would have continued it
+            await asyncio.sleep(0.02)
+        is_paused = (await engine.engine.health()).paused
+        await http.post(f"{engine.url}/continue_generation")
+        await http.post("/sessions/resume", json={"holder": "update", "engines_continued": True})
+        report = await fleet.serves()
+
+    assert is_paused
+    assert report["state"] == "open"
+
+
 async def test_the_front_ends_with_everybody_when_it_is_told_to(tmp_path: Path):
     """No process is left, and the exit code is that of a server that was stopped."""
     fleet = ShardFleet(tmp_path)

@@ -149,7 +149,7 @@ def test_a_holder_that_comes_back_too_late_leaves_the_engines_once_more():
 
 def test_nobody_pauses_engines_that_are_being_continued():
     """The continuing would reach them after the pause."""
-    gate = Gate(are_engines_waking=True)
+    gate = Gate(wakers=1)
 
     with pytest.raises(EnginesHeld, match="being continued"):
         gate.place(pause("update", engines=True))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
+from math import isinf
 
 import msgspec
 
@@ -141,13 +142,20 @@ def _keep_call_ids(message: Message) -> Json:
 
 
 def _argument_value(text: object) -> object:
-    """The value of JSON arguments, the text itself when it is not plain JSON (repeated keys, NaN)."""
+    """The value of JSON arguments, the text itself when it is not plain JSON.
+
+    Repeated keys, NaN, numbers beyond all floats, half a surrogate pair: what parsers differ on, or cannot write.
+    """
     if not isinstance(text, str):  # the value already
         return text
     try:
-        return json.loads(text or "{}", object_pairs_hook=_unique_keys, parse_constant=refuse_constant)
+        value: object = json.loads(
+            text or "{}", object_pairs_hook=_unique_keys, parse_constant=refuse_constant, parse_float=_finite
+        )
+        _encoder.encode(value)
     except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _number_value(text: object) -> object:
@@ -157,6 +165,13 @@ def _number_value(text: object) -> object:
         return text if isinstance(value, str) else _as_floats(value)
     except (OverflowError, RecursionError):
         return text
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        raise ValueError(f"{text} is more than a float holds")
+    return value
 
 
 def _as_floats(value: object) -> object:

@@ -1,5 +1,7 @@
 """A client that sends its history back slightly changed: what stays one branch, and what the record says otherwise."""
 
+import pytest
+
 from harness.server.settings import ServerSettings
 from tests.builders import tool, user
 from tests.session_servers.served import says, serving
@@ -32,6 +34,18 @@ async def test_a_loose_session_keeps_the_stored_tokens_of_a_respelled_call():
     assert after["parent"] == 0
     assert after["prompt_ids"][: len(known)] == known
     assert "diverged" not in after["notes"]
+
+
+@pytest.mark.parametrize("matching", ["loose_tool_calls", "json_numbers"])
+async def test_arguments_that_nobody_can_write_again_are_no_error_of_the_server(matching):
+    """Half a surrogate pair is valid JSON, and no text."""
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": "\\ud83d"}'}}
+    history = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    async with serving(*says("done")) as client:
+        session = await client.create(matching=[matching])
+        answer = await client.chat(session, [*history, result_of(history[-1])], tools=ADD)
+
+    assert answer.status_code == 200
 
 
 async def test_a_strict_session_branches_and_says_where():

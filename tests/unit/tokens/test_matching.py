@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.errors import MalformedRequest
 from harness.sessions.divergence import Divergence, find_divergence, find_other_tools
-from harness.tokens.matching import STRICT, Matching, next_key, normal_form
+from harness.tokens.matching import STRICT, Matching, next_key, normal_form, same_arguments
 
 
 def call(arguments: str, **extra: Any) -> dict[str, Any]:
@@ -38,13 +38,27 @@ def same(left: dict[str, Any], right: dict[str, Any], *matching: str) -> bool:
         ('{"a": "1"}', '{"a": 1}', False),
         ('{"a": 1, "a": 2}', '{"a": 2}', False),
         ('{"a": NaN}', '{"a":NaN}', False),
+        ('{"a": 1e999}', '{"a": null}', False),
+        ('{"a": 1e999}', '{"a": -1e999}', False),
+        (r'{"a": "\ud83d"}', r'{"a": "\ud83d"}', True),
+        (r'{"a": "\ud83d"}', r'{"a":"\ud83d"}', False),
         ("not json", "not json", True),
         ("not json", "not  json", False),
     ],
 )
 def test_loose_tool_calls_compares_arguments_as_typed_json(ours: str, theirs: str, is_same: bool) -> None:
-    """Key order and white space do not count; types, repeated keys and NaN do."""
+    """Key order and white space do not count; types and repeated keys do, and so does what no other parser reads."""
     assert same(call(ours), call(theirs), Matching.LOOSE_TOOL_CALLS) is is_same
+
+
+@pytest.mark.parametrize("matching", [Matching.LOOSE_TOOL_CALLS, Matching.JSON_NUMBERS])
+@pytest.mark.parametrize("value", ['"\\ud83d"', "1e999", '{"\\ud83d": 1}', "1" * 400])
+def test_arguments_that_cannot_be_written_again_are_compared_as_text(matching: Matching, value: str) -> None:
+    """Half a surrogate pair, and numbers beyond those of other parsers."""
+    assert same(call(f'{{"a": {value}}}'), call(f'{{"a": {value}}}'), matching)
+    assert not same(call(f'{{"a": {value}}}'), call('{"a": null}'), matching)
+    assert same_arguments(f'{{"a": {value}}}', f'{{"a": {value}}}')
+    assert not same_arguments(f'{{"a": {value}}}', '{"a": null}')
 
 
 def test_strict_compares_arguments_as_text() -> None:

@@ -1,7 +1,8 @@
 """Which turns of a session were asked for beside the conversation: titles, summaries, background calls.
 
 A turn is a side call when its request offered no tools although others of the session did, or when a rule of the
-session's owner names a text in the messages that it brought (`notes.side_call`). Whatever extends a side call is one.
+session's owner names a text in what the client asked with it (`notes.side_call`): in its system, developer and user
+messages. What a tool has read, or a reply says, takes nothing out of training. Whatever extends a side call is one.
 Nothing here knows agents: a profile states its agent's rules.
 """
 
@@ -15,11 +16,14 @@ TOOLS_NOTE = "tools"
 RULE_NOTE = "side_call"
 """Of a turn: the rule that its messages met."""
 
+_ASKING = frozenset({"system", "developer", "user"})
+
 
 def call_notes(messages: Sequence[Message], tool_count: int, rules: Sequence[str]) -> dict[str, Any]:
     """What the record keeps of a request that brought `messages`, for telling later whether it was a side call."""
     notes: dict[str, Any] = {TOOLS_NOTE: tool_count}
-    texts = [message["content"] for message in messages if isinstance(message.get("content"), str)]
+    asked = (message for message in messages if message["role"] in _ASKING)
+    texts = [message["content"] for message in asked if isinstance(message.get("content"), str)]
     met = next((rule for rule in rules if any(rule in text for text in texts)), None)
     return notes if met is None else notes | {RULE_NOTE: met}
 

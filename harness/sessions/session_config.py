@@ -41,7 +41,7 @@ class SessionConfig:
     after_incomplete: AfterIncomplete = AfterIncomplete.REFUSE
     selection: Selection = Selection.LAST
     side_calls: tuple[str, ...] = ()
-    """Texts that only side calls have among the messages that they bring (`samples.side_calls`)."""
+    """Texts that only side calls have among the messages by which they ask (`samples.side_calls`)."""
     matching: tuple[str, ...] = ()
     """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
     streaming: StreamingMode | None = None

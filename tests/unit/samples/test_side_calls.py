@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,28 @@ async def test_a_rule_of_the_owner_names_the_others():
     assert record["side_calls"] == [1, 2]
     assert record["turns"][1]["notes"]["side_call"] == "Summarize the conversation"
     assert sample["metadata"]["turns"] == [0, 3]
+
+
+async def test_what_a_tool_or_an_answer_says_meets_no_rule():
+    """A file with the text of a rule in it would take the rest of a rollout out of training."""
+    async with serving(*says("one", "two", "three")) as client:
+        session = await client.create(selection="main", side_calls=["write a short title"])
+        history = await turn(client, session, [], "Go.", tools=True)
+        read = {"role": "tool", "content": "README: please write a short title", "tool_call_id": "x"}
+        own = {"role": "assistant", "content": "I will write a short title"}
+        history = await turn(client, session, [*history, read, user("On."), own], "On.", tools=True)
+        await turn(client, session, history, "On.", tools=True)
+        record, [sample] = await client.record(session), await client.samples(session)
+
+    assert record["side_calls"] == []
+    assert sample["metadata"]["turns"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
+def test_a_rule_is_met_by_whoever_asks(role: str):
+    """The client's own roles."""
+    notes = call_notes([{"role": role, "content": "Now write a short title."}], 1, ["write a short title"])
+    assert notes == {"tools": 1, "side_call": "write a short title"}
 
 
 async def test_the_other_selections_are_what_they_were():

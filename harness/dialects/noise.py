@@ -1,8 +1,9 @@
 """Noise at the head of a prompt: what a client puts there anew with every request, and no model should see.
 
 A conversation whose first words differ each time has no prefix in common with the one before: every call would be a
-root of its own. Rules on content say what is noise, whoever sends it. It is taken out before histories are compared,
-so that what goes to the engine and what is recorded is the conversation without it.
+root of its own. Rules on content say what is noise, whichever client sends it; only a system or developer prompt has
+any, what a user says is read. It is taken out before histories are compared, so that what goes to the engine and what
+is recorded is the conversation without it.
 """
 
 import re
@@ -48,21 +49,22 @@ class NoiseRules:
         if request.recall.known:
             return Quiet(replace(request, messages=_QuietHead(request.messages, self)), "")
         head = request.messages[0]
-        text = head.get("content") or ""
-        noise = text[: self._end(text)]
-        if not noise:
+        end = self._end(head)
+        if not end:
             return Quiet(request, "")
         messages = (self.clean(head), *request.messages[1:])
-        return Quiet(replace(request, messages=messages), noise[:_LONGEST_NOTE])
+        return Quiet(replace(request, messages=messages), head["content"][: min(end, _LONGEST_NOTE)])
 
     def clean(self, head: Message) -> Message:
         """The first message without noise."""
-        text = head.get("content") or ""
-        end = self._end(text)
-        return {**head, "content": text[end:]} if end else head
+        end = self._end(head)
+        return {**head, "content": head["content"][end:]} if end else head
 
-    def _end(self, text: str) -> int:
-        end = 0
+    def _end(self, head: Message) -> int:
+        """Where the noise of a first message ends; 0 where it has none."""
+        text, end = head.get("content") or "", 0
+        if head["role"] not in ("system", "developer"):
+            return 0
         while self._pattern is not None and (found := self._pattern.match(text, end)) is not None and found.end() > end:
             end = found.end()
         return end

@@ -2,16 +2,20 @@
 
 A client sends its whole conversation with each call. What the reading of a raw message came to, in some dialects to
 several messages, is kept under a digest of its bytes and of everything before it, the dialect and the tools included;
-the same bytes at the same place are not read again. Equal bytes have an equal reading, so recognizing one changes no
-result: a body that spells old messages in another way is read from there on, and comes to the same.
+the same bytes at the same place are not read again. Within a session equal bytes have an equal reading, so recognizing
+one changes no result: a body that spells old messages in another way is read from there on, and comes to the same.
 
-An index of one session, and bounded: a client that sends other histories all the time has them read each time. It keeps
-neither texts nor messages; of tools, those of the last request.
+Where a dialect completes a message by what the session recorded, under the id of a call or the signature of a reply,
+this holds for ids and signatures that were handed out: they leave the server with a reply that is recorded. Under one
+that a client guesses before, nothing is found, and that reading stays.
+
+An index of one session, and bounded in raw messages and in those that they came to: a client that sends other histories
+all the time has them read each time. It keeps neither texts nor messages; of tools, those of the last request.
 """
 
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import repeat
 from typing import NamedTuple, Self
 
 import msgspec
@@ -20,7 +24,7 @@ from harness.tokens.fitting import texts_of
 from harness.tokens.matching import STRICT, ChainKey, NormalForm, chain_keys, next_key
 from harness.types import Json, Message
 
-_MOST_PREFIXES = 2_048  # of about 400 bytes; one history that is longer is kept all the same
+_MOST_PREFIXES = 2_048  # of about 400 bytes, or entries without one; a history that is longer is kept all the same
 _PER_MESSAGE = 100  # characters whose encoding takes as long as a template needs for a message, or a call in one
 _DIGEST_BYTES = 16
 
@@ -100,6 +104,7 @@ class History:
         """Of the last request that was read; as much of the next one is likely to be known."""
 
     def __len__(self) -> int:
+        """How many prefixes it holds; an entry that has none counts as one."""
         return self._held
 
     def recall(self, dialect: str, tools: Sequence[msgspec.Raw], messages: Sequence[msgspec.Raw | bytes]) -> Recall:
@@ -128,15 +133,21 @@ class History:
         for number, message in enumerate(messages[recall.known :], start=recall.known):
             prefixes.append(prefixes[-1].extend(message, self._form, is_first=not number))
         if recall.digests:
-            if self._held + len(prefixes) - len(recall.prefixes) > _MOST_PREFIXES:
+            counts = [1, *recall.counts, *repeat(1, len(recall.digests) - 1 - len(recall.counts))]
+            new = zip(recall.digests, counts, strict=True)
+            if self._held + sum(_room(count) for digest, count in new if digest not in self._prefixes) > _MOST_PREFIXES:
                 self._prefixes, self._held = {}, 0
             self._tools = {recall.digests[0]: tools}
             end = 0
-            for digest, count in zip_longest(recall.digests, (1, *recall.counts), fillvalue=1):
-                assert isinstance(digest, bytes)
+            for digest, count in zip(recall.digests, counts, strict=True):
                 start, end = end, end + count
                 if digest not in self._prefixes:
                     self._prefixes[digest] = tuple(prefixes[start:end])
-                    self._held += count
+                    self._held += _room(count)
             assert end == len(prefixes), (end, len(prefixes))
         return prefixes
+
+
+def _room(messages: int) -> int:
+    """The room of a raw message's entry, which is one also where it came to no message."""
+    return max(1, messages)

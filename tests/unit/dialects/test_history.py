@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.dialects.anthropic_messages_request import parse_request as parse_messages
+from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat_request import parse_request
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError
@@ -139,6 +141,23 @@ def test_a_client_that_goes_back_and_forth_between_two_histories_has_both_rememb
         known.append(request.recall.known)
 
     assert known == [0, 0, 700, 700, 700, 700]
+
+
+def test_what_is_read_as_no_message_is_counted():
+    """Empty system prompts of Messages, ten thousand under another first message each time: a few of them are kept."""
+    history = History()
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            said = [{"role": "user", "content": str(number)}, *[{"role": "system", "content": []}] * 500]
+            body = json.dumps({"messages": said}).encode()
+            request = parse_messages(WireCall(body), RequestLimits(), history)
+            history.read(request.messages, request.tools, request.recall)
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+
+    assert parse_messages(WireCall(body), RequestLimits(), history).recall.known == 1
 
 
 def test_tools_that_change_with_every_request_are_not_kept():

@@ -71,10 +71,14 @@ class _WireRequest(msgspec.Struct):
     top_k: int | None = None
     output_config: _OutputConfig | None = None
     output_format: _Format | None = None
+    # Refused
+    mcp_servers: list[msgspec.Raw] | None = None
+    container: str | dict[str, msgspec.Raw] | None = None
 
 
-_SERVED = frozenset(_WireRequest.__struct_fields__)
+_KNOWN = frozenset(_WireRequest.__struct_fields__)
 _NOTED_HEADERS = ("anthropic-beta",)
+_NOTED_VALUES = ("thinking", "context_management", "service_tier")  # other fields may hold secrets
 _MOST_NOTED = 16  # fields
 _LONGEST_NOTE = 500  # bytes of a field's JSON
 _NOTED_LEVELS = 16
@@ -102,7 +106,7 @@ def parse_request(
     """
     wire = decode_json(_decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
-    _check_bounds(wire)
+    _refuse_unsupported(wire)
     units = units_of(wire.system, wire.messages)
     recall = NOTHING_RECALLED
     if history is not None:
@@ -213,7 +217,14 @@ def _read_schema(wire: _WireRequest, limits: RequestLimits) -> str | None:
     return msgspec.json.encode(schema).decode()
 
 
-def _check_bounds(wire: _WireRequest) -> None:
+def _refuse_unsupported(wire: _WireRequest) -> None:
+    """Raises `MalformedRequest` for what is asked for and not offered."""
+    for name in ("mcp_servers", "container"):
+        if getattr(wire, name):
+            raise MalformedRequest(
+                f"{name}: expected none, only the vendor could run what it offers; send tools that the client runs",
+                param=name,
+            )
     check_bounds("max_tokens", wire.max_tokens, 1, 2**31 - 1)
     check_bounds("temperature", wire.temperature, 0, 100)
     check_bounds("top_p", wire.top_p, 1e-9, 1)
@@ -223,7 +234,11 @@ def _check_bounds(wire: _WireRequest) -> None:
 def _notes(call: WireCall, wire: _WireRequest, offer: _Offer, reader: BlockReader) -> Json:
     """What was ignored, normalized and left out, each as far as it is short."""
     fields = decode_json(_fields_decoder, call.body)
-    ignored = {name[:_LONGEST_NOTE]: _noted(raw) for name, raw in fields.items() if name not in _SERVED}
+    ignored = {
+        name[:_LONGEST_NOTE]: _noted(raw) if name in _NOTED_VALUES else None
+        for name, raw in fields.items()
+        if name not in _KNOWN
+    }
     if wire.output_config is not None and wire.output_config.effort is not None:
         ignored["output_config.effort"] = wire.output_config.effort[:_LONGEST_NOTE]
     if wire.tool_choice is not None and wire.tool_choice.disable_parallel_tool_use:

@@ -20,6 +20,7 @@ from starlette.types import Receive
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
 from harness.machine.deadlines import within
+from harness.telemetry.secrets import shorten_secrets
 from harness.types import Json
 
 HAND_OVER_S = 5.0
@@ -63,9 +64,12 @@ class ClientConnection:
         """The client says that it has asked before."""
 
     def notes(self) -> Json:
-        """What it says of itself, for the record of its turns: its program, and the ids of its own that it sends."""
-        own = {name: value[:_LONGEST_NOTE] for name, value in self.headers.items() if _OWN_ID.search(name)}
-        agent = self.headers.get("user-agent", "")[:_LONGEST_NOTE]
+        """What it says of itself, for the record of its turns: its program, and the ids of its own that it sends.
+
+        Keys of the harness and session ids among them are shortened: a record is kept, and read by others.
+        """
+        own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
+        agent = _noted(self.headers.get("user-agent", ""))
         return {"user_agent": agent} | ({"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {})
 
     @asynccontextmanager
@@ -219,6 +223,10 @@ class Callers:
         """Tell everybody that the server stops; what their engines have they hand over within `hand_over_s`."""
         for client in list(self._present):
             client.dismiss(_stopping(), hand_over_s=hand_over_s)
+
+
+def _noted(header: str) -> str:
+    return shorten_secrets(header)[:_LONGEST_NOTE]
 
 
 def _too_many(limit: str, most: int) -> TooMany:

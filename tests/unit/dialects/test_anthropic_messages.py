@@ -205,25 +205,34 @@ def test_sampling_parameters():
 
 
 def test_what_means_something_to_the_vendor_only_is_ignored_and_noted():
-    """Short values as they are, long ones by their beginning, tools that the vendor runs by their names."""
+    """Settings of the vendor's with their values, as far as they are short; other fields by their names alone."""
     request = read(
         HI,
         {"anthropic-beta": "a,b", "anthropic-version": "2023-06-01"},
         tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}],
         thinking={"type": "enabled", "budget_tokens": 1024},
-        metadata={"user_id": "u" * 1_000},
-        context_management={"edits": []},
-        strange=10**40,
+        metadata={"user_id": "secret"},
+        context_management={"edits": ["e" * 1_000]},
+        service_tier=10**40,
+        strange="secret",
     )
 
     ignored = request.notes["ignored"]
     assert ignored["thinking"] == {"type": "enabled", "budget_tokens": 1024}
-    assert ignored["metadata"].startswith('{"user_id": "uuu')
-    assert len(ignored["metadata"]) == 500
-    assert (ignored["anthropic-beta"], ignored["strange"]) == ("a,b", str(10**40))
+    assert ignored["context_management"].startswith('{"edits": ["eee')
+    assert len(ignored["context_management"]) == 500
+    assert (ignored["anthropic-beta"], ignored["service_tier"]) == ("a,b", str(10**40))
+    assert (ignored["metadata"], ignored["strange"]) == (None, None)
     assert request.notes["left_out"] == ["web_search"]
     assert [each["function"]["name"] for each in request.tools] == ["add"]
-    assert msgspec.json.encode(request.notes)
+    assert b"secret" not in msgspec.json.encode(request.notes)
+
+
+def test_what_the_vendor_would_run_is_refused_unless_there_is_none():
+    """Clients state what they do not use."""
+    asked = read(HI, mcp_servers=[], container=None)
+
+    assert "ignored" not in asked.notes
 
 
 HOLDS_A_DOCUMENT = {"role": "user", "content": [result("c", [{"type": "document"}])]}
@@ -251,6 +260,8 @@ DEMANDS = {"type": "tool", "name": "s"}
         ({"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
         ({"tools": [{"type": "web_search_1", "name": "s"}], "tool_choice": DEMANDS}, "tool_choice"),
         ({"tools": [{"description": "x"}]}, "tools[0].name"),
+        ({"mcp_servers": [{"type": "url", "url": "https://x", "authorization_token": "secret"}]}, "mcp_servers"),
+        ({"container": "c_1"}, "container"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type"),
     ],

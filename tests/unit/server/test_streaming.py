@@ -341,6 +341,20 @@ async def test_the_record_says_who_asked_and_under_which_id_it_was_answered():
     assert turn["notes"]["client"] == {"user_agent": "probe/1", "ids": ids}
 
 
+async def test_a_key_in_a_header_that_names_a_session_is_not_recorded():
+    """Clients write keys and ids where nobody expects them."""
+    async with serving(ScriptStep(text="hello")) as client:
+        session = await client.create()
+        headers = {"x-session-id": session.api_key, "user-agent": f"probe {session.session_id}"}
+        await client.http.post(
+            url_of(session), json={"messages": HI}, headers={**headers, "x-api-key": session.api_key}
+        )
+        [turn] = (await client.record(session))["turns"]
+
+    noted = {"user_agent": f"probe {session.session_id[:8]}…", "ids": {"x-session-id": "sk-harness-…"}}
+    assert turn["notes"]["client"] == noted
+
+
 async def test_a_retry_has_the_id_of_the_answer_that_it_waits_for():
     """Also where its stream begins before the turn, which the first request has begun, has ended."""
     async with serving(SLOW, settings=TALKATIVE) as client:

@@ -107,11 +107,15 @@ def parse_request(
     wire = decode_json(_decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)
+    raws = wire.tools or ()
     units = units_of(wire.system, wire.messages)
     recall = NOTHING_RECALLED
     if history is not None:
-        recall = history.recall(NAME, wire.tools or (), [unit.raw for unit in units])
-    offer = _read_tools(wire.tools or (), limits) if recall.tools is None else _Offer(recall.tools, {}, ())
+        recall = history.recall(NAME, raws, [unit.raw for unit in units])
+    if recall.tools is None or len(recall.tools) < len(raws):  # the notes of every turn name those that are left out
+        offer = _read_tools(raws, limits)
+    else:
+        offer = _Offer(recall.tools, {}, ())
     if offer.deferred:  # which of them are offered depends on all messages
         recall = NOTHING_RECALLED
     reader = BlockReader(call, limits.json_depth)
@@ -174,14 +178,17 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
     tools: list[Json] = []
     deferred: dict[str, Json] = {}
     left_out: list[str] = []
+    names: set[str] = set()
     for number, raw in enumerate(raws):
         tool = decode_json(_tool_decoder, raw, f"tools[{number}]")
         if tool.type not in (None, "custom"):
             left_out.append((tool.name or tool.type or "")[:_LONGEST_NOTE])
             continue
-        if not tool.name:
+        if not tool.name or tool.name in names:
             param = f"tools[{number}].name"
-            raise MalformedRequest(f"{param}: expected the name of the tool, got none", param=param)
+            wrong = "another tool has this name" if tool.name else "expected the name of the tool, got none"
+            raise MalformedRequest(f"{param}: {wrong}", param=param)
+        names.add(tool.name)
         check_json(tool.input_schema, "tools", limits.json_depth)
         formed = function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
         if tool.defer_loading:

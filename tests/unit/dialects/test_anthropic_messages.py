@@ -260,6 +260,8 @@ DEMANDS = {"type": "tool", "name": "s"}
         ({"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
         ({"tools": [{"type": "web_search_1", "name": "s"}], "tool_choice": DEMANDS}, "tool_choice"),
         ({"tools": [{"description": "x"}]}, "tools[0].name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL | {"defer_loading": True}, TOOL]}, "tools[1].name"),
         ({"mcp_servers": [{"type": "url", "url": "https://x", "authorization_token": "secret"}]}, "mcp_servers"),
         ({"container": "c_1"}, "container"),
         ({"system": [{"type": "image"}]}, "system[0].type"),

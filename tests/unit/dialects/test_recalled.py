@@ -135,3 +135,13 @@ def test_calls_and_results_go_together_however_much_is_recalled(messages: list[J
             read(MESSAGES, history, messages=messages[:known])
         with nullcontext() if is_served else pytest.raises(MalformedRequest):
             read(MESSAGES, history, messages=messages)
+
+
+def test_tools_that_only_the_vendor_runs_are_noted_in_every_turn():
+    """Also where the tools are recalled."""
+    history = History()
+    tools = [{"name": "add", "input_schema": {}}, {"type": "web_search_20250305", "name": "web_search"}]
+    asked = [read(MESSAGES, history, messages=[user("hi"), user("so?")][:n], tools=tools) for n in (1, 2)]
+
+    assert [each.recall.known for each in asked] == [0, 1]
+    assert [each.notes.get("left_out") for each in asked] == [["web_search"]] * 2

@@ -235,3 +235,17 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_kn
         f"This model's maximum context length is {most} tokens. However, "
     )
     assert chat.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_an_answer_at_the_end_is_context():
+    """A recorded one is gone on from; one of the client's own was said, and is not gone on inside of."""
+    async with serving(*says("{}", "more", "{}")) as client:
+        session = await client.create()
+        await ask(client, session)
+        extended = await ask(client, session, [*HI, {"role": "assistant", "content": "{}"}])
+        prefilled = await ask(client, session, [*HI, {"role": "assistant", "content": "["}])
+        turns = (await client.record(session))["turns"]
+
+    assert [answer.json()["content"][0]["text"] for answer in (extended, prefilled)] == ["more", "{}"]
+    assert [turn["parent"] for turn in turns] == [None, 0, None]
+    assert turns[2]["messages_delta"] == [*HI, {"role": "assistant", "content": "["}]

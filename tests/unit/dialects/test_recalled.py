@@ -67,12 +67,12 @@ def steps_of(work: Callable[[], object]) -> int:
 def test_many_results_in_one_message_are_read_again_once():
     """Twice as many take twice the work, not four times."""
 
-    def steps(results_: int) -> int:
+    def steps(count: int) -> int:
         history = History()
-        messages = [user("hi"), uses("c1"), results(*["c1"] * results_)]
+        messages = [user("hi"), uses("c1"), results(*["c1"] * count)]
         read(MESSAGES, history, messages=messages)
         asked = read(MESSAGES, history, messages=messages)
-        assert asked.recall.known == 2 + results_
+        assert asked.recall.known == 2 + count
         return steps_of(lambda: asked.messages[:])
 
     assert steps(200) < 2.5 * steps(100)
@@ -81,8 +81,8 @@ def test_many_results_in_one_message_are_read_again_once():
 def test_many_items_of_one_reply_are_grouped_in_one_go():
     """Twice as many take twice the work."""
 
-    def steps(items: int) -> int:
-        call = WireCall(json.dumps({"input": [{"type": "reasoning"}] * items}).encode())
+    def steps(count: int) -> int:
+        call = WireCall(json.dumps({"input": [{"type": "reasoning"}] * count}).encode())
         return steps_of(lambda: RESPONSES.parse(call, DEFAULT_LIMITS, History()))
 
     assert steps(200) < 2.5 * steps(100)

@@ -1,10 +1,12 @@
 """`harness exec` and `harness env`: a session for a command line of one's own.
 
 Both ask a session server that runs already. `exec` is one rollout: it runs the command line in the environment of the
-session, and of an agent where one is named, and prints what was recorded. `env` creates a session, prints the variables
-by which a client finds it, and leaves it to whoever asked.
+session, and of an agent where one is named, and prints what was recorded. The files of the rollout (instruction,
+result, log, the agent's home) have a folder of their own: the directory that the command works in is the user's. `env`
+creates a session, prints the variables by which a client finds it, and leaves it to whoever asked.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +43,9 @@ def execute(
     instruction: Annotated[str, typer.Option(help="Handed over in HARNESS_INSTRUCTION and in a file.")] = "",
     workdir: Annotated[
         Path | None,
-        typer.Option(help="Where the command works; its log stays there.  [default: runs/exec-<time>]"),
+        typer.Option(
+            help="Where the command works.  [default: runs/exec-<time>, where its log stays]", show_default=False
+        ),
     ] = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds after which it is stopped.")] = 3600.0,
     as_json: options.Json = False,
@@ -57,27 +61,30 @@ def execute(
     from harness.errors import Cause, ScenarioError
     from harness.samples.rollout import ENDED_WELL
     from harness.suite.exits import ExitCode
-    from harness.suite.record.rundir import new_run_path
     from harness.telemetry.logging import configure_logging
 
     configure_logging("error")
     profile = None if agent is None else _profile(agent)
     if not command and profile is None:
         raise ScenarioError("nothing to run: expected -- COMMAND, or --agent NAME for that agent's own")
-    folder = workdir or new_run_path("exec")
-    rollout = asyncio.run(
+    if workdir is not None:
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ScenarioError(f"--workdir {workdir}: expected a directory: {error}") from error
+    rollout, folder = asyncio.run(
         _play(
             command,
             profile,
             server=server,
             admin_token=admin_token,
             instruction=instruction,
-            workdir=folder,
+            cwd=workdir,
             deadline_s=deadline,
         )
     )
     if as_json:
-        output.print_json(_to_json(rollout, folder))
+        output.print_json(_to_json(rollout, folder, workdir or folder))
     else:
         _print(rollout, folder)
     if rollout.outcome.kind not in ENDED_WELL:
@@ -92,7 +99,9 @@ def env(
     admin_token: _AdminToken = None,
     home: Annotated[
         Path | None,
-        typer.Option(help="Home directory to be made, for an agent that is configured by files.", show_default=False),
+        typer.Option(
+            help="Home directory to be made, for an agent that is configured by files. One with files is refused."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -105,12 +114,14 @@ def env(
     import shlex
 
     from harness.errors import ScenarioError
-    from harness.rollouts.agents.agent_environment import client_variables, prepare_home, with_expanded
+    from harness.rollouts.agents.agent_environment import claim_home, client_variables, with_expanded, write_home
     from harness.rollouts.agents.programs import variables_of
 
     profile = None if agent is None else _profile(agent)
     if profile is not None and profile.spec.files and home is None:
         raise ScenarioError(f"{profile.name} is configured by files: pass --home DIR, which is made for it")
+    if home is not None:
+        claim_home(home)
     session, model = asyncio.run(_create(profile, server, admin_token))
     variables = client_variables(session, model)
     if home is not None:
@@ -120,7 +131,7 @@ def env(
         expanded = with_expanded(base, variables_of(profile, os.environ))
         variables = {name: value for name, value in expanded.items() if name in variables or value != base.get(name)}
         if home is not None:
-            prepare_home(profile.spec.files, home.absolute(), expanded)
+            write_home(profile.spec.files, home, expanded)
     if as_json:
         output.print_json({"session_id": session.session_id, "variables": variables})
         return
@@ -141,9 +152,10 @@ async def _play(
     server: str,
     admin_token: str | None,
     instruction: str,
-    workdir: Path,
+    cwd: Path | None,
     deadline_s: float,
-) -> "Rollout":
+) -> "tuple[Rollout, Path]":
+    """The rollout, and the folder with its files."""
     from dataclasses import replace
 
     from harness.client.connections import server_url
@@ -158,8 +170,20 @@ async def _play(
         program = replace(program, command=tuple(words))
     url = server_url(server)
     model = await _model(url, admin_token)
+    folder = _new_folder()
     async with SessionManager(url, admin_token=admin_token) as manager:
-        return await manager.run(AgentTask(program, instruction, workdir, model, deadline_s=deadline_s))
+        return await manager.run(AgentTask(program, instruction, folder, model, deadline_s=deadline_s, cwd=cwd)), folder
+
+
+def _new_folder() -> Path:
+    """An empty folder of this rollout's own, also where others begin in the same second."""
+    from harness.suite.record.rundir import new_run_path
+
+    while True:
+        folder = new_run_path("exec")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
 
 
 async def _create(profile: "AgentProfile | None", server: str, admin_token: str | None) -> Any:
@@ -181,21 +205,22 @@ async def _model(url: str, admin_token: str | None) -> str:
     return str(described.serves["model"])
 
 
-def _to_json(rollout: "Rollout", workdir: Path) -> dict[str, Any]:
+def _to_json(rollout: "Rollout", folder: Path, workdir: Path) -> dict[str, Any]:
     from harness.samples.codec import sample_to_json
 
     outcome = rollout.outcome
     return {
         "session_id": rollout.session_id,
         "outcome": {"kind": outcome.kind, "cause": outcome.cause, "detail": outcome.detail},
+        "folder": str(folder),
         "workdir": str(workdir),
         "session": rollout.session,
         "samples": [sample_to_json(sample) for sample in rollout.samples],
     }
 
 
-def _print(rollout: "Rollout", workdir: Path) -> None:
-    output.print_text(f"{rollout.outcome.kind}: {rollout.outcome.detail}; its log is {workdir / 'agent.log'}")
+def _print(rollout: "Rollout", folder: Path) -> None:
+    output.print_text(f"{rollout.outcome.kind}: {rollout.outcome.detail}; its log is {folder / 'agent.log'}")
     beside = set(rollout.session["side_calls"])
     for turn in rollout.session["turns"]:
         about = f"turn {turn['turn']}: {turn['prompt_length']} + {turn['output_length']} tokens, {turn['end']}"

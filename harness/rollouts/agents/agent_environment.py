@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
+from harness.errors import ScenarioError
 from harness.machine.inherited_variables import for_programs
 from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
@@ -96,10 +97,31 @@ def home_of(task: AgentTask) -> Path:
     return task.workdir.absolute() / HOME
 
 
-def prepare_home(files: Mapping[str, str], home: Path, variables: Mapping[str, str]) -> None:
-    """Make `home` anew with `files` in it, readable by nobody else; values of `variables` are escaped as in JSON."""
+def prepare_home(files: Mapping[str, str], task: AgentTask, variables: Mapping[str, str]) -> None:
+    """Make the home directory of a rollout anew with `files` in it."""
+    home = home_of(task)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(mode=0o700)
+    write_home(files, home, variables)
+
+
+def claim_home(home: Path) -> None:
+    """Make `home`, readable by nobody else, for one agent. Raises `ScenarioError` when there is something in it."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(home.iterdir())
+        if is_empty:
+            home.chmod(0o700)
+    except OSError as error:
+        raise ScenarioError(f"{home} cannot be the home directory of an agent: {error}") from error
+    if not is_empty:
+        raise ScenarioError(
+            f"{home} exists and is not empty; expected a directory to be made for the agent: name another"
+        )
+
+
+def write_home(files: Mapping[str, str], home: Path, variables: Mapping[str, str]) -> None:
+    """Write `files` into the empty directory `home`; values of `variables` are escaped as in JSON."""
     for name, text in files.items():
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -153,10 +153,12 @@ class AgentRunner:
         """The process of `agent`. Raises `OSError` or `ValueError` when there cannot be one."""
         env, command = agent_environment(agent, task, session, os.environ), agent.command
         if agent.home is not None:
-            prepare_home(agent.home, home_of(task), env)
+            prepare_home(agent.home, task, env)
             command = tuple(expand(word, env) for word in command)
         command = resolve_command(command, env.get("PATH"))
-        return await AgentProcess.start(command, env=env, workdir=task.workdir, log=log, watchdog=self._watchdog)
+        return await AgentProcess.start(
+            command, env=env, workdir=task.cwd or task.workdir, log=log, watchdog=self._watchdog
+        )
 
     async def _await_end(self, process: AgentProcess, deadline_s: float, signal: AbortSignal) -> AgentEnd:
         """How the process ended; nothing of its group is left when this returns or raises."""

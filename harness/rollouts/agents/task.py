@@ -76,6 +76,8 @@ class AgentTask:
     metadata: Json = field(default_factory=dict)
     resumes: str | None = None
     """The session of a rollout that was cut short with `Keep.SESSIONS`: this one goes on from what it has recorded."""
+    cwd: Path | None = None
+    """Where a program works when not in `workdir`. The harness writes nothing there: it may hold the user's files."""
 
     @property
     def instruction(self) -> str | None:

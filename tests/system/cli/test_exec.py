@@ -21,17 +21,16 @@ print("given", os.environ["HARNESS_INSTRUCTION"], "${LITERAL}")
 """
 
 
-async def run(*arguments: object) -> Ended:
+async def run(*arguments: object, cwd: Path | None = None) -> Ended:
     """How the command ended, while the loop of the server goes on."""
-    return await asyncio.to_thread(harness, *map(str, arguments), timeout_s=120)
+    return await asyncio.to_thread(harness, *map(str, arguments), cwd=cwd, timeout_s=120)
 
 
 async def test_a_command_line_has_a_session_of_its_own(tmp_path: Path) -> None:
     """Its record and its samples are printed, and the session is gone."""
     async with serving(*says("Good day.")) as client:
         command = ("--", sys.executable, "-c", CALL)
-        asked = ("--server", client.url, "--instruction", "Greet.", "--workdir", tmp_path / "work", "--json")
-        ended = await run("exec", *asked, *command)
+        ended = await run("exec", "--server", client.url, "--instruction", "Greet.", "--json", *command, cwd=tmp_path)
         left = (await client.http.get("/sessions")).json()
 
     assert ended.code == 0, ended.stderr
@@ -39,7 +38,8 @@ async def test_a_command_line_has_a_session_of_its_own(tmp_path: Path) -> None:
     assert document["outcome"]["kind"] == "finished"
     assert [turn["reply"]["content"] for turn in document["session"]["turns"]] == ["Good day."]
     assert [sample["metadata"]["turns"] for sample in document["samples"]] == [[0]]
-    log = (tmp_path / "work" / "agent.log").read_text()
+    assert document["workdir"] == document["folder"]
+    log = (tmp_path / document["folder"] / "agent.log").read_text()
     assert log.splitlines() == ["Good day.", "given Greet. ${LITERAL}"]
     assert document["session_id"] not in json.dumps(left)
 
@@ -48,11 +48,48 @@ async def test_a_command_line_has_a_session_of_its_own(tmp_path: Path) -> None:
 async def test_a_command_that_fails_is_no_success(tmp_path: Path, program: str, code: int, words: str) -> None:
     """With the place of its log."""
     async with serving() as client:
-        asked = ("--server", client.url, "--workdir", tmp_path / "work")
-        ended = await run("exec", *asked, "--", sys.executable, "-c", program)
+        ended = await run("exec", "--server", client.url, "--", sys.executable, "-c", program, cwd=tmp_path)
 
     assert (ended.code, ended.stdout.split(":")[0]) == (code, words)
-    assert str(tmp_path / "work" / "agent.log") in ended.stdout
+    [log] = tmp_path.glob("runs/exec-*/agent.log")
+    assert f"its log is {log.relative_to(tmp_path)}" in ended.stdout
+
+
+async def test_the_files_of_a_workdir_stay_as_they_are(tmp_path: Path) -> None:
+    """A command works among the user's own files, under whatever names they go."""
+    mine = tmp_path / "mine"
+    (mine / ".home").mkdir(parents=True)
+    names = ("instruction.md", "metadata.json", "request_kwargs.json", "result.json", "agent.log", ".home/kept")
+    for name in names:
+        (mine / name).write_text(name)
+    program = (
+        f"{CALL}\npathlib.Path('done').touch(); pathlib.Path(os.environ['HARNESS_RESULT_FILE']).write_text('{{}}')"
+    )
+    async with serving(*says("Good day.")) as client:
+        asked = ("exec", "--server", client.url, "--workdir", ".", "--json")
+        ended = await run(*asked, "--", sys.executable, "-c", program, cwd=mine)
+
+    assert ended.code == 0, ended.stderr
+    assert {name: (mine / name).read_text() for name in names} == {name: name for name in names}
+    assert sorted(path.name for path in mine.iterdir()) == sorted({*names, ".home", "done", "runs"} - {".home/kept"})
+    folder = mine / ended.document["folder"]
+    assert "Good day." in (folder / "agent.log").read_text()
+    assert (folder / "result.json").exists()
+
+
+async def test_the_home_of_an_agent_is_not_in_the_workdir(tmp_path: Path) -> None:
+    """One that is there is the user's."""
+    (tmp_path / ".home").mkdir()
+    (tmp_path / ".home" / "kept").touch()
+    async with serving() as client:
+        asked = ("exec", "--server", client.url, "--agent", "openai_agents", "--workdir", ".")
+        ended = await run(*asked, "--", "/bin/sh", "-c", "echo $HOME", cwd=tmp_path)
+
+    assert ended.stdout.startswith("no_model_call"), ended.stderr
+    assert (tmp_path / ".home" / "kept").exists()
+    [folder] = tmp_path.glob("runs/exec-*")
+    assert (folder / "agent.log").read_text().strip() == str(folder / ".home")
+    assert not (folder / ".home").exists()
 
 
 async def test_a_command_without_a_session_is_not_run(tmp_path: Path) -> None:
@@ -96,6 +133,28 @@ async def test_an_agent_that_is_configured_by_files_needs_a_home(tmp_path: Path)
     assert (refused.code, "--home DIR" in refused.stderr) == (4, True)
     assert document["variables"]["HOME"] == str(tmp_path / "home")
     assert document["variables"]["OPENAI_BASE_URL"] in (tmp_path / "home/.codex/config.toml").read_text()
+
+
+@pytest.mark.parametrize("agent", [("--agent", "codex"), ()])
+async def test_a_home_with_files_is_left_alone(tmp_path: Path, agent: tuple[str, ...]) -> None:
+    """It may be anybody's; no session is made. An empty directory is taken, and is for nobody else then."""
+    mine, empty = tmp_path / "mine", tmp_path / "empty"
+    (mine / ".ssh").mkdir(parents=True)
+    (mine / ".ssh" / "id").write_text("a key")
+    empty.mkdir()
+    async with serving() as client:
+        asked = ("env", *agent, "--server", client.url, "--home")
+        refused = await run(*asked, mine)
+        at_a_file = await run(*asked, mine / ".ssh" / "id")
+        left = (await client.http.get("/sessions")).json()
+        taken = await run(*asked, empty)
+
+    assert (refused.code, at_a_file.code, taken.code) == (4, 4, 0)
+    assert f"{mine} exists and is not empty" in refused.stderr
+    assert [path.relative_to(mine) for path in mine.rglob("*")] == [Path(".ssh"), Path(".ssh/id")]
+    assert (mine / ".ssh" / "id").read_text() == "a key"
+    assert left["sessions"] == []
+    assert empty.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("text", ["plain", "${A}", "$${A}", "$$${A} $A ${", "a${A}b${B}"])

@@ -180,9 +180,9 @@ def test_an_agent_with_a_home_of_its_own_sees_none_of_the_users() -> None:
 
 def test_files_of_a_home_are_for_nobody_else(tmp_path: Path) -> None:
     """They hold a key; those of an attempt before are gone."""
-    home = tmp_path / ".home"
-    prepare_home({"old": ""}, home, {})
-    prepare_home({".agent/config.json": '{"key": "${KEY}"}'}, home, {"KEY": 'a"b'})
+    home, task = tmp_path / ".home", task_of(workdir=tmp_path)
+    prepare_home({"old": ""}, task, {})
+    prepare_home({".agent/config.json": '{"key": "${KEY}"}'}, task, {"KEY": 'a"b'})
 
     assert home.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in home.iterdir()] == [".agent"]

@@ -14,6 +14,7 @@ from typing import NamedTuple, assert_never
 from harness.client.session_server import SessionHandle
 from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError
+from harness.machine.deadlines import to_the_end
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before
 from harness.rollouts.agents.agent_environment import (
@@ -146,7 +147,7 @@ class AgentRunner:
         finally:
             self._processes.pop(session.session_id, None)
             if agent.home is not None:  # holds the key of a session, and the agent's memory of it
-                shutil.rmtree(home_of(task), ignore_errors=True)
+                await to_the_end(asyncio.to_thread(shutil.rmtree, home_of(task), ignore_errors=True))
         return AgentRun(end, read_result(task.workdir / RESULT_FILE))
 
     async def _start(self, agent: ProgramAgent, task: AgentTask, session: SessionHandle, log: AgentLog) -> AgentProcess:

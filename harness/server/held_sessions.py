@@ -66,6 +66,8 @@ class HeldSessions:
         self._by_key: dict[bytes, str] = {}
         self._readings: dict[str, asyncio.Event] = {}
         self._uses = LastUses(clock)
+        self._tries = LastUses(clock)
+        """When each session in memory was used last, or could not be paged out."""
         self._rests = LastUses(clock)
         """When each stub was paged out."""
 
@@ -98,7 +100,7 @@ class HeldSessions:
         session = self._in_memory.get(session_id)
         if session is None and session_id in self._stubs:
             session = await self._read_back(session_id)
-        self._uses.use(session_id)
+        self._use(session_id)
         return session
 
     async def find_by_key(self, api_key: str) -> Session | None:
@@ -115,6 +117,7 @@ class HeldSessions:
         self._in_memory[session.session_id] = session
         self._by_key[_digest(session.api_key)] = session.session_id
         self._uses.begin(session.session_id)
+        self._tries.begin(session.session_id)
         self._tell()
 
     def take(self, session: Session) -> Session | SessionStub:
@@ -146,6 +149,7 @@ class HeldSessions:
         self._let_go.pop(session_id, None)
         self._by_key.pop(held.key_digest if isinstance(held, SessionStub) else _digest(held.api_key), None)
         self._uses.end(session_id)
+        self._tries.end(session_id)
         self._rests.end(session_id)
         self._tell()
 
@@ -157,9 +161,14 @@ class HeldSessions:
     @contextmanager
     def in_use(self, session: Session) -> Iterator[None]:
         """`session` is not idle in the block, and has just been used after it."""
-        self._return(session)
-        with self._uses.in_use(session.session_id):
-            yield
+        session_id = session.session_id
+        if self._let_go.get(session_id) is session:
+            self._return(session)
+        with self._uses.kept(session_id):
+            try:
+                yield
+            finally:
+                self._use(session_id)
 
     @asynccontextmanager
     async def borrow(self, session_id: str) -> AsyncIterator[Session | None]:
@@ -187,12 +196,12 @@ class HeldSessions:
     async def page_out_idle(self) -> int:
         """Page out some of the sessions that nobody has used for the time that is set; returns how many.
 
-        One that cannot be let go now is looked at again when it has been idle for as long once more.
+        One that cannot be let go now is looked at again when it has been idle for as long once more; that is no use.
         """
         if self._page_out_s is None:
             return 0
         paged_out = 0
-        for session_id in self._uses.find_unused(self._page_out_s, _BATCH, self._is_busy):
+        for session_id in self._tries.find_unused(self._page_out_s, _BATCH, self._is_in_use):
             session = self._in_memory.get(session_id)
             try:
                 if session is not None and await self._page_out(session):
@@ -200,7 +209,7 @@ class HeldSessions:
                     continue
             except StoreError as error:
                 log.warning(PAGE_OUT_FAILED, session_id=shorten_secrets(session_id), error=error.message)
-            self._uses.use(session_id)
+            self._tries.use(session_id)
         return paged_out
 
     async def _page_out(self, session: Session) -> bool:
@@ -216,6 +225,7 @@ class HeldSessions:
         del self._in_memory[session_id]
         self._stubs[session_id], self._let_go[session_id] = stub, session
         self._uses.end(session_id)
+        self._tries.end(session_id)
         self._rests.begin(session_id)
         self._tell()
         return True
@@ -246,13 +256,20 @@ class HeldSessions:
         return self._in_memory.get(session_id)
 
     def _return(self, session: Session) -> None:
-        """Hold a session in memory again that was let go; nothing for any other."""
+        """Hold a session in memory again that is paged out."""
         session_id = session.session_id
-        if self._stubs.pop(session_id, None) is None:
-            return
+        del self._stubs[session_id]
         self._let_go.pop(session_id, None)
         self._rests.end(session_id)
         self.hold(session)
+
+    def _use(self, session_id: str) -> None:
+        """Note that a session was used just now."""
+        self._uses.use(session_id)
+        self._tries.use(session_id)
+
+    def _is_in_use(self, session_id: str) -> bool:
+        return self._uses.is_in_use(session_id) or self._is_busy(session_id)
 
     def _is_busy(self, session_id: str) -> bool:
         session = self.look(session_id)

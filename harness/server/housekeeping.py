@@ -52,15 +52,6 @@ class LastUses:
             self.begin(session_id)
 
     @contextmanager
-    def in_use(self, session_id: str) -> Iterator[None]:
-        """The session is in use in the block, and has just been used after it."""
-        with self.kept(session_id):
-            try:
-                yield
-            finally:
-                self.use(session_id)
-
-    @contextmanager
     def kept(self, session_id: str) -> Iterator[None]:
         """The session is in use in the block, by somebody whose use does not count."""
         self._calls[session_id] += 1

@@ -271,6 +271,35 @@ async def test_what_is_paged_out_expires_unread(tmp_path: Path) -> None:
         assert {*connection.execute("SELECT phase, closed_because FROM sessions")} == {("closed", "idle")}
 
 
+async def test_what_cannot_be_paged_out_expires_all_the_same(tmp_path: Path) -> None:
+    """From its last use on, however often it was tried."""
+    clock, settings = SetClock(), ServerSettings(idle_page_out_s=IDLE_S, idle_ttl_s=3 * IDLE_S)
+    async with serving(store=tmp_path / "s.db", settings=settings, clock=clock) as client:
+        held = client.server.sessions.in_memory((await client.create()).session_id)
+        assert held is not None
+        held.end()  # which its row does not say
+        tried = [await page_out(client, clock) for _ in range(3)]
+        expired = await client.server.sessions.expire()
+
+    assert (tried, expired) == ([0, 0, 0], 1)
+
+
+async def test_a_session_of_the_same_id_is_another_one(tmp_path: Path) -> None:
+    """Whoever still has the one that was deleted does not put it in the place of the one that is paged out."""
+    clock, session_id = SetClock(), "ab" * 16
+    async with serving(store=tmp_path / "s.db", settings=SETTINGS, clock=clock) as client:
+        session = await client.create(session_id=session_id)
+        deleted = client.server.sessions.in_memory(session_id)
+        assert deleted is not None
+        await client.http.delete(f"/sessions/{session_id}")
+        clock.now += IDLE_S
+        await client.server._turns.store.forget_closed(IDLE_S / 2, 1)
+        await client.create(session_id=session_id)
+        assert await page_out(client, clock) == 1
+        with client.server.sessions.in_use(deleted):
+            assert is_paged_out(client, session)
+
+
 async def test_many_who_ask_at_once_have_it_read_once(tmp_path: Path) -> None:
     """And all of them are served."""
     clock = SetClock()

@@ -25,6 +25,7 @@ from harness.sessions.session import Session
 from harness.store import rows
 from harness.store.base import DamagedSession, LoadedSessions, Take, as_read
 from harness.store.claim import claim
+from harness.store.only_reading import only_reading
 from harness.store.schema import bring_up_to_date, read_as_today
 from harness.store.writer import GroupWriter, store_error
 from harness.types import Turn
@@ -213,18 +214,15 @@ def read_sessions(path: Path) -> list[Session]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the store at `path` that cannot write; what fails in the block is a `StoreError`.
-
-    Opened so that the file of a killed server stays as it was left: the last connection that may write folds the
-    write-ahead log into the file when it closes.
-    """
+    """A connection to the store at `path` that cannot write; what fails in the block is a `StoreError`."""
     if not path.is_file():
         raise StoreError(f"expected a session store, found no file {path}")
     try:
-        with closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as connection:
+        with only_reading(path) as connection:
+            connection.row_factory = sqlite3.Row
             read_as_today(path, connection)
             yield connection
-    except (sqlite3.Error, MemoryError) as error:
+    except (sqlite3.Error, MemoryError, OSError) as error:
         raise store_error(path, error) from error
 
 
@@ -259,7 +257,7 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         if not path.exists():
             path.touch(mode=0o600)  # the keys of sessions are in it; SQLite gives its log the mode of the file
-        connection = _connect(path.absolute().as_uri())
+        connection = sqlite3.connect(path.absolute(), timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
         bring_up_to_date(path, connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -267,10 +265,4 @@ def _open(path: Path) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         raise error if isinstance(error, StoreError) else store_error(path, error) from error
-    return connection
-
-
-def _connect(uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=True)
-    connection.row_factory = sqlite3.Row
     return connection

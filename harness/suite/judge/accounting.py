@@ -14,7 +14,7 @@ from harness.errors import LedgerImbalance
 from harness.sessions.ledger import DropReason, Ledger, Unknown, total
 from harness.store.sqlite import count_generated, count_unknown
 from harness.suite.record.attached_sessions import count_attached, read_attached_unknown
-from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table, only_reading
+from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table, reading_run
 from harness.types import Sample
 
 
@@ -59,7 +59,7 @@ def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
 
 def count_unheard(database: Path) -> Unknown:
     """Requests that engines did not hand over in any session of the run."""
-    with only_reading(database) as connection:
+    with reading_run(database) as connection:
         attached = read_attached_unknown(connection)
         if not has_table(connection, "sessions"):
             return attached
@@ -68,7 +68,7 @@ def count_unheard(database: Path) -> Unknown:
 
 def count_tokens(database: Path) -> dict[str, int]:
     """Sampled tokens of every session of the run: of the store in `database`, and of the servers it was attached to."""
-    with only_reading(database) as connection:
+    with reading_run(database) as connection:
         attached = count_attached(connection)
         if not has_table(connection, "sessions"):  # the run ended before there was a store, or has none
             return attached

@@ -15,7 +15,7 @@ import msgspec
 
 from harness.machine.disk import disk_failures
 from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
-from harness.suite.record.rollout_table import has_table, only_reading
+from harness.suite.record.rollout_table import has_table, reading_run
 from harness.types import Json
 
 _BUSY_TIMEOUT_S = 10.0
@@ -89,7 +89,7 @@ def read_attached_unknown(connection: sqlite3.Connection) -> Unknown:
 
 def read_attached_record(path: Path, session_id: str) -> Json | None:
     """The record of a session of the run whose database is `path`; None when it was not on another server."""
-    with only_reading(path) as connection:
+    with reading_run(path) as connection:
         if not has_table(connection, "attached_sessions"):
             return None
         row = connection.execute(_RECORD, (session_id,)).fetchone()

@@ -9,7 +9,7 @@ records gets samples that are read when they are looked at, one rollout at a tim
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from harness.machine.disk import disk_failures
 from harness.samples.codec import sample_from_json
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
+from harness.store.only_reading import only_reading
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Json, Sample
 
@@ -146,7 +147,7 @@ class StoredSamples(Sequence[Json]):
         return self._count
 
     def __iter__(self) -> Iterator[Json]:
-        with only_reading(self._path) as connection:
+        with reading_run(self._path) as connection:
             [record] = connection.execute("SELECT record FROM rollouts WHERE rowid = ?", (self._rowid,)).fetchone()
         yield from msgspec.json.decode(record, type=_OnlySamples).samples
 
@@ -212,7 +213,7 @@ class RolloutLog:
 
 def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
     """The rollouts in the database `path`, for tools that look at a run; nothing is written."""
-    with only_reading(path) as connection:
+    with reading_run(path) as connection:
         return _last_attempts(path, connection)
 
 
@@ -222,9 +223,9 @@ def has_table(connection: sqlite3.Connection, name: str) -> bool:
 
 
 @contextmanager
-def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the database `path` that cannot write. Raises `StoreError`."""
-    with disk_failures(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+def reading_run(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to the database of a run, `path`, that cannot write. Raises `StoreError`."""
+    with disk_failures(path), only_reading(path) as connection:
         yield connection
 
 

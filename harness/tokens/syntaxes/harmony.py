@@ -72,14 +72,21 @@ class Harmony(CallSyntax):
 
 
 class _Message(NamedTuple):
-    is_reasoning: bool
+    channel: str
     recipient: str | None
     body: str
     end: str | None
 
+    @property
+    def is_reasoning(self) -> bool:
+        return self.channel == "analysis"
+
 
 class _Reader:
-    """Gives out what messages say, up to one that is addressed to a function, or is none."""
+    """Gives out what messages say, up to one that is addressed to a function, or is none.
+
+    Reasoning may come behind a commentary, and no dialect says content before it: so that waits for `final`.
+    """
 
     def __init__(self, syntax: Harmony, tools: Sequence[Json]) -> None:
         self._syntax = syntax
@@ -90,6 +97,8 @@ class _Reader:
         self._open: _Message | None = None
         """The message whose body is given out."""
         self._has_reasoning = self._has_content = False
+        self._commentary: list[str] = []
+        """Content that waits."""
 
     def push(self, piece: Piece) -> Delta:
         """See `CallReader`."""
@@ -97,7 +106,7 @@ class _Reader:
             if piece.is_marker and piece.text in _ENDS:
                 self._open = None
                 return Delta()
-            return Delta(piece.text) if self._open.is_reasoning else Delta(content=piece.text)
+            return self._say(self._open, piece.text)
         self._waiting.append(piece)
         if self._waits_for_end or piece != Piece(_MESSAGE, is_marker=True):
             return Delta()
@@ -106,24 +115,38 @@ class _Reader:
             self._waits_for_end = True
             return Delta()
         self._waiting, self._open = [], message
-        return self._begin(message.is_reasoning)
+        return self._say(message, self._begin(is_reasoning=message.is_reasoning))
 
     def end(self) -> ParsedOutput:
         """See `CallReader`."""
+        commentary = "".join(self._commentary)
         if not self._waiting:
-            return ParsedOutput("")
+            return ParsedOutput(commentary)
         parsed = self._syntax.parse(self._waiting, self._tools)
-        content = self._begin(is_reasoning=False).content + parsed.content if parsed.content else ""
-        reasoning = self._begin(is_reasoning=True).reasoning + parsed.reasoning if parsed.reasoning else ""
-        return replace(parsed, content=content, reasoning=reasoning)
+        content = self._begin(is_reasoning=False) + parsed.content if parsed.content else ""
+        reasoning = self._begin(is_reasoning=True) + parsed.reasoning if parsed.reasoning else ""
+        return replace(parsed, content=commentary + content, reasoning=reasoning)
 
-    def _begin(self, is_reasoning: bool) -> Delta:
+    def _begin(self, *, is_reasoning: bool) -> str:
         """The break between this message and one before it."""
         if is_reasoning:
             has_one, self._has_reasoning = self._has_reasoning, True
-            return Delta("\n" if has_one else "")
-        has_one, self._has_content = self._has_content, True
-        return Delta(content="\n" if has_one else "")
+        else:
+            has_one, self._has_content = self._has_content, True
+        return "\n" if has_one else ""
+
+    def _say(self, message: _Message, text: str) -> Delta:
+        """What is given out when `text` of a message has come."""
+        match message.channel:
+            case "analysis":
+                return Delta(text)
+            case "commentary":
+                self._commentary.append(text)
+                return Delta()
+            case _:
+                content = "".join(self._commentary) + text
+                self._commentary.clear()
+                return Delta(content=content)
 
 
 def _messages(pieces: Sequence[Piece]) -> Iterator[_Message | None]:
@@ -153,4 +176,4 @@ def _message(header: str, body: str, end: str | None) -> _Message | None:
     if not found or channel is None or _ROLE.fullmatch(role) is None:
         return None
     recipient = _RECIPIENT.search(header)
-    return _Message(channel.group(1) == "analysis", recipient.group(1) if recipient else None, body, end)
+    return _Message(channel.group(1), recipient.group(1) if recipient else None, body, end)

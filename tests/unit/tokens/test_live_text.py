@@ -1,5 +1,6 @@
 """Text that goes out while an output is sampled: never more than is sure, and compared with the reply in the end."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,9 +11,10 @@ from harness.tokens.outputs.live_text import LiveText
 from harness.tokens.syntaxes.harmony import Harmony
 from harness.tokens.syntaxes.json_calls import Hermes
 from tests.unit.tokens.test_output_stream import CUTS, in_parts
-from tests.unit.tokens.test_reading import ADD, FINAL, OUTPUTS, SYNTAXES, TOKENIZER, ids
+from tests.unit.tokens.test_reading import ADD, FINAL, HARMONY_CALL, OUTPUTS, SYNTAXES, TOKENIZER, ids
 
 READER = OutputReader(TOKENIZER, Hermes())
+ANALYSIS, COMMENTARY = "<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"
 
 
 def live(reader: OutputReader = READER) -> LiveText:
@@ -43,7 +45,8 @@ def test_what_was_said_is_the_beginning_of_the_reply(syntax, output, cuts):
 
     begins = (reply.get("reasoning_content") or "").startswith(said[0]) and (reply["content"] or "").startswith(said[1])
     assert begins
-    assert text.agrees_with(reply) or "analysis" in TOKENIZER.decode(output)
+    written = TOKENIZER.decode(output)
+    assert text.agrees_with(reply) or "analysis" in written.partition("final")[2]
 
 
 def test_ids_that_were_lost_end_what_is_said():
@@ -70,7 +73,27 @@ def test_ids_that_nobody_heard_are_said():
     assert text.take().content == "one two three"
 
 
-def test_reasoning_behind_content_is_not_said():
+@pytest.mark.parametrize("thought", ["", f"{ANALYSIS}a<|end|><|start|>assistant"])
+@pytest.mark.parametrize("last", [FINAL, HARMONY_CALL, f"{COMMENTARY}Done."])
+def test_reasoning_that_follows_a_commentary_is_said_before_it(thought, last):
+    """Content waits until no more reasoning is to come, so the stream ends as the turn does."""
+    reader = OutputReader(TOKENIZER, Harmony())
+    text, said = live(reader), ["", ""]
+    output = ids(
+        f"{thought}{COMMENTARY}Let me look.<|end|><|start|>assistant{ANALYSIS}b<|end|><|start|>assistant{last}"
+    )
+    for each in output:
+        text.hear([each])
+        said = list(map("".join, zip(said, text.take(), strict=True)))
+    reply = reply_message(reader.read(SampledOutput(output), [ADD]), "call_")
+
+    assert said[0] == reply["reasoning_content"] == ("a\nb" if thought else "b")
+    assert reply["content"].startswith("Let me look.")
+    assert said[1] == ("Let me look.\nyes" if last == FINAL else "")
+    assert text.agrees_with(reply)
+
+
+def test_reasoning_behind_a_final_message_is_not_said():
     """No dialect has a place for it; a reply that has some is sent when it is asked for again."""
     reader = OutputReader(TOKENIZER, Harmony())
     late = f"{FINAL}<|start|>assistant<|channel|>analysis<|message|>hm<|end|>"

@@ -4,10 +4,12 @@
     DIR/shard-0.db ...  the sessions of a shard
     DIR/shards.json     how many shards, the port of each, which drains they owe, and the processes that they are
 
-The record is written when every shard has answered for the first time, so a start that fails leaves nothing that binds
-the next one. It is replaced as a whole: a reader finds the old one or the next. It survives `kill -9`.
+The record is there before the first store of a shard is made, so stores without one mean that it was lost. It binds
+nobody until every shard has answered for the first time: after a start that failed another number may begin. It is
+replaced as a whole, durably: a reader finds the old one or the next, after `kill -9` and after a power cut.
 """
 
+import os
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,18 +36,20 @@ class ShardRecord(msgspec.Struct):
     """The last drain that each shard has carried out."""
     processes: list[ProcessName | None] = []
     """The first process of each shard, which leads its group."""
+    has_served: bool = True
+    """Every shard has answered. Sessions may be there, so neither ports nor the number of shards can change."""
 
 
 class ShardDirectory:
     """`folder`, for `shards` shards; its owner has claimed the store of the front.
 
-    `prepare` comes before it, `open` after the claim.
+    `prepare` comes before it, `open` after the claim; `begin` before a shard is started.
     """
 
     def __init__(self, folder: Path, shards: int) -> None:
         self.folder = folder
         self._shards = shards
-        self._is_kept = False
+        self._left: list[ProcessName | None] = []
         self.record = ShardRecord([])
 
     @property
@@ -68,13 +72,14 @@ class ShardDirectory:
         """Read the record, or choose ports for one: those behind the front's.
 
         Raises `ScenarioError` for a directory that was made for another number of shards, `StoreError` for one whose
-        record cannot be read, `CannotListen` when no ports are left.
+        record cannot be read or was lost, `CannotListen` when no ports are left.
         """
         path = self.folder / _RECORD
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            self.record = self._completed(ShardRecord(_choose_ports(host, front_port, self._shards)))
+            self._require_no_stores()
+            self.record = self._choose(host, front_port)
             return
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from error
@@ -82,27 +87,35 @@ class ShardDirectory:
             record = msgspec.json.decode(content, type=ShardRecord)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: expected the record of a front: {error}; restore it, or name another") from error
+        self._left = record.processes
+        if not record.has_served:
+            self.record = self._choose(host, front_port)
+            return
         made_for = len(record.ports)
         if made_for != self._shards:
             raise ScenarioError(
                 f"--store {self.folder}: made for {made_for} shards, not for {self._shards}: sessions are where their"
                 f" ids say. Give --shards {made_for}, or another directory"
             )
-        self.record, self._is_kept = self._completed(record), True
+        self.record = self._completed(record)
 
-    def keep(self) -> None:
-        """Write the record, from now on at every change. Raises `StoreError`."""
-        self._is_kept = True
+    def begin(self) -> None:
+        """Write the record, before there is a store of a shard. Raises `StoreError`."""
+        self._write()
+
+    def note_served(self) -> None:
+        """Every shard has answered. Raises `StoreError`."""
+        self.record.has_served = True
         self._write()
 
     def end_left_processes(self) -> None:
         """End the shards that a front which was killed has left; blocks for a few seconds."""
-        for process in self.record.processes:
+        for process in self._left:
             if process is not None and process.is_in(process.pid):
                 end_group(process.pid, grace_s=_GRACE_S)
 
     def note_process(self, number: int, process: ProcessName | None) -> None:
-        """The shard is this process now."""
+        """The shard is this process now. Raises `StoreError`."""
         self.record.processes[number] = process
         self._write()
 
@@ -120,6 +133,18 @@ class ShardDirectory:
         """The drain that the shard owes; 0 for none."""
         return self.record.drains if self.record.drained[number] < self.record.drains else 0
 
+    def _require_no_stores(self) -> None:
+        stores = sum(1 for _ in self.folder.glob("shard-*.db"))
+        if stores:
+            raise StoreError(
+                f"{self.folder}: expected {_RECORD} beside the stores of {stores} shards: it has the ports that are in"
+                " the addresses of sessions. Restore it, or write one with the port of each shard"
+                ' ({"ports": [8001, 8002]}), or name another --store'
+            )
+
+    def _choose(self, host: str, front_port: int) -> ShardRecord:
+        return self._completed(ShardRecord(_choose_ports(host, front_port, self._shards), has_served=False))
+
     def _completed(self, record: ShardRecord) -> ShardRecord:
         missing = self._shards - len(record.drained)
         record.drained += [record.drains] * missing
@@ -127,14 +152,22 @@ class ShardDirectory:
         return record
 
     def _write(self) -> None:
-        if not self._is_kept:
-            return
         path, part = self.folder / _RECORD, self.folder / f"{_RECORD}.part"
         try:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(self.record)))
+            _sync(part)
             part.replace(path)
+            _sync(self.folder)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _choose_ports(host: str, front_port: int, shards: int) -> list[int]:

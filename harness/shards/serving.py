@@ -63,6 +63,7 @@ async def serve_shards(
         store = await stack.enter_async_context(SQLiteStore(directory.front_store, clock=clock))
         directory.open(settings.host, settings.port)
         await asyncio.to_thread(directory.end_left_processes)
+        directory.begin()
         metrics = ServerMetrics()
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         await gatekeeper.restore()
@@ -82,7 +83,7 @@ async def serve_shards(
         told = await links.ask(ShardLink.tell, _TOLD_S)
         if told.problems:
             raise ShardUnavailable("; ".join(told.problems))
-        directory.keep()
+        directory.note_served()
         for link in links:
             await stack.enter_async_context(running(link.keep_in_step()))
         await stack.enter_async_context(running(front.left_engines.wake_for_ever()))

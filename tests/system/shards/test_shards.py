@@ -361,6 +361,10 @@ async def test_what_cannot_be_served_is_said_in_one_line_and_leaves_nothing(tmp_
             listener.listen()
             taken = await asyncio.to_thread(refused, "--shards=2", "--engine=scripted", toy, folder)
         no_tokenizer = await asyncio.to_thread(refused, "--shards=2", "--engine=scripted", f"--store={tmp_path / 'b'}")
+        bound = await asyncio.to_thread(refused, "--shards=3", "--engine=scripted", f"--store={tmp_path / 'b'}")
+        kept = (fleet.folder / "shards.json").rename(tmp_path / "kept.json")
+        lost = await asyncio.to_thread(refused, "--shards=2", "--engine=scripted", toy, folder)
+        kept.rename(fleet.folder / "shards.json")
         await fleet.start()
 
     assert in_use[0] == 6
@@ -371,4 +375,7 @@ async def test_what_cannot_be_served_is_said_in_one_line_and_leaves_nothing(tmp_
     assert f"shard 1: cannot listen on 127.0.0.1:{ports[1]}" in taken[1]
     assert no_tokenizer[0] == 4
     assert "no tokenizer" in no_tokenizer[1]
-    assert not (tmp_path / "b" / "shards.json").exists()
+    assert bound[0] == 4
+    assert "no tokenizer" in bound[1]
+    assert lost[0] == 6
+    assert "expected shards.json beside the stores of 2 shards" in lost[1]

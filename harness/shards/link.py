@@ -9,6 +9,7 @@ Tellings to a shard come one after the other, and each is made of the gate as it
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -26,7 +27,7 @@ from harness.server.settings import ServerSettings
 from harness.shards.directory import ShardDirectory
 from harness.shards.placement import ShardLoad
 from harness.shards.shard import STANDING_PATH
-from harness.shards.standing import ShardCounts, Standing, ToldStanding, standing_of
+from harness.shards.standing import ShardCounts, Standing, StandingAnswer, ToldStanding, standing_of
 
 VERB_S = 2.5
 """How long a shard may take for its part in a verb: less than the third of ten seconds that `GateClient` gives one
@@ -93,6 +94,7 @@ class ShardLink:
         self._host = _ON_THIS_MACHINE.get(settings.host, settings.host)
         self._headers = {"authorization": f"Bearer {settings.admin_token}"} if settings.admin_token else {}
         self._one_at_a_time = asyncio.Lock()  # a shard must not hear how things were after it heard how they are
+        self._start = secrets.token_hex(8)
         self._telling = 0
         self._told: Standing | None = None
 
@@ -197,8 +199,14 @@ class ShardLink:
 
     async def _tell(self, standing: Standing) -> ShardCounts:
         self._telling += 1
-        told = msgspec.json.encode(ToldStanding(self._telling, standing))
-        counts = (await self.ask("PUT", STANDING_PATH, told)).read(ShardCounts)
+        told = ToldStanding(self._start, self._telling, standing)
+        answer = (await self.ask("PUT", STANDING_PATH, msgspec.json.encode(told))).read(StandingAnswer)
+        if (answer.start, answer.telling) != (told.start, told.telling):
+            raise ShardUnavailable(
+                f"it stands as somebody else has told it (PUT {STANDING_PATH}, telling {answer.telling} of"
+                f" {answer.start!r}), not as its front has: kill it, and it is started again"
+            )
+        counts = answer.counts
         if self.problem:
             log.info("shard_serves", shard=self.number, url=self.url, sessions=counts.sessions)
         self.counts, self.problem, self._told, self._placed = counts, "", standing, 0

@@ -26,7 +26,7 @@ from harness.server.http.access import for_operators
 from harness.server.http.responses import json_response
 from harness.server.http.wire import read_body
 from harness.sessions.gate import GateState, Work
-from harness.shards.standing import AT_FIRST, ShardCounts, ToldStanding, mirrored
+from harness.shards.standing import AT_FIRST, ShardCounts, StandingAnswer, ToldStanding, mirrored
 
 STANDING_PATH = "/sessions/shard"
 ENGINES_PATH = "/sessions/shard/engines"
@@ -49,7 +49,7 @@ class Shard:
         self._server = server
         self._sessions = server.app()
         self._settings = server.settings
-        self._telling = -1
+        self._told_by, self._telling = "", -1
         self._drain = 0
         admin = partial(for_operators, admin_token=server.settings.admin_token)
         self._paths = frozenset({STANDING_PATH, ENGINES_PATH, *_GATE_PATHS})
@@ -73,9 +73,9 @@ class Shard:
             told = _tellings.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedRequest(f"expected how a shard has to stand: {error}") from error
-        if told.telling <= self._telling:
-            return json_response(self._count())
-        self._telling = told.telling
+        if told.start == self._told_by and told.telling <= self._telling:
+            return json_response(self._answer())
+        self._told_by, self._telling = told.start, told.telling
         gatekeeper = self._server.gatekeeper
         waited = gatekeeper.held if gatekeeper.gate.state is not GateState.OPEN else 0
         gatekeeper.mirror(mirrored(told.standing), told.standing.epoch)
@@ -84,11 +84,11 @@ class Shard:
             closed = await self._server.sessions.drain()
             self._drain = told.standing.drain
         released = waited if gatekeeper.gate.state is GateState.OPEN else 0
-        return json_response(self._count(sessions_closed=closed, released=released))
+        return json_response(self._answer(sessions_closed=closed, released=released))
 
-    def _count(self, *, sessions_closed: int = 0, released: int = 0) -> ShardCounts:
+    def _answer(self, *, sessions_closed: int = 0, released: int = 0) -> StandingAnswer:
         sessions, gatekeeper = self._server.sessions, self._server.gatekeeper
-        return ShardCounts(
+        counts = ShardCounts(
             sessions=len(sessions),
             sessions_open=sum(session.is_open for session in sessions),
             turns_in_flight=sum(len(session.turns_in_flight) for session in sessions),
@@ -97,6 +97,7 @@ class Shard:
             sessions_closed=sessions_closed,
             released=released,
         )
+        return StandingAnswer(self._told_by, self._telling, counts)
 
     async def _continue_engines(self, request: Request) -> Response:
         del request

@@ -44,13 +44,15 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ToldStanding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `PUT /sessions/shard`."""
 
+    start: str
+    """Which front this is, and which of its starts; each has a count of its own."""
     telling: _Count
-    """Counts the tellings to one shard: one that comes late, behind a later one, does nothing."""
+    """Counts its tellings to one shard: one that comes late, behind a later one, does nothing."""
     standing: Standing
 
 
 class ShardCounts(msgspec.Struct, frozen=True):
-    """The answer: what a shard holds, and what this telling touched."""
+    """What a shard holds, and what a telling touched."""
 
     sessions: int = 0
     sessions_open: int = 0
@@ -63,6 +65,14 @@ class ShardCounts(msgspec.Struct, frozen=True):
     """Sessions that this drain ended."""
     released: int = 0
     """Requests that this telling let go on."""
+
+
+class StandingAnswer(msgspec.Struct, frozen=True):
+    """The answer to a telling: which one is in force, which may be a later one or somebody else's."""
+
+    start: str
+    telling: int
+    counts: ShardCounts
 
 
 def standing_of(gate: Gate, *, owes: int) -> Standing:

@@ -75,7 +75,10 @@ async def test_owners_need_the_front_alone_and_turns_never_pass_it(tmp_path: Pat
 
 
 async def test_rights_are_those_of_a_session_server(tmp_path: Path):
-    """Without the admin token the front says that it is alive, and nothing else; a shard's gate is nobody's but its."""
+    """Without the admin token the front says that it is alive, and nothing else; a shard's gate is nobody's but its.
+
+    A telling of an operator does not outlive the next one of the front.
+    """
     async with ShardFleet(tmp_path) as fleet, httpx.AsyncClient(base_url=fleet.url) as stranger, fleet.client() as http:
         session = (await http.post("/sessions")).json()
         refused = {
@@ -93,9 +96,12 @@ async def test_rights_are_those_of_a_session_server(tmp_path: Path):
         shard = session["base_url"].partition("/sessions")[0]
         elsewhere_id = f"{int(session['session_id'][:2], 16) + 1:02x}" + "5" * 30
         own_gate = await http.post(f"{shard}/sessions/resume")
-        told = await stranger.put(
-            f"{shard}/sessions/shard", json={"telling": 99, "standing": {"epoch": 1, "holds": []}}
-        )
+        telling = {"start": "another", "telling": 10**18, "standing": {"epoch": 1, "holds": []}}
+        told = await stranger.put(f"{shard}/sessions/shard", json=telling)
+        told_by_an_operator = await http.put(f"{shard}/sessions/shard", json=telling)
+        paused = (await http.post("/sessions/pause")).json()
+        gates = [each["gate"] for each in (await http.get("/health")).json()["shards"]]
+        await http.post("/sessions/resume")
         elsewhere = await http.post(f"{shard}/sessions", json={"session_id": elsewhere_id})
         agents = (await chat({**session, "api_key": "sk-harness-wrong"})).status_code
 
@@ -103,6 +109,8 @@ async def test_rights_are_those_of_a_session_server(tmp_path: Path):
     assert health == {"status": "alive"}
     assert (own_gate.status_code, own_gate.json()["error"]["code"]) == (421, "misdirected")
     assert told.status_code == 401
+    assert told_by_an_operator.json()["telling"] == 10**18
+    assert (paused["problems"], gates) == ([], ["paused", "paused"])
     assert elsewhere.status_code == 400
     assert agents == 404
 

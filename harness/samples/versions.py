@@ -7,12 +7,13 @@ that are half-way through an update has none, and is an error, never a guess.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.errors import UnknownWeightVersion
-from harness.types import PromptLogprobs, Turn, VersionSpan
+from harness.types import PromptLogprobs, Sample, Turn, VersionSpan
 
 NOT_SAMPLED = -1
 """Stands in a column of versions for a token that no policy sampled."""
@@ -43,6 +44,24 @@ def policy_version(label: str) -> int:
 def is_unlabeled(labels: Iterable[str]) -> bool:
     """Whether these are labels of an engine whose trainer names no versions: it keeps the one it began with."""
     return {"default"}.issuperset(labels)
+
+
+class CountedVersions(NamedTuple):
+    """Columns of a sample's response, shape [n]; `NOT_SAMPLED` where no policy sampled the token."""
+
+    behavior: Versions
+    proximal: Versions
+
+
+def count_versions(sample: Sample, version: int) -> CountedVersions:
+    """The versions of `sample`; where its labels say nothing, both are counted from `version`, the trainer's own.
+
+    So a token without a proximal value has its behavior version in both columns, and one with it the next (I7).
+    """
+    columns = CountedVersions(sample.behavior_versions, sample.proximal_versions)
+    if not is_unlabeled(sample.weight_versions):
+        return columns
+    return CountedVersions(*(np.where(each == NOT_SAMPLED, each, each + np.int32(version)) for each in columns))
 
 
 def version_of(labeled: VersionSpan | PromptLogprobs) -> int:

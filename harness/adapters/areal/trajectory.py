@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import AdapterError
-from harness.samples.versions import NOT_SAMPLED, is_unlabeled
+from harness.samples.versions import NOT_SAMPLED, count_versions
 from harness.types import Json, Sample
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -33,17 +33,15 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
     def whole(column: npt.NDArray[Any], value: float, dtype: type[np.generic]) -> npt.NDArray[Any]:
         return np.concatenate([np.full(prompt, value, dtype), column.astype(dtype)])
 
-    versions = sample.behavior_versions
-    if is_unlabeled(sample.weight_versions):
-        versions = np.where(versions == NOT_SAMPLED, versions, np.int32(version))
+    versions = count_versions(sample, version)
     return {
         "input_ids": np.array(sample.tokens, dtype=np.int32),
         "attention_mask": np.ones(len(sample.tokens), dtype=np.bool_),
         "loss_mask": whole(sample.loss_mask, 0, np.int32),
         "logprobs": whole(sample.rollout_log_probs, 0, np.float32),
-        "versions": whole(versions, NOT_SAMPLED, np.int32),
+        "versions": whole(versions.behavior, NOT_SAMPLED, np.int32),
         "proximal_logprobs": whole(sample.proximal_logprobs, 0, np.float32),
-        "proximal_versions": whole(sample.proximal_versions, NOT_SAMPLED, np.int32),
+        "proximal_versions": whole(versions.proximal, NOT_SAMPLED, np.int32),
         "rewards": np.array(reward, dtype=np.float32),
     }
 

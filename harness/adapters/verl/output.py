@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.samples.rollout import Rollout
-from harness.samples.versions import NOT_SAMPLED, is_unlabeled
+from harness.samples.versions import NOT_SAMPLED, count_versions
 from harness.types import Json, Sample
 
 FIELDS = frozenset(
@@ -43,12 +43,11 @@ def output_fields(rollout: Rollout, room: Room, filler_id: int, global_steps: in
             labels say nothing.
         is_trained: False masks every token.
     """
-    columns = _columns(rollout.samples[0], room) if rollout.samples else _filler(filler_id)
+    version = max(0, (global_steps or 0) - 1)
+    columns = _columns(rollout.samples[0], room, version) if rollout.samples else _filler(filler_id)
     if not is_trained:
         columns["response_mask"] = [0] * len(columns["response_ids"])
-    versions = [version for version in columns.pop("behavior_versions") if version != NOT_SAMPLED]
-    if not versions or is_unlabeled(rollout.samples[0].weight_versions):
-        versions = [max(0, (global_steps or 0) - 1)]
+    versions = [each for each in columns.pop("behavior_versions") if each != NOT_SAMPLED] or [version]
     turns = rollout.session["turns"]
     generating = float(sum(turn["seconds"] for turn in turns))
     stamps: Json = {
@@ -69,17 +68,18 @@ def output_fields(rollout: Rollout, room: Room, filler_id: int, global_steps: in
     return {**columns, "num_turns": 2 * len(turns), "metrics": metrics, "extra_fields": extra}
 
 
-def _columns(sample: Sample, room: Room) -> dict[str, Any]:
+def _columns(sample: Sample, room: Room, version: int) -> dict[str, Any]:
     prompt_length = len(sample.tokens) - sample.response_length
     prompt, response = sample.tokens[:prompt_length], sample.tokens[prompt_length:]
     mask = sample.loss_mask if prompt_length <= room.prompt else np.zeros_like(sample.loss_mask)
+    versions = count_versions(sample, version)
     columns: dict[str, npt.NDArray[Any]] = {
         "response_ids": response,
         "response_mask": mask,
         "response_logprobs": sample.rollout_log_probs,
-        "behavior_versions": sample.behavior_versions,
+        "behavior_versions": versions.behavior,
         "proximal_log_probs": sample.proximal_logprobs,
-        "proximal_versions": sample.proximal_versions,
+        "proximal_versions": versions.proximal,
     }
     cut = {name: column[: room.response].tolist() for name, column in columns.items()}
     return {"prompt_ids": prompt[-room.prompt :].tolist(), **cut}

@@ -93,6 +93,7 @@ async def test_areals_own_count_stands_where_the_engines_name_no_version(label: 
         made = await episode(run, two_turns, version=7)
 
     assert set(made["versions"][0].tolist()) == {-1, version}
+    assert made["proximal_versions"].tolist() == made["versions"].tolist()  # no token has met the next policy
 
 
 async def test_a_rollout_that_is_cut_short_is_rejected() -> None:

@@ -68,6 +68,7 @@ async def test_the_steps_own_version_stands_where_the_engines_name_none() -> Non
         made = await output(run, two_turns)
 
     assert (made.extra_fields["min_global_steps"], made.extra_fields["max_global_steps"]) == (4, 4)
+    assert set(made.extra_fields["proximal_versions"]) == {-1, 4}  # no token has met the next policy
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])

@@ -31,6 +31,27 @@ NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 ABOUT_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """They say how SGLang writes text. A session keeps the tokens, all of them, and reads them itself."""
 
+FILTERS: Mapping[str, Callable[[Any], bool]] = {
+    "top_p": lambda value: value < 1,
+    "top_k": lambda value: value > 0,
+    "min_p": lambda value: value > 0,
+}
+"""Parameters that keep tokens from being sampled, by SGLang's name, and the values with which they do."""
+
+FILTERED = "the loss takes ratios to rollout logprobs, and they are those of the unfiltered distribution"
+
+
+def is_filter(name: str, value: Any) -> bool:
+    """Whether the parameter `name` keeps tokens from being sampled; None is a value that nobody has set."""
+    return value is not None and FILTERS[name](value)
+
+
+def require_unfiltered(params: Mapping[str, Any], owner: str) -> None:
+    """Raise `AdapterError` naming the first of `params` that keeps tokens from being sampled, as one of `owner`."""
+    for name in FILTERS:
+        if is_filter(name, params.get(name)):
+            raise AdapterError(f"{owner}{name}={params[name]!r} cannot be kept: {FILTERED}")
+
 
 def session_sampling(params: Mapping[str, Any]) -> Json:
     """The `sampling` of a session by these parameters. Raises `AdapterError` for one that sessions do not know."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.adapters.sampling import require_unfiltered
 from harness.errors import AdapterError
 from harness.samples.versions import NOT_SAMPLED, count_versions
 from harness.types import Json, Sample
@@ -49,7 +50,9 @@ def trajectory_columns(sample: Sample, reward: float, version: int) -> Columns:
 def sglang_params(gconfig: Any) -> Json:
     """The parameters of `GenerationHyperparameters`, as SGLang names them.
 
-    Raises `AdapterError` naming one that sessions cannot keep. `n_samples` is AReaL's own: it calls once for each.
+    Raises `AdapterError` naming one that sessions cannot keep, or that the loss cannot bear: AReaL's takes ratios to
+    the logprobs of the rollout, and the settings do not say whether they are those of an evaluation. `n_samples` is
+    AReaL's own: it calls once for each.
     """
     for name, kept in [("frequency_penalty", 0.0), ("use_beam_search", False), ("ignore_eos", False)]:
         if getattr(gconfig, name) != kept:
@@ -63,4 +66,5 @@ def sglang_params(gconfig: Any) -> Json:
         "stop": gconfig.stop or None,
         "stop_token_ids": gconfig.stop_token_ids or None,
     }
+    require_unfiltered(params, "gconfig.")
     return params

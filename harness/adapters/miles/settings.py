@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.adapters.sampling import FILTERED, is_filter
 from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE
 from harness.errors import AdapterError
 from harness.samples.merge import Selection
@@ -137,8 +138,6 @@ def _needs_logprobs(args: Any) -> bool:
     return bool(getattr(args, "use_tis", False) or getattr(args, "use_rollout_logprobs", False))
 
 
-_FILTERED = "the loss takes ratios to rollout logprobs, and they are those of the unfiltered distribution"
-
 REFUSALS = (
     Refusal("--use-rollout-routing-replay", _set("use_rollout_routing_replay"), "sessions record no routed experts"),
     Refusal("--use-rollout-indexer-replay", _set("use_rollout_indexer_replay"), "sessions record no indexer choices"),
@@ -151,13 +150,13 @@ REFUSALS = (
     Refusal("--eval-num-gpus", _set("eval_num_gpus"), "the engines of an evaluation are not behind the session server"),
     Refusal(
         "--rollout-top-k",
-        lambda args: _needs_logprobs(args) and getattr(args, "rollout_top_k", -1) > 0,
-        _FILTERED,
+        lambda args: _needs_logprobs(args) and is_filter("top_k", getattr(args, "rollout_top_k", None)),
+        FILTERED,
     ),
     Refusal(
         "--rollout-top-p",
-        lambda args: _needs_logprobs(args) and getattr(args, "rollout_top_p", 1.0) < 1,
-        _FILTERED,
+        lambda args: _needs_logprobs(args) and is_filter("top_p", getattr(args, "rollout_top_p", None)),
+        FILTERED,
     ),
     Refusal(
         "--group-rm",

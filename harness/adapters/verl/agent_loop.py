@@ -4,17 +4,25 @@ verl makes an agent loop for every sample, so nothing is kept here.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import structlog
 
 from harness.adapters.agents import stated_reward
 from harness.adapters.episodes import DEADLINE_S, EpisodeSettings, episodes_of
+from harness.adapters.sampling import FILTERS, require_unfiltered
 from harness.adapters.verl.output import FIELDS, Room, output_fields
 from harness.errors import AdapterError
 from harness.rollouts.agents.task import AgentFunction
-from harness.samples.rollout import ENDED_WELL
+from harness.samples.rollout import ENDED_WELL, Rollout
 
 VERSION = "0.9.1"
 """Of verl: the interface that everything here is written for."""
+
+VERL_REWARD_MISSING = "verl_reward_missing"
+
+_log = structlog.get_logger(__name__)
 
 _NOT_OURS = frozenset({"logprobs", "repetition_penalty"})
 """Sampling parameters of verl that sessions do not know: every token has its logprob, and nothing is penalized."""
@@ -35,7 +43,7 @@ class SessionAgentLoop:
         matching: Differences in histories that do not count; None: those of the agent's profile.
         workdir: Keeps the directories of rollouts here.
 
-    Raises `AdapterError` for an agent that is not there.
+    Raises `AdapterError` for an agent that is not there and for settings that cannot be kept.
     """
 
     def __init__(
@@ -62,6 +70,8 @@ class SessionAgentLoop:
             raise AdapterError(
                 "rollout.enable_rollout_routing_replay cannot be kept: sessions record no routed experts"
             )
+        if _needs_logprobs(trainer_config.config):
+            require_unfiltered({name: getattr(rollout, name, None) for name in FILTERS}, "rollout.")
         self._room = Room(rollout.prompt_length, rollout.response_length)
         self._tokenizer = tokenizer
         self._is_scored_by_agent = is_scored_by_agent
@@ -72,8 +82,9 @@ class SessionAgentLoop:
     async def run(self, sampling_params: Mapping[str, Any], **fields: Any) -> Any:
         """An `AgentLoopOutput` for the row `fields` of the data set; masked where the rollout was cut short.
 
-        Raises `AdapterError` for what cannot be kept and for an agent that states no reward where it has to, and what
-        keeps every rollout from running: `SessionServerError`, `AgentError`.
+        So it is, with a reward of 0, where a program states none. Raises `AdapterError` for what cannot be kept and
+        for a function that states no reward where it has to, and what keeps every rollout from running:
+        `SessionServerError`, `AgentError`.
         """
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
@@ -85,7 +96,7 @@ class SessionAgentLoop:
         rollout = await episodes_of(self._settings).run(
             [dict(message) for message in fields["raw_prompt"]], row, sampling, sum(self._room)
         )
-        reward = stated_reward(rollout) if self._is_scored_by_agent else None
+        reward = self._read_reward(rollout) if self._is_scored_by_agent else None
         is_scored = reward is not None or not self._is_scored_by_agent
         made = output_fields(
             rollout,
@@ -97,6 +108,21 @@ class SessionAgentLoop:
         if self._is_scored_by_agent and reward is None:
             reward = 0.0  # verl would score this one by itself, and a batch has rewards from one place
         return AgentLoopOutput(**made, reward_score=reward)
+
+    def _read_reward(self, rollout: Rollout) -> float | None:
+        try:
+            return stated_reward(rollout)
+        except AdapterError as error:
+            if not isinstance(self._settings.find_agent(), Path):
+                raise  # a mistake of the function's, for every row
+            _log.warning(VERL_REWARD_MISSING, error=error.message)  # the model may have written that result
+            return None
+
+
+def _needs_logprobs(config: Any) -> bool:
+    """The loss takes ratios to the logprobs of the rollout; otherwise verl computes logprobs of its own."""
+    correction = getattr(getattr(config, "algorithm", None), "rollout_correction", None)
+    return any(getattr(correction, name, None) for name in ("rollout_is", "rollout_rs", "bypass_mode"))
 
 
 def _require_fields(output: Any) -> None:

@@ -134,6 +134,10 @@ async def test_generation_settings_are_the_sessions() -> None:
         with pytest.raises(AdapterError, match=r"^gconfig.frequency_penalty=0.5 cannot be kept; expected 0.0"):
             await episode(run, two_turns, gconfig=GenerationHyperparameters(frequency_penalty=0.5))
 
+        for name, value in [("top_p", 0.9), ("top_k", 20)]:
+            with pytest.raises(AdapterError, match=rf"^gconfig.{name}={value} cannot be kept: the loss takes ratios"):
+                await episode(run, two_turns, gconfig=GenerationHyperparameters(**{name: value}))
+
         assert await episode(run, wants_all, gconfig=few) is None
 
     assert made["loss_mask"].sum() == 2  # of a turn that was cut at its length, which ends the branch

@@ -1,11 +1,14 @@
 """One sample of verl: an output that its padding takes, whatever became of the rollout."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.adapters.verl import SessionAgentLoop, close
+from harness.adapters.verl.agent_loop import VERL_REWARD_MISSING
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError, SessionServerError
 from harness.types import Json
@@ -17,6 +20,19 @@ pytestmark = pytest.mark.usefixtures("trainers")
 
 PROMPT = [{"role": "user", "content": "Do it."}]
 PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+PROGRAM = """
+# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+# ///
+import json, os, urllib.request
+
+body = json.dumps({{"messages": [{{"role": "user", "content": os.environ["HARNESS_INSTRUCTION"]}}]}}).encode()
+headers = {{"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers))
+with open(os.environ["HARNESS_RESULT_FILE"], "w") as file:
+    file.write('{result}')
+"""
 END = 2
 """Of a sequence."""
 
@@ -93,6 +109,21 @@ async def test_verl_scores_what_agents_do_not() -> None:
     assert [each.reward_score for each in made] == [None, None]
 
 
+@pytest.mark.agent
+@pytest.mark.parametrize("result", ["{}", '{"reward": "1"}'])
+async def test_a_program_without_a_reward_costs_its_own_sample(tmp_path: Path, result: str) -> None:
+    """The model may have written that file: the sample is masked and worth 0, and the step goes on."""
+    script = tmp_path / "agent.py"
+    script.write_text(PROGRAM.format(result=result))
+    async with miles_run(*STEPS) as run:
+        with capture_logs() as logs:
+            made = await output(run, str(script))
+
+    assert (made.extra_fields["harness"]["outcome"], made.reward_score) == ("finished", 0.0)
+    assert (set(made.response_mask), len(made.response_ids) > 1) == ({0}, True)
+    assert [log["event"] for log in logs if log["log_level"] == "warning"] == [VERL_REWARD_MISSING]
+
+
 async def test_a_sample_fits_into_verls_room() -> None:
     """A response is cut at its end. What follows a prompt that is too long is not trained."""
     async with miles_run(*STEPS) as run:
@@ -111,6 +142,10 @@ async def test_what_cannot_be_kept_is_refused_by_name() -> None:
             await output(run, two_turns, params=PARAMS | {"repetition_penalty": 1.1})
         with pytest.raises(AdapterError, match=r"enable_rollout_routing_replay cannot be kept"):
             await output(run, two_turns, room={"enable_rollout_routing_replay": True})
+        for option, value in [("top_p", 0.9), ("top_k", 20)]:
+            with pytest.raises(AdapterError, match=rf"^rollout.{option}={value} cannot be kept: the loss takes ratios"):
+                await output(run, two_turns, room={option: value, "correction": {"rollout_is": "token"}})
+            assert (await output(run, two_turns, room={option: value})).reward_score == 0.5  # verl's own logprobs
         with pytest.raises(AdapterError, match=r"^agent: no bundled agent 'plain_caht'"):
             await output(run, "plain_caht")
         with pytest.raises(SessionServerError, match=r"127\.0\.0\.1:9"):

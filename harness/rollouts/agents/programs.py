@@ -16,7 +16,7 @@ from harness.machine.uv import run_uv
 from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.install import install_agent, search_path
 from harness.rollouts.agents.node import Say
-from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, load_profile
+from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, literal, load_profile
 from harness.rollouts.agents.task import ProgramAgent
 
 _PREPARE_DEADLINE_S = 300.0
@@ -66,7 +66,8 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
 def variables_of(profile: AgentProfile, parent: Mapping[str, str]) -> dict[str, str]:
     """The variables that an agent has by its profile: where its own files and programs are, and those of `[env]`."""
     path = os.pathsep.join([*map(str, search_path(profile)), parent.get("PATH", os.defpath)])
-    return {"PATH": path, "HARNESS_AGENT_FOLDER": str(profile.folder), **profile.spec.env}
+    places = {"PATH": path, "HARNESS_AGENT_FOLDER": str(profile.folder)}
+    return {name: literal(value) for name, value in places.items()} | profile.spec.env
 
 
 async def prepare_agent(

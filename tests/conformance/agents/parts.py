@@ -13,7 +13,8 @@ from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import ProgramAgent
 from tests.conformance.agents.staged_engine import Part
 
-INSTRUCTION = "Keep notes in the file notes.txt."
+INSTRUCTION = "- Keep notes in the file notes.txt, please."
+"""It begins as an option does."""
 IN_TOOL, GO = "in_tool", "go"
 COMMANDS = (
     f"touch {IN_TOOL}; while [ ! -e {GO} ]; do sleep 0.05; done; echo one > notes.txt",

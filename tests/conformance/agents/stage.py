@@ -5,6 +5,7 @@ by the engine's log, by a witness between agents and server, and by the samples 
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -61,6 +62,8 @@ class Played(msgspec.Struct, frozen=True):
     generated: int
     unaccounted: int
     """The ledger's difference."""
+    is_told: bool
+    """The model got the instruction, word for word."""
     notes: str
     """What the agent wrote by its tool."""
 
@@ -157,6 +160,7 @@ class Stage:
             samples=[sample.metadata["turns"] for sample in rollout.samples],
             generated=ledger["generated"],
             unaccounted=ledger["generated"] - gone,
+            is_told=INSTRUCTION in json.dumps(rollout.session["turns"]),
             notes=notes.read_text() if notes.exists() else "",
         )
 

@@ -41,6 +41,7 @@ def test_a_tool_task_is_token_exact(findings: Findings, name: str) -> None:
     played = findings.alone[name]
 
     assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
+    assert played.is_told
     assert (played.main_turns, is_kept(name, played)) == (turns_of(name), True), played
     assert played.unaccounted == 0
     assert (played.streamed > 0) is bundled_profile(name).spec.client.streams

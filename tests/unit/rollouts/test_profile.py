@@ -1,12 +1,14 @@
 """A profile says everything about an agent, and says what is wrong with it in one line."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from harness.errors import ScenarioError
+from harness.rollouts.agents.agent_environment import with_expanded
 from harness.rollouts.agents.profile import PROFILE_FILE, expand, load_profile
-from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile
+from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile, variables_of
 
 PROFILE = """
 schema_version = 1
@@ -70,6 +72,27 @@ def test_references_are_variables() -> None:
     assert expand('{"key": "${KEY}"}', variables, escaped=True) == '{"key": "a\\"b"}'
     with pytest.raises(ValueError, match="NO_SUCH"):
         expand("${NO_SUCH}", variables)
+
+
+def test_a_place_with_a_dollar_in_its_name_is_no_reference(tmp_path: Path) -> None:
+    """The operator's PATH and the profile's folder are taken as they are; what the profile says is expanded."""
+    profile = load_profile(written(tmp_path / "${mine}", '[env]\nLIBRARY = "${HARNESS_AGENT_FOLDER}/lib"\n'))
+    variables = with_expanded({}, variables_of(profile, {"PATH": "/opt/${tools}/bin"}))
+
+    assert "/opt/${tools}/bin" in variables["PATH"].split(":")
+    assert variables["HARNESS_AGENT_FOLDER"] == str(tmp_path / "${mine}")
+    assert variables["LIBRARY"] == str(tmp_path / "${mine}" / "lib")
+
+
+@pytest.mark.parametrize("name", bundled_agents())
+def test_a_prompt_is_no_option(name: str) -> None:
+    """One may begin with a dash: it stands behind `--`, or is the value of an option in the same word."""
+    if bundled_agent(name).name != PROFILE_FILE:
+        return
+    command = bundled_profile(name).spec.command
+    for before, word in pairwise(command):
+        if "${HARNESS_INSTRUCTION}" in word:
+            assert before == "--" or (word.startswith("--") and word.endswith("=${HARNESS_INSTRUCTION}"))
 
 
 @pytest.mark.parametrize("name", bundled_agents())

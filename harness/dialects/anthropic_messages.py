@@ -11,7 +11,7 @@ import msgspec
 
 from harness.dialects.anthropic_blocks import SIGNED
 from harness.dialects.anthropic_messages_request import NAME, parse_request
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
+from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
 from harness.errors import GateClosed, HarnessError, PromptTooLong, RequestError, ServerBusy
@@ -124,7 +124,7 @@ class _Stream:
         self._dialect = dialect
         self._head = head
         self._sent: set[tuple[str, int]] = set()
-        self._said = Delta()
+        self._said = Said()
 
     @property
     def has_told_id(self) -> bool:
@@ -137,13 +137,12 @@ class _Stream:
 
     def say(self, delta: Delta) -> bytes:
         """Blocks that begin, their text, and the end of the reasoning where content begins."""
-        head, before = self._head, self._said
-        self._said = Delta(*map("".join, zip(before, delta, strict=True)))
-        thinking = _thinking(self._said.reasoning, head.response_id)
-        blocks = ([thinking] if self._said.reasoning else []) + [{"type": "text", "text": self._said.content}]
+        head, self._said = self._head, self._said.after(delta)
+        thinking = _thinking(delta.reasoning, head.response_id)
+        blocks = ([thinking] if self._said.reasoning else []) + [{"type": "text", "text": delta.content}]
         usage = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}  # known at the end
         message = {"id": f"msg_{head.response_id}", "type": "message", "role": "assistant", "model": head.model}
-        events = [_start(message | {"usage": usage}), *_block_events({"content": blocks}, before)]
+        events = [_start(message | {"usage": usage}), *_block_events({"content": blocks}, Said())]
         # Of the last block nobody knows the end, and whether there is a text, as long as there is none.
         last = "content_block_stop" if self._said.content else "signature_delta"
         until = max(i for i, each in enumerate(events) if last in (each["type"], each.get("delta", {}).get("type")))
@@ -181,18 +180,18 @@ def _start(message: Json) -> Json:
     return {"type": "message_start", "message": begun | nothing}
 
 
-def _block_events(message: Json, said: Delta) -> Iterator[Json]:
+def _block_events(message: Json, said: Said) -> Iterator[Json]:
     """The events of its blocks, without the text that was `said` before."""
     for index, block in enumerate(message["content"]):
         match block["type"]:
             case "thinking":
                 empty: Json = {"thinking": "", "signature": ""}
-                pieces = text_pieces(block["thinking"][len(said.reasoning) :])
+                pieces = text_pieces(block["thinking"][said.reasoning :])
                 deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces]
                 deltas.append({"type": "signature_delta", "signature": block["signature"]})
             case "text":
                 empty = {"text": ""}
-                pieces = text_pieces(block["text"][len(said.content) :])
+                pieces = text_pieces(block["text"][said.content :])
                 deltas = [{"type": "text_delta", "text": piece} for piece in pieces]
             case _:
                 empty = {"input": {}}

@@ -8,11 +8,11 @@ spelling: a history that a client sends back, through whichever dialect, is comp
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, overload
+from typing import Any, NamedTuple, Self, overload
 
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, Recall
-from harness.tokens.parsing import ParsedOutput
+from harness.tokens.parsing import Delta, ParsedOutput
 from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn
 
 _NAMES_SHOWN = 8
@@ -121,6 +121,17 @@ class AnswerHead:
     """The model's name in answers."""
     created_at: float
     """Unix seconds."""
+
+
+class Said(NamedTuple):
+    """How much of an answer its stream has said before all of it was known, in characters."""
+
+    reasoning: int = 0
+    content: int = 0
+
+    def after(self, delta: Delta) -> Self:
+        """The same once `delta` has gone out, too."""
+        return self._replace(reasoning=self.reasoning + len(delta.reasoning), content=self.content + len(delta.content))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ back, and an answer that a drain cuts short must not be read as one.
 
 from collections.abc import Iterator
 
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
+from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
 from harness.dialects.openai_chat_request import NAME, parse_request
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, raw_event, text_pieces
@@ -25,7 +25,7 @@ _HEAD = ("id", "created", "model")
 _ID = "chatcmpl-"
 _CHUNK = "chat.completion.chunk"
 _FIELDS = ("reasoning_content", "content")  # in the order of a `Delta`
-_NOTHING = Delta()
+_NOTHING = Said()
 
 
 class OpenAIChat:
@@ -98,7 +98,7 @@ class _Stream:
     def __init__(self, dialect: OpenAIChat, head: AnswerHead) -> None:
         self._dialect = dialect
         self._head = head
-        self._said = Delta()
+        self._said = Said()
 
     def keep_alive(self) -> bytes:
         """A chunk with an empty delta; the role comes with the answer, because clients put deltas together."""
@@ -108,7 +108,7 @@ class _Stream:
         """Its text, and before that, once, the role."""
         chunks = [] if any(self._said) else [self._chunk({"role": "assistant", "content": None})]
         chunks += [self._chunk({field: text}) for field, text in zip(_FIELDS, delta, strict=True) if text]
-        self._said = Delta(*map("".join, zip(self._said, delta, strict=True)))
+        self._said = self._said.after(delta)
         return b"".join(chunks)
 
     def end(self, answer: ModelAnswer) -> Iterator[bytes]:
@@ -134,7 +134,7 @@ def base_url(session_url: str) -> str:
     return f"{session_url}/v1"
 
 
-def chunks(completion: Json, *, wants_usage: bool, said: Delta = _NOTHING) -> Iterator[Json]:
+def chunks(completion: Json, *, wants_usage: bool, said: Said = _NOTHING) -> Iterator[Json]:
     """The chunks of `completion`, in order: role, reasoning, content, tool calls, how it finished, usage if wanted.
 
     What was `said` of it before is left out.
@@ -150,7 +150,7 @@ def chunks(completion: Json, *, wants_usage: bool, said: Delta = _NOTHING) -> It
     if any(said) and not said.content and not is_null:
         deltas.append({"content": ""})
     for field, before in zip(_FIELDS, said, strict=True):
-        deltas += [{field: piece} for piece in text_pieces((message.get(field) or "")[len(before) :])]
+        deltas += [{field: piece} for piece in text_pieces((message.get(field) or "")[before:])]
     for index, call in enumerate(message.get("tool_calls", ())):
         deltas.append({"tool_calls": [{"index": index, **call, "function": call["function"] | {"arguments": ""}}]})
         pieces = text_pieces(call["function"]["arguments"])

@@ -8,7 +8,7 @@ nothing comes after it.
 
 from collections.abc import Iterator
 
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, WireCall
+from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
 from harness.dialects.openai_chat import OpenAIChat, logprob_entries
 from harness.dialects.openai_responses_items import seal_reasoning
 from harness.dialects.openai_responses_request import CALL_FORMS, ID_PREFIX, NAME, parse_request
@@ -79,7 +79,7 @@ class _Stream:
         self._dialect = dialect
         self._head = head
         self._number = 0
-        self._said = Delta()
+        self._said = Said()
 
     @property
     def has_told_id(self) -> bool:
@@ -93,7 +93,7 @@ class _Stream:
     def say(self, delta: Delta) -> bytes:
         """The items that begin, and their text."""
         parts = list(self._begin())
-        before, self._said = self._said, Delta(*map("".join, zip(self._said, delta, strict=True)))
+        before, self._said = self._said, self._said.after(delta)
         index = 0
         for kind, said, text in zip(("reasoning_text", "output_text"), before, delta, strict=True):
             item = _text_item(kind, "", self._head.response_id, "in_progress")
@@ -146,7 +146,7 @@ class _Stream:
 
     def _item(self, item: Json, index: int) -> Iterator[bytes]:
         """An item of the output: that it is there, the rest of its deltas, and once more the whole of it."""
-        said = {"reasoning": self._said.reasoning, "message": self._said.content}.get(item["type"], "")
+        said = {"reasoning": self._said.reasoning, "message": self._said.content}.get(item["type"], 0)
         if not said:
             yield from self._begin_item(item, index)
         about = {"item_id": item["id"], "output_index": index}
@@ -157,7 +157,7 @@ class _Stream:
             yield self._write(f"{called}.done", **about, name=item["name"], **{field: item[field]})
         for part in item.get("content", ()):
             kind, where = f"response.{part['type']}", about | {"content_index": 0}
-            for piece in text_pieces(part["text"][len(said) :]):
+            for piece in text_pieces(part["text"][said:]):
                 yield self._write(f"{kind}.delta", **where, delta=piece, **_no_logprobs(part["type"]))
             logprobs: Json = {name: part[name] for name in _no_logprobs(part["type"])}
             yield self._write(f"{kind}.done", **where, text=part["text"], **logprobs)

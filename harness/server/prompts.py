@@ -1,13 +1,15 @@
 """From a request body to prompt ids: what a model call says, and the ids that its session does not have yet.
 
-Both are work for a processor, in proportion to what the agent sent. Small requests are read and encoded on the spot,
-large ones off the event loop; what cannot fit into the context is refused before it is rendered.
+Both are work for a processor, in proportion to what the agent sent, or goes on from by an id. What is small is read and
+encoded on the spot, what is large off the event loop; what cannot fit into the context is refused before it is
+rendered.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import TypeVar
 
@@ -36,6 +38,7 @@ _LARGE_BODY = 100_000  # bytes that are new, read in a few milliseconds
 _LARGEST_KNOWN = 400_000  # bytes; should nothing of them be known after all, they hold the loop for some milliseconds
 _MANY_OBJECTS = 2_000  # braces: messages, tools and calls, each of which costs a reader more than its bytes
 _LONG_TEXT = 20_000  # characters, rendered and encoded in as many
+_BYTES_PER_TOKEN = 4  # of what was said before, which costs what a body costs
 _MOST_TOKENS = 4  # for one character, which has as many bytes at most
 _PLACES = 2  # threads
 
@@ -85,6 +88,23 @@ class HeavyWork:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
+class _LongBefore(Exception):
+    """A call goes on from an answer by its id, and what was said up to that is long."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.size_bytes = size_bytes
+
+
+def _turns_nearby(turns_until: Callable[[str], Sequence[Turn]], response_id: str) -> Sequence[Turn]:
+    """The turns up to an answer. Raises `_LongBefore` where they are no work for the event loop."""
+    turns = turns_until(response_id)
+    size_bytes = _BYTES_PER_TOKEN * turns[-1].prompt_length if turns else 0
+    if size_bytes > _LARGE_BODY:
+        raise _LongBefore(size_bytes)
+    return turns
+
+
 @dataclass(frozen=True, slots=True)
 class ReadCall:
     """A request body, read."""
@@ -123,8 +143,9 @@ class Prompts:
         """
         body = wire.body
 
-        def work() -> ReadCall:
-            asked, noise = self.noise.take_out(dialect.parse(wire, self.limits, history))
+        def work(turns_until: Callable[[str], Sequence[Turn]] = wire.turns_until) -> ReadCall:
+            call = replace(wire, turns_until=turns_until)
+            asked, noise = self.noise.take_out(dialect.parse(call, self.limits, history))
             prefixes = history.read(asked.messages, asked.tools, asked.recall)
             context_length = self.engine.capabilities.context_length
             told, said = prefixes[-1].told, prefixes[-1].said
@@ -133,8 +154,13 @@ class Prompts:
             return ReadCall(asked, prefixes, request_digest(body, idempotency_key), noise)
 
         new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
-        is_long = new_bytes > _LARGE_BODY or body.count(b"{") > _MANY_OBJECTS
-        return await self.heavy_work.do(len(body), work) if is_long else work()
+        is_long, size_bytes = new_bytes > _LARGE_BODY or body.count(b"{") > _MANY_OBJECTS, len(body)
+        if not is_long:
+            try:
+                return work(partial(_turns_nearby, wire.turns_until))
+            except _LongBefore as before:  # nothing has been read but the small body
+                size_bytes += before.size_bytes
+        return await self.heavy_work.do(size_bytes, work)
 
     async def encode(self, session: Session, point: AttachPoint, call: ReadCall) -> tuple[AttachPoint, TokenIds]:
         """The ids that `point` does not have; a template that cannot extend there makes the request a new root.

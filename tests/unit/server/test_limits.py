@@ -155,6 +155,24 @@ async def test_an_answer_with_many_logprobs_is_written_off_the_loop():
     assert any(name.startswith("heavy-work") for name in threads)
 
 
+async def test_a_long_conversation_that_an_id_stands_for_is_read_off_the_loop():
+    """A hundred bytes ask for all of it; each of its own bodies was small."""
+    async with serving(*says("one", "two", "three")) as client:
+        session = await client.create()
+        url, threads = f"/sessions/{session.session_id}/v1/responses", []
+        previous = None
+        for text in ("a" * 15_000, "b" * 15_000, "more"):
+            asked = {"model": "m", "input": text, "previous_response_id": previous}
+            answer = await client.http.post(url, json=asked)
+            assert answer.status_code == 200, answer.text
+            previous = answer.json()["id"]
+            threads.append(len(client.server._turns.heavy_work._executor._threads))
+        record = await client.record(session)
+
+    assert threads == [0, 0, 1]
+    assert [turn["parent"] for turn in record["turns"]] == [None, 0, 1]
+
+
 async def test_a_retry_count_of_any_length_is_no_bug_of_ours():
     """Python refuses to convert five thousand digits."""
     async with serving(*says("hello")) as client:

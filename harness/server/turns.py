@@ -230,8 +230,8 @@ class TurnService:
         about = {"dialect": asked.dialect, "response_id": call.id_for(None), "client": call.client.notes()}
         kind = call_notes(delta, len(asked.tools), session.config.side_calls)
         notes = {**asked.notes, **kind, **about}
-        if (loosely := session.loose_match(point, asked.messages)) is not None:
-            notes["matched_loosely"] = loosely.to_json()
+        if loosely := session.loose_matches(point, asked.messages, asked.recall.known):
+            notes["matched_loosely"] = [each.to_json() for each in loosely]
         if point.parent is None and call.read.noise:
             notes["noise"] = call.read.noise
         digest = call.read.digest

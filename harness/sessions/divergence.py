@@ -1,4 +1,5 @@
-"""Why a request started a branch: the first message that is not what was recorded.
+"""Why a request started a branch: the first message that is not what was recorded; and what else was not, in one that
+goes on.
 
 Said in the record of the turn, so that whoever looks at a session sees what its client rewrote. Explains only; whether
 two messages are the same is `tokens.matching`'s decision.
@@ -6,14 +7,15 @@ two messages are the same is `tokens.matching`'s decision.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 
 import msgspec
 
-from harness.tokens.matching import NormalForm
-from harness.types import Json, Message
+from harness.tokens.matching import STRICT, NormalForm
+from harness.types import Json, Message, Turn
 
 _SHOWN = 80  # characters of a value
+_MOST_OVERLOOKED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,17 @@ def find_divergence(
             same = _common_length(was, said)
             return Divergence(index, name, _shorten(was, same), _shorten(said, same))
     return None
+
+
+def find_overlooked(branch: Sequence[Turn], sent: Sequence[Message], numbers: range) -> list[Divergence]:
+    """Where messages of a request are not what the `branch` recorded that it goes on from; of many the last ones.
+
+    Looks at those of `sent` with these `numbers`, up to the last one that the branch has, and reads no other.
+    """
+    recorded = chain.from_iterable((turn.reply, *reversed(turn.messages_delta)) for turn in reversed(branch))
+    pairs = zip(reversed(numbers), recorded, strict=False)
+    found = (find_divergence([ours], [sent[number]], number, STRICT) for number, ours in pairs)
+    return list(islice(filter(None, found), _MOST_OVERLOOKED))[::-1]
 
 
 def find_other_tools(recorded: Sequence[Json], sent: Sequence[Json]) -> Divergence | None:

@@ -18,7 +18,7 @@ from harness.samples.merge import build_samples
 from harness.samples.proximal import oldest_version, score_turns, scoring_start
 from harness.samples.versions import version_of
 from harness.sessions.admission import TurnPlace, plan_sampling, require_fresh
-from harness.sessions.divergence import Divergence, find_divergence, find_other_tools
+from harness.sessions.divergence import Divergence, find_divergence, find_other_tools, find_overlooked
 from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
@@ -28,7 +28,7 @@ from harness.sessions.tree import AttachPoint, TurnTree
 from harness.sessions.turn_outcome import Admission, TurnRequest, readmit
 from harness.sessions.weights.waiting import WaitingTurns
 from harness.tokens.history import History
-from harness.tokens.matching import STRICT, ChainKey, normal_form
+from harness.tokens.matching import ChainKey, normal_form
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message, PromptLogprobs, Sample, TokenIds, Turn, VersionSpan
 
@@ -182,12 +182,14 @@ class Session:
             recorded = (*recorded, earlier.reply)
         return find_divergence(recorded, sent, point.matched, self.normal_form)
 
-    def loose_match(self, point: AttachPoint, messages: Sequence[Message]) -> Divergence | None:
-        """What the session's matching has overlooked in the answer that a request goes on from; None for nothing."""
+    def loose_matches(self, point: AttachPoint, messages: Sequence[Message], known: int) -> list[Divergence]:
+        """What the session's matching has overlooked in a request with `messages` at `point`.
+
+        In the answer that it goes on from, and in what else of the branch comes behind the first `known` messages.
+        """
         if point.parent is None or not self.config.matching:
-            return None
-        last = point.matched - 1
-        return find_divergence([self._tree.turn(point.parent).reply], [messages[last]], last, STRICT)
+            return []
+        return find_overlooked(self.branch(point.parent), messages, range(min(known, point.matched - 1), point.matched))
 
     def admit(self, point: AttachPoint, request: TurnRequest, context_length: int, now: float) -> Admission:
         """Start a turn on an engine whose context holds `context_length` tokens.

@@ -29,8 +29,13 @@ NormalForm = Callable[[Message], Json]
 """The part of a message that counts when histories are compared; must be JSON."""
 
 _TEXTS = frozenset({"content", "reasoning_content"})
-_TOLD_ID = re.compile(r"""["']id["']: *["'](call_[0-9a-f]{12}\d+_\d+)["']""")
-"""An id of ours in the text of a JSON object, or of a Python one."""
+_OUR_ID = re.compile(r"call_[0-9a-f]{12}[0-9]+_[0-9]+")
+_TOLD_CALL = re.compile(
+    rf"""\{{["']id["']: *["']({_OUR_ID.pattern})["'], *["']type["']: *["']function["'], *["']function["']: *\{{"""
+)
+"""The beginning of a call of ours as a JSON object, or as a Python one."""
+_PIECE = re.compile(r"""[\[{]|[\]}]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[^\[\]{}'"]++""", re.DOTALL)
+"""A bracket, a string, or what stands between them, of JSON and of Python alike."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -49,9 +54,9 @@ class Matching(StrEnum):
     TRIMMED = "trimmed"
     """White space at the ends of texts."""
     CALL_IDS = "call_ids"
-    """Everything of an assistant message with tool calls but their ids: those are ours, and unique in a session.
+    """Everything of an assistant message with tool calls but their ids, where all are ours: unique in a session.
 
-    A client that tells its calls as text, each as an object with its `id`, is known by the same ids.
+    A client that tells the calls as text, in a list of objects that is the last line, is known by the same ids.
     """
 
 
@@ -134,11 +139,31 @@ def _trim(message: Message) -> Json:
 
 
 def _keep_call_ids(message: Message) -> Json:
-    calls = message.get("tool_calls")
-    ids = [call.get("id") for call in calls or ()]
-    if not calls and message["role"] == "assistant" and isinstance(message.get("content"), str):
-        ids = _TOLD_ID.findall(message["content"])
-    return {"role": message["role"], "call_ids": ids} if ids and all(ids) else dict(message)
+    calls, content = message.get("tool_calls"), message.get("content")
+    ids = [str(call.get("id")) for call in calls or ()]
+    if not calls and message["role"] == "assistant" and isinstance(content, str):
+        ids = _told_ids(content)
+    return {"role": message["role"], "call_ids": ids} if ids and all(map(_OUR_ID.fullmatch, ids)) else dict(message)
+
+
+def _told_ids(text: str) -> list[str]:
+    """The ids of the calls that a text announces: its last line is a list of them, and of nothing else."""
+    line = text.rstrip()
+    line = line[line.rfind("\n") + 1 :]
+    if not line.startswith("[") or not line.endswith("]"):
+        return []
+    ids: list[str] = []
+    depth = end = 0
+    for piece in _PIECE.finditer(line):
+        if piece.start() != end or (end and not depth):  # a string without an end; behind the list
+            return []
+        end = piece.end()
+        if depth == 1 and (call := _TOLD_CALL.match(line, piece.start())) is not None:
+            ids.append(call[1])
+        elif depth == 1 and piece[0] not in ("]", ", ", ","):
+            return []
+        depth += (piece[0] in "[{") - (piece[0] in "]}")
+    return ids if not depth and end == len(line) else []
 
 
 def _argument_value(text: object) -> object:

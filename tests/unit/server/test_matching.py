@@ -2,8 +2,11 @@
 
 import pytest
 
+from harness.dialects.model_request import PartlyRead
 from harness.server.settings import ServerSettings
-from tests.builders import tool, user
+from harness.tokens.matching import chain_keys
+from harness.types import Message
+from tests.builders import new_session, take_turn, tool, user
 from tests.session_servers.served import says, serving
 
 HI = [user("hi")]
@@ -61,6 +64,61 @@ async def test_a_strict_session_branches_and_says_where():
     assert (diverged["message"], diverged["field"]) == (1, "tool_calls")
     assert '{\\"a\\": 1}' in diverged["recorded"]
     assert '{\\"a\\":1}' in diverged["sent"]
+
+
+async def test_calls_under_ids_of_a_client_s_own_are_told_apart_by_what_they_say():
+    """The model reads the call that the client sent, not that of another branch under the same id."""
+    client_s = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    one = [*HI, {"role": "assistant", "content": "", "tool_calls": [client_s]}]
+    other = [HI[0], respelled(one[1])]
+    async with serving(*says("one", "two")) as client:
+        session = await client.create(matching=["call_ids"])
+        reply = await client.say(session, [*one, result_of(one[1])], tools=ADD)
+        await client.say(session, [*other, result_of(one[1]), reply, user("so?")], tools=ADD)
+        _, after = (await client.record(session))["turns"]
+
+    assert after["parent"] is None
+    assert after["messages_delta"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+
+
+async def test_every_message_that_is_matched_loosely_is_noted():
+    """Also those far behind the answer, under ids of ours: once each, where they come in these words first."""
+    async with serving(*says(CALL, "one", "two", "three")) as client:
+        session = await client.create(matching=["call_ids"])
+        first = await client.say(session, HI, tools=ADD)
+        history = [*HI, first, result_of(first)]
+        history.append(await client.say(session, history, tools=ADD))
+        history = [HI[0], respelled(first), *history[2:], user("so?")]
+        history.append(await client.say(session, history, tools=ADD))
+        await client.say(session, [*history, user("and?")], tools=ADD)
+        turns = (await client.record(session))["turns"]
+
+    assert [turn["parent"] for turn in turns] == [None, 0, 1, 2]
+    noted = [turn["notes"].get("matched_loosely", []) for turn in turns]
+    assert [[(each["message"], each["field"]) for each in notes] for notes in noted] == [
+        [],
+        [],
+        [(1, "tool_calls")],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(("known", "first"), [(0, 24), (23, 24), (38, 38), (39, 39), (40, 39)])
+def test_of_many_messages_that_are_matched_loosely_the_last_are_told(known, first):
+    """The last 16 of those that are not known, the answer in any case; what is known is not read (I11)."""
+    session = new_session(matching=("trimmed",))
+    history: list[Message] = []
+    for _ in range(20):
+        history.append(user("q"))
+        history.append(take_turn(session, history).reply)
+    sent = [{**message, "content": f"{message['content']} "} for message in history]
+    read: list[int] = []
+    messages = PartlyRead(known, tuple(sent[known:]), lambda number: read.append(number) or sent[number])
+
+    found = session.loose_matches(session.attach(chain_keys(history, ())), messages, known)
+
+    assert [each.message for each in found] == list(range(first, 40))
+    assert read == [39] * (known == 40)
 
 
 async def test_a_resample_is_a_sibling_and_no_divergence():

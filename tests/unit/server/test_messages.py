@@ -212,7 +212,7 @@ async def test_what_was_matched_loosely_is_noted():
 
     assert turn["parent"] == 0
     loosely = {"message": 1, "field": "content", "recorded": "one \n", "sent": "one"}
-    assert turn["notes"]["matched_loosely"] == loosely
+    assert turn["notes"]["matched_loosely"] == [loosely]
 
 
 @pytest.mark.parametrize("path", ["", "/count_tokens"])

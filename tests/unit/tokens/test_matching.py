@@ -1,6 +1,7 @@
 """What may differ in a history that a client sends back, and what a branch says about why it is one."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ def call(arguments: str, **extra: Any) -> dict[str, Any]:
         "content": "",
         "tool_calls": [{"id": "c", "type": "function", "function": function}],
     } | extra
+
+
+OURS, OTHER, THIRD = (f"call_ac53afc866cd0_{number}" for number in range(3))
+
+
+def calls(*ids: str, arguments: str = "{}", **extra: Any) -> dict[str, Any]:
+    """An assistant message with calls of those ids."""
+    [one] = call(arguments)["tool_calls"]
+    return call(arguments, **extra) | {"tool_calls": [{**one, "id": each} for each in ids]}
 
 
 def same(left: dict[str, Any], right: dict[str, Any], *matching: str) -> bool:
@@ -94,30 +104,77 @@ def test_white_space_at_the_ends_of_texts_may_be_lost() -> None:
 
 
 def test_a_message_may_be_known_by_the_ids_of_its_calls() -> None:
-    """Whatever else a client has made of it; a message without ids is not."""
-    assert same(call('{"a": 1}', content="x"), call("{}", reasoning_content="hm"), Matching.CALL_IDS)
-    other = call('{"a": 1}')
-    other["tool_calls"] = [{**other["tool_calls"][0], "id": "another"}]
-    assert not same(call('{"a": 1}'), other, Matching.CALL_IDS)
-    nameless = [
-        {"role": "assistant", "tool_calls": [{"id": "", "function": {"name": name, "arguments": "{}"}}]}
-        for name in "ab"
-    ]
-    assert not same(*nameless, Matching.CALL_IDS)
+    """Whatever else a client has made of it; another id is another message."""
+    ours = calls(OURS, arguments='{"a": 1}', content="x")
+    assert same(ours, calls(OURS, arguments="{}", reasoning_content="hm"), Matching.CALL_IDS)
+    assert not same(ours, calls(OTHER, arguments='{"a": 1}', content="x"), Matching.CALL_IDS)
     assert not same({"role": "user", "content": "a"}, {"role": "user", "content": "b"}, Matching.CALL_IDS)
 
 
-@pytest.mark.parametrize("told", ["[{'id': '%s', 'type': 'function'}]", 'I call {"id":"%s"} now.'])
-def test_calls_that_a_client_tells_as_text_are_known_by_their_ids(told: str) -> None:
+@pytest.mark.parametrize("ids", [("",), ("c",), ("call_1",), (OURS, "c"), (f"{OURS}x",), (f"x{OURS}",), (f"{OURS}\n",)])
+def test_a_message_with_an_id_of_the_client_s_own_is_known_by_all_of_it(ids: tuple[str, ...]) -> None:
+    """Nobody promises that it uses one once."""
+    assert same(calls(*ids), calls(*ids), Matching.CALL_IDS)
+    assert not same(calls(*ids, arguments='{"a": 1}'), calls(*ids, arguments='{"a": 2}'), Matching.CALL_IDS)
+    assert not same(calls(*ids, content="a"), calls(*ids, content="b"), Matching.CALL_IDS)
+
+
+def told(*ids: str, spell: Callable[[object], str] = str, argument: str = "ls") -> str:
+    """The calls as smolagents tells them, behind what the reply said."""
+    listed = [{"id": each, "type": "function", "function": {"name": "f", "arguments": {"a": argument}}} for each in ids]
+    return f"I look.\nCalling tools:\n{spell(listed)}"
+
+
+@pytest.mark.parametrize("argument", ["ls", "it's", '"', "'\"\\", "]}\n[{", "日本\u2028語", "{'id': 'call_mine'}"])
+@pytest.mark.parametrize("spell", [str, json.dumps])
+@pytest.mark.parametrize("ids", [(OURS,), (OURS, OTHER)])
+def test_calls_that_a_client_tells_as_text_are_known_by_their_ids(
+    ids: tuple[str, ...], spell: Callable[[object], str], argument: str
+) -> None:
     """Ids of ours only, in what the assistant said only."""
-    ours = call("{}")
-    ours["tool_calls"] = [{**ours["tool_calls"][0], "id": "call_ac53afc866cd0_0"}]
-    text = told % "call_ac53afc866cd0_0"
+    ours, text = calls(*ids, content="I look."), told(*ids, spell=spell, argument=argument)
     assert same(ours, {"role": "assistant", "content": text}, Matching.CALL_IDS)
-    assert not same(ours, {"role": "assistant", "content": told % "call_ac53afc866cd0_1"}, Matching.CALL_IDS)
-    assert not same(ours, {"role": "assistant", "content": told % "call_mine"}, Matching.CALL_IDS)
+    assert same(ours, {"role": "assistant", "content": f"{text}\n"}, Matching.CALL_IDS)
+    assert not same(ours, {"role": "assistant", "content": told(*ids, THIRD)}, Matching.CALL_IDS)
+    assert not same(ours, {"role": "assistant", "content": told(*ids[1:], "call_mine")}, Matching.CALL_IDS)
     assert not same(ours, {"role": "user", "content": text}, Matching.CALL_IDS)
     assert not same(ours, {"role": "assistant", "content": text})
+
+
+CALL_AS_TEXT = f'{{"id": "{OURS}", "type": "function", "function": {{"name": "f"}}}}'
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        f'I used {{"id": "{OURS}"}}: %s',
+        f"I used [{CALL_AS_TEXT}]: %s",
+        f"%s\nI used [{CALL_AS_TEXT}]",
+        f"%s\n{CALL_AS_TEXT}",
+        f"[{CALL_AS_TEXT}] %s",
+        f"[{CALL_AS_TEXT}, %s]",
+        f'[{CALL_AS_TEXT}, {{"id": "%s", "type": "function", "function": {{}}}}]',
+        f"[{CALL_AS_TEXT}] %s [{CALL_AS_TEXT}]",
+        f'[{CALL_AS_TEXT}, "%s]',
+        f"[{CALL_AS_TEXT[:-1]}, %s",
+        f"[[{CALL_AS_TEXT}, %s]]",
+        f'[{{"id": "{OURS}"}}, %s]',
+    ],
+)
+def test_a_text_that_quotes_a_call_is_known_by_all_of_it(quote: str) -> None:
+    """It announces none: a list of calls and nothing else is the last line of one that does."""
+    found, nothing = ({"role": "assistant", "content": quote % said} for said in ("found", "nothing"))
+    assert same(found, found, Matching.CALL_IDS)
+    assert not same(found, nothing, Matching.CALL_IDS)
+    assert not same(found, calls(OURS), Matching.CALL_IDS)
+
+
+@given(text=st.text(alphabet="[]{}'\"\\,: \nc"))
+def test_no_text_breaks_the_search_for_calls(text: str) -> None:
+    """Brackets and quotes in any order."""
+    messages = [{"role": "assistant", "content": f"[{CALL_AS_TEXT}{text}{end}"} for end in ("", "]")]
+    for message in messages:
+        assert same(message, message, Matching.CALL_IDS)
 
 
 @given(arguments=st.text())

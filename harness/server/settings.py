@@ -36,7 +36,8 @@ class ServerSettings:
     port: int = 0
     """0 takes a free one."""
     public_url: str | None = None
-    """The beginning of a session's `base_url`, where agents reach the server by another name."""
+    """The beginning of a session's `base_url`, where agents reach the server by another name. Of a front: with the port
+    of the session's shard in the place of its own."""
     admin_token: str | None = field(default=None, repr=False)
     """Required from whoever creates, reads, drains or deletes sessions. None: whoever reaches the server may do
     everything, which only suits a loopback address where nobody but its owner can ask."""

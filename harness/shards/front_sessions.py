@@ -2,7 +2,8 @@
 
 A creation waits at the front's own gate, so a shard that dies costs it nothing. The front chooses the id: where the
 answer of a shard is lost, the session is created on another one, and the one that nobody knows of is deleted as soon as
-its shard answers again. One that takes over from another can only be where that one is, and is tried once.
+its shard answers again. So is that of an owner that left before its answer. One that takes over from another can only
+be where that one is, and is tried once.
 
 Everything else that an owner asks may be asked again, so the front does, for a while, when the shard is being started.
 """
@@ -17,11 +18,12 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from harness.errors import Misdirected, ShardLost, ShardUnavailable
+from harness.errors import ClientLeft, HarnessError, Misdirected, ShardLost, ShardUnavailable
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import credential, for_operators, require_admin
 from harness.server.http.connection import Callers, ClientConnection
@@ -79,19 +81,19 @@ class FrontSessions:
         async with client.watch():
             with self._callers.present(client):
                 await self._gatekeeper.enter(Work.CREATE, client)
-        for attempts_left in reversed(range(_ATTEMPTS)):
-            link = await self._wait_for_shard(only)
-            try:
-                return await self._create_at(link, wish, request)
-            except ShardUnavailable as error:
-                if isinstance(error, ShardLost) and not wish.is_repeatable:
-                    raise
-                if not attempts_left:  # what there may be of it is deleted: it may be asked for again
-                    raise ShardUnavailable(error.message) from error
+            for attempts_left in reversed(range(_ATTEMPTS)):
+                link = await self._wait_for_shard(only, client)
+                try:
+                    return await self._create_at(link, wish, request, client)
+                except ShardUnavailable as error:
+                    if isinstance(error, ShardLost) and not wish.is_repeatable:
+                        raise
+                    if not attempts_left:  # what there may be of it is deleted: it may be asked for again
+                        raise ShardUnavailable(error.message) from error
         raise AssertionError("the last attempt returns or raises")
 
-    async def _wait_for_shard(self, only: int | None) -> ShardLink:
-        """The shard for a new session. Raises `ShardUnavailable` when none serves in time."""
+    async def _wait_for_shard(self, only: int | None, client: ClientConnection) -> ShardLink:
+        """The shard for a new session. Raises `ShardUnavailable` when none serves in time, `ClientLeft`."""
         found: list[ShardLink] = []
 
         def choose() -> bool:
@@ -101,26 +103,26 @@ class FrontSessions:
             return bool(found)
 
         try:
-            async with asyncio.timeout(RESTART_S):
+            async with client.patience(RESTART_S):
                 await self._gatekeeper.until(choose)
         except TimeoutError:
             problems = (f"shard {link.number} {link.problem}" for link in self._links if only in (None, link.number))
             raise ShardUnavailable(f"no shard for the session within {RESTART_S:g} s: {'; '.join(problems)}") from None
         return found[0]
 
-    async def _create_at(self, link: ShardLink, wish: Wish, request: Request) -> Response:
+    async def _create_at(self, link: ShardLink, wish: Wish, request: Request, client: ClientConnection) -> Response:
         """The answer of that shard, with the address at which it is reached as the front was."""
         place = self._links.place_of(link.number)
         session_id = wish.session_id or place.mark(secrets.token_hex(16))
         link.place()
         ask = link.ask_while_it_serves if wish.is_repeatable else link.ask
         try:
-            async with asyncio.timeout(self._settings.pause_timeout_s + VERB_S):  # its gate may have been shut since
+            async with client.patience(self._settings.pause_timeout_s + VERB_S):  # its gate may have been shut since
                 answer = await ask("POST", "/sessions", wish.with_id(session_id))
-        except (ShardLost, TimeoutError) as error:
+        except (ShardLost, ClientLeft, TimeoutError) as error:
             if wish.is_repeatable:
                 link.orphans.add(session_id)
-            if isinstance(error, ShardLost):
+            if isinstance(error, HarnessError):
                 raise
             raise ShardLost(f"shard {link.number} did not answer to a creation") from None
         if answer.status != HTTPStatus.OK:
@@ -184,9 +186,9 @@ class FrontSessions:
         )
 
     def _address_of(self, link: ShardLink, request: Request) -> str:
-        """Where whoever reached the front reaches the shard: the same name, the shard's own port."""
-        base = request.base_url.replace(port=link.port)
-        return str(base).rstrip("/")
+        """Where agents reach the shard: at the public name, or that by which the front was reached; its own port."""
+        base = URL(self._settings.public_url or str(request.base_url))
+        return str(base.replace(port=link.port)).rstrip("/")
 
 
 class _Listed(msgspec.Struct):

@@ -1,0 +1,62 @@
+"""Sessions that are created at a front, by owners that leave, for agents that know it by another name."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from starlette.applications import Starlette
+
+from harness.server.gatekeeper import Gatekeeper
+from harness.server.settings import ServerSettings
+from harness.shards.directory import ShardDirectory
+from harness.shards.front import Front
+from harness.shards.link import ShardLink
+from harness.shards.shard_links import ShardLinks
+from harness.shards.standing import ShardCounts
+from harness.store.memory import MemoryStore
+from harness.telemetry.metrics import ServerMetrics
+from tests.session_servers.asgi_client import Exchange
+from tests.session_servers.scripted import SAY_NOTHING, canned_server, http_answer
+from tests.session_servers.served import eventually
+
+
+@asynccontextmanager
+async def fronted(folder: Path, shard_url: str, settings: ServerSettings) -> AsyncIterator[tuple[Starlette, ShardLink]]:
+    """A front with one shard, which serves at that address, and its link."""
+    metrics = ServerMetrics()
+    gatekeeper = Gatekeeper(MemoryStore(), metrics, pause_timeout_s=1.0)
+    directory = ShardDirectory(folder, 1)
+    directory.open("127.0.0.1", 0)
+    directory.record.ports[0] = int(shard_url.rpartition(":")[2])
+    async with aiohttp.ClientSession() as http:
+        link = ShardLink(0, http, gatekeeper, directory, settings)
+        link.came_up()
+        link.counts = ShardCounts()
+        yield Front(ShardLinks([link]), gatekeeper, directory, metrics, settings).app(), link
+
+
+async def test_a_session_whose_owner_left_before_its_answer_is_deleted(tmp_path: Path):
+    """The shard may have made it; its id is noted, and nobody is asked to make another one."""
+    async with canned_server(SAY_NOTHING) as shard, fronted(tmp_path, shard.url, ServerSettings()) as (front, link):
+        owner = Exchange(front, "POST", "/sessions")
+        await eventually(lambda: shard.requests == ["POST /sessions"])
+        owner.leave()
+        await asyncio.wait_for(owner.task, 10)
+
+        assert [each[:2] for each in link.orphans] == ["00"]
+        assert shard.requests == ["POST /sessions"]
+
+
+async def test_the_public_name_is_that_of_the_front_with_the_port_of_the_shard(tmp_path: Path):
+    """As a session server puts it before the ids of its own sessions."""
+    settings = ServerSettings(public_url="https://agents.example:8443/harness/")
+    made = http_answer(200, b'{"api_key": "sk"}')
+    async with canned_server(made) as shard, fronted(tmp_path, shard.url, settings) as (front, link):
+        owner = Exchange(front, "POST", "/sessions")
+        await asyncio.wait_for(owner.task, 10)
+        assert owner.answer is not None
+        base_url = owner.answer.json()["base_url"]
+
+        assert base_url.startswith(f"https://agents.example:{link.port}/harness/sessions/00")

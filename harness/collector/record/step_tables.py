@@ -11,7 +11,6 @@ with an empty database.
 """
 
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from harness.collector.rollout_index import ScoredRollout
 from harness.errors import StoreError
 from harness.machine.disk import disk_failures
 from harness.sessions.ledger import Ledger
+from harness.store.only_reading import only_reading
 
 TABLES = (
     """
@@ -104,10 +104,7 @@ def read_step(database: Path | str, step: int) -> KeptStep:
     Raises `StoreError` when it is not there: not collected yet, or forgotten. `StepError` when it is damaged.
     """
     path = Path(database)
-    with (
-        disk_failures(path),
-        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection,
-    ):
+    with disk_failures(path), only_reading(path) as connection:
         connection.execute("BEGIN")  # both from one moment
         row = connection.execute(_RECORD, (step,)).fetchone() if has_steps(connection) else None
         if row is None:

@@ -6,8 +6,13 @@ from typing import Any
 
 
 def print_json(document: Any) -> None:
-    """Print the one JSON document of a command with `--json`; on a terminal, which obeys some characters, in ASCII."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty()) + "\n")
+    """Print the one JSON document of a command with `--json`."""
+    print_text(json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """`document` as standard output takes it: a terminal obeys some characters, so it is ASCII there."""
+    return json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty())
 
 
 def print_text(text: str) -> None:

@@ -41,8 +41,9 @@ def show(
     """
     from msgspec import to_builtins
 
-    from harness.errors import HarnessError, RunError
+    from harness.errors import RunError
     from harness.viewer import terminal
+    from harness.viewer.damage import say_missing
     from harness.viewer.look import look_at, look_into, open_tokenizer
 
     if session is None and (turn is not None or tokens):
@@ -57,21 +58,25 @@ def show(
     line = view.find(session)
     seen, missing = None, list(view.missing)
     if line.session_id is not None:
-        try:
+        with say_missing("its turns", missing):  # the run says how it ended all the same
             seen = look_into(where, line.session_id)
-        except HarnessError as error:  # the run says how it ended all the same
-            missing.append(f"its turns: {error.message}")
     if turn is not None and seen is not None and not any(each.index == turn for each in seen.turns):
         raise RunError(f"session {session} has no turn {turn}: it has {len(seen.turns)}")
     shown = [] if seen is None else [each for each in seen.turns if turn is None or each.index == turn]
     reads = open_tokenizer(view, tokenizer) if tokens else None
     if as_json:
-        document = {"line": to_builtins(line, enc_hook=str), "session": to_builtins(seen), "missing": missing}
-        if tokens:
-            document["tokens"] = {each.index: [token._asdict() for token in each.tokens(reads)] for each in shown}
-        output.print_json(document)
+        document = {"line": to_builtins(line, enc_hook=str), "missing": missing}
+        whole = None
+        with say_missing("its turns", missing):
+            all_of_it = document | {"session": to_builtins(seen)}
+            if tokens:
+                all_of_it["tokens"] = {each.index: [token._asdict() for token in each.tokens(reads)] for each in shown}
+            whole = output.json_text(all_of_it)  # which a value that is nested too deeply has none of
+        output.print_text(whole or output.json_text(document | {"session": None}))
         return
     parts = [*terminal.session_overview(line, seen, turn, missing)]
     if tokens:
-        parts += [terminal.token_table(each, reads) for each in shown]
+        parts += [
+            terminal.by_itself(f"the tokens of turn {each.index}", terminal.token_table, each, reads) for each in shown
+        ]
     terminal.show(*parts)

@@ -16,7 +16,7 @@ from harness.sessions.paging import SessionStub, TurnOutline
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from harness.turn_ends import TurnEnd, TurnStatus
-from harness.types import Discarded, Logprobs, TokenIds, Turn, TurnSegment, UnknownOutput, VersionSpan
+from harness.types import Discarded, Json, Logprobs, TokenIds, Turn, TurnSegment, UnknownOutput, VersionSpan
 
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines, work) VALUES (?, ?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
@@ -173,8 +173,8 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         logprobs=_logprobs(row["logprobs"]),
         version_spans=decode(row["version_spans"], type=tuple[VersionSpan, ...]),
         segments=decode(row["segments"], type=tuple[TurnSegment, ...]),
-        messages_delta=tuple(decode(row["messages_delta"])),
-        reply=decode(row["reply"]),
+        messages_delta=decode(row["messages_delta"], type=tuple[Json, ...]),
+        reply=decode(row["reply"], type=Json),
         sampling=decode(row["sampling"]),
         key=row["chain_key"],
         ordinal=row["ordinal"],
@@ -182,7 +182,7 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         created_at=row["created_at"],
         seconds=row["seconds"],
         delivered=bool(row["delivered"]),
-        notes=decode(row["notes"]),
+        notes=decode(row["notes"], type=Json),
         forced_tokens=row["forced_tokens"],
         discarded=decode(row["discarded"], type=tuple[Discarded, ...]),
         unknown=decode(row["unknown"], type=tuple[UnknownOutput, ...]),

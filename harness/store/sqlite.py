@@ -242,7 +242,7 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
         session = rows.session_from_row(row)
         for turn in connection.execute(rows.SELECT_TURNS, (session.session_id,)):
             session.restore(rows.turn_from_row(turn))
-    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:  # a page of it; the extended codes say of what

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec import Struct, convert, to_builtins
 
 from harness.errors import HarnessError, RunError
 from harness.rollouts.agents.agent_environment import LOG_FILE
@@ -25,6 +25,7 @@ from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
 from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
+from harness.viewer.damage import say_missing
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView
 
@@ -70,16 +71,15 @@ def _look_at_run(directory: RunDirectory) -> RunView:
     missing: list[str] = []
 
     def read(what: str, reading: Callable[[], _T], otherwise: _T) -> _T:
-        try:
-            return reading()
-        except HarnessError as error:
-            missing.append(f"{what}: {error.message}")
-            return otherwise
+        answer = otherwise
+        with say_missing(what, missing):
+            answer = reading()
+        return answer  # noqa: RET504  # the block may end without one
 
     config = read("its configuration", lambda: RunConfig.load(directory.config), None)
     lock = _Lock()
     if directory.lock.is_file():
-        lock = read("what it ran with", lambda: _read_lock(directory.lock), _Lock())
+        lock = read("what it ran with", lambda: convert(read_lock(directory.lock), _Lock), _Lock())
     else:
         missing.append(f"what it ran with: there is no {directory.lock.name}, so it was stopped before its engine ran")
     status = None
@@ -97,7 +97,7 @@ def _look_at_run(directory: RunDirectory) -> RunView:
         ledger = read("its ledger", lambda: ledger_of(directory.database, final).to_json(), None)
     else:
         missing.append(f"its sessions: there is no {directory.database.name}")
-    tokenizer = _find_tokenizer(lock, missing)
+    tokenizer = read("its tokenizer", lambda: _find_tokenizer(lock, missing), None)
     lines = [_line(directory, rollout) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
     lines += [
@@ -128,13 +128,6 @@ class _Lock(Struct):
     digests: dict[str, Json] = {}
     starts: list[_Start] = []
     tokenizers: dict[str, str] = {}
-
-
-def _read_lock(path: Path) -> _Lock:
-    try:
-        return convert(read_lock(path), _Lock)
-    except ValidationError as error:
-        raise RunError(f"{path}: {error}") from error
 
 
 def _find_tokenizer(lock: _Lock, missing: list[str]) -> Path | None:

@@ -163,5 +163,5 @@ class SessionView:
         while waiting:
             turn, depth = waiting.pop()
             yield turn, depth
-            below = children.get(turn.index, [])
+            below = children.pop(turn.index, [])  # once, whatever a damaged record says of its parents
             waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]

@@ -6,9 +6,10 @@ nothing is lost in a pipe.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from shlex import join, quote
+from typing import ParamSpec
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -20,8 +21,11 @@ from harness.sessions.ledger import Ledger
 from harness.telemetry.printable import printable
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
+from harness.viewer.damage import say_missing
 from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
+
+_P = ParamSpec("_P")
 
 _PLAIN_WIDTH = 160
 """Columns where there is no terminal to ask."""
@@ -50,8 +54,7 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
         facts.add_row("suite", Text(printable(view.suite)))
         facts.add_row("status", Text(printable(view.status or "not complete")))
     for start in view.starts:
-        at = datetime.fromtimestamp(start["at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        facts.add_row("started", Text(printable(f"{at}: {join(start['command'])}")))
+        facts.add_row("started", Text(printable(f"{_moment(start['at'])}: {join(start['command'])}")))
     if view.versions:
         facts.add_row("with", Text(printable(", ".join(f"{k} {v}" for k, v in view.versions.items() if v))))
     yield facts
@@ -74,22 +77,33 @@ def session_overview(
     facts.add_row("session", Text(printable(line.session_id or "none")))
     for name, value in _outcome(line):
         facts.add_row(name, Text(printable(value)))
+    said = list(missing)
     if session is not None:
-        facts.add_row("phase", Text(printable(session.phase)))
-        if session.turns_in_flight:
-            facts.add_row("in flight", Text(f"{session.turns_in_flight} turns without an outcome"))
-        if session.refusals:
-            facts.add_row("refused", Text(printable(_counts(session.refusals))))
-        if session.ledger:
-            facts.add_row("ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger))))
+        with say_missing("what became of it", said):
+            facts.add_row("phase", Text(printable(session.phase)))
+            if session.turns_in_flight:
+                facts.add_row("in flight", Text(f"{session.turns_in_flight} turns without an outcome"))
+            if session.refusals:
+                facts.add_row("refused", Text(printable(_counts(session.refusals))))
+            if session.ledger:
+                facts.add_row("ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger))))
     yield facts
-    yield from _missing(missing)
+    yield from _missing(said)
     if session is None:
         return
-    yield Padding(_branches(session), (1, 0))
+    yield Padding(by_itself("its turns", _branches, session), (1, 0))
     for each in session.turns:
         if turn is None or each.index == turn:
-            yield _dialogue(each)
+            yield by_itself(f"the words of turn {each.index}", _dialogue, each)
+
+
+def by_itself(what: str, render: Callable[_P, RenderableType], *of: _P.args, **how: _P.kwargs) -> RenderableType:
+    """What `render` makes of a part, or the sentence that the part is damaged."""
+    missing: list[str] = []
+    part: RenderableType = ""
+    with say_missing(what, missing):
+        part = render(*of, **how)
+    return Group(*_missing(missing)) if missing else part
 
 
 def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
@@ -117,6 +131,13 @@ def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
             Text(_spelled(token), style=_FATES.get(token.fate, _DROPPED)),
         )
     return Padding(table, (0, 0, 1, 0))
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"at {seconds}, which is no time"
 
 
 def ledger_words(ledger: Ledger) -> str:

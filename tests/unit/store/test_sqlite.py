@@ -325,6 +325,9 @@ def test_looking_at_a_store_that_is_not_there_creates_none(tmp_path):
     "damage",
     [
         "UPDATE turns SET reply = '{'",
+        "UPDATE turns SET messages_delta = '[5]'",
+        f"UPDATE turns SET messages_delta = '{'[' * 5_000}{']' * 5_000}'",
+        f"UPDATE turns SET notes = '{'[' * 5_000}'",
         "UPDATE turns SET status = 'excellent'",
         "UPDATE turns SET output_ids = x'010203'",
         "UPDATE turns SET parent = 77",
@@ -333,6 +336,7 @@ def test_looking_at_a_store_that_is_not_there_creates_none(tmp_path):
         "UPDATE sessions SET phase = 'half open'",
         "UPDATE sessions SET config = '[]'",
     ],
+    ids=lambda damage: damage[:60],
 )
 async def test_a_damaged_session_is_named_and_the_others_are_loaded(tmp_path, damage):
     """One bad row costs its own session: a server starts, a tool that reads all of them says which it is."""

@@ -1,7 +1,9 @@
 """A run, a store and a session, looked at: whole, half written, damaged, hostile and in use."""
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from harness.cli.show import show
 from harness.engines.scripted import ScriptStep
 from harness.errors import Cause, RunError
 from harness.samples.rollout import OutcomeKind
+from harness.sessions.record import session_record
+from harness.store.sqlite import read_session
+from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import Overrides, select
 from harness.suite.record.lock import note_engine, note_start
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
@@ -131,6 +136,10 @@ DAMAGES: dict[str, Callable[[RunDirectory], object]] = {
     "lock.json:": lambda run: run.lock.write_text("{"),
     "Expected `array`": lambda run: run.lock.write_text('{"starts": 7}'),
     "Expected `object`": lambda run: run.lock.write_text("[]"),
+    "what it ran with: it is damaged (RecursionError": lambda run: run.lock.write_text("[" * 200_000),
+    "its configuration: it is damaged (RecursionError": lambda run: run.config.write_text(f"x = {'[' * 100_000}"),
+    "its report: it is damaged (RecursionError": lambda run: run.result.write_text("[" * 200_000),
+    "its tokenizer: ": lambda run: run.lock.write_text(json.dumps({"tokenizers": {"x": "y" * 5_000}})),
     "run.db:": lambda run: run.database.write_bytes(b"SQLite format 3\0" + b"x" * 4096),
     "toy is not on this machine": lambda run: (run.path.parent / "toy" / "tokenizer.json").unlink(),
     "has changed": lambda run: _change(run.path.parent / "toy" / "tokenizer.json"),
@@ -152,6 +161,69 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(
     out = capsys.readouterr().out
     assert any(what in line for line in out.splitlines() if line.startswith("missing: ")), out
     assert what.startswith("run.db") or "crashed" in out
+
+
+@pytest.mark.parametrize("at", ["1e20", "-1e20", "NaN", "Infinity"])
+def test_a_start_at_no_time_is_shown_as_it_is(run: RunDirectory, at: str, capsys: pytest.CaptureFixture[str]):
+    """With its command, and all the rest of the run."""
+    run.lock.write_text(f'{{"starts": [{{"at": {at}, "command": ["harness", "run"]}}]}}')
+
+    show(run.path)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "harness run" in line]
+    assert "which is no time" in line
+
+
+def test_a_store_with_a_session_that_cannot_be_read_shows_the_line_of_it(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+):
+    """How it ended stands in the run, and that its turns are damaged below."""
+    for messages in ("[5]", "[" * 5_000 + "]" * 5_000):
+        with closing(sqlite3.connect(run.database)) as connection:
+            connection.execute("UPDATE turns SET messages_delta = ? WHERE turn = 1", (messages,))
+            connection.commit()
+        show(run.path, "0")
+        out = capsys.readouterr().out
+        assert "crashed, by the agent" in out
+        assert "missing: its turns: " in out
+        show(run.path, "0", tokens=True, as_json=True)
+        document = json.loads(capsys.readouterr().out)
+        assert document["session"] is None
+        assert document["missing"]
+
+
+DAMAGED_TURNS: list[tuple[str, Json]] = [
+    ("the words of turn 1", {"messages_delta": [5]}),
+    ("the words of turn 1", {"reply": {"tool_calls": 5}}),
+    ("the words of turn 1", {"reply": {"tool_calls": ["x"]}}),
+    ("the tokens of turn 1", {"weight_versions": [{"version": "0"}], "output_ids": [1], "logprobs": [0.0]}),
+    ("its turns", {"discarded": [7]}),
+    ("its turns", {"weight_versions": [7], "output_ids": []}),
+]
+
+
+@pytest.mark.parametrize(("what", "damage"), DAMAGED_TURNS)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_damaged_turn_of_another_server_is_said(
+    run: RunDirectory, what: str, damage: Json, as_json: bool, capsys: pytest.CaptureFixture[str]
+):
+    """Its record came over the network, and nobody has looked at what is in it; the other parts are shown."""
+    session_id = look_at(run.path).find("0").session_id
+    assert session_id is not None
+    record = session_record(read_session(run.database, session_id))
+    record["turns"][1].update(damage)
+    with AttachedSessions(run.database) as attached:
+        attached.keep(session_id, {**record, "turns": []})
+    with closing(sqlite3.connect(run.database)) as connection:
+        connection.execute("UPDATE attached_sessions SET record = ?", (json.dumps(record),))
+        connection.commit()
+
+    show(run.path, "0", tokens=True, as_json=as_json)
+    out = capsys.readouterr().out
+    assert "crashed" in out
+    if as_json:
+        json.loads(out)
+    else:
+        assert any(line.startswith(f"missing: {what}: ") for line in out.splitlines()), out
 
 
 def test_without_a_tokenizer_tokens_have_no_text(run: RunDirectory, capsys: pytest.CaptureFixture[str]):

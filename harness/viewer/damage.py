@@ -1,0 +1,23 @@
+"""What is missing, or says something else than its writer would have said, is a sentence; the rest is shown.
+
+Files of a run may be half written, of another version, or by somebody who wants to see what happens: a number that is
+no time, a list where a message belongs, JSON nested thousands deep. What such a part raises ends with the part.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from harness.errors import HarnessError
+
+_DAMAGE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
+
+
+@contextmanager
+def say_missing(what: str, missing: list[str]) -> Iterator[None]:
+    """What the block raises of a damaged file becomes a sentence about `what` in `missing`."""
+    try:
+        yield
+    except HarnessError as error:
+        missing.append(f"{what}: {error.message}")
+    except _DAMAGE as error:
+        missing.append(f"{what}: it is damaged ({type(error).__name__}: {error})")

@@ -133,7 +133,10 @@ class UpdateReport:
 
 
 def _find_outdated(weights: LiveWeights) -> Iterator[str]:
-    """Workers that serve sessions with other weights, where none has taken their place; a server that has nobody."""
+    """Workers that serve sessions with other weights, where none has taken their place; a server that has nobody, or
+    whose shards did not all say.
+    """
+    yield from weights.problems
     if not weights.serving:
         kept = ", ".join(f"{name} has {label!r}" for name, label in weights.fenced.items()) or "there is no worker"
         yield f"sessions are served by nobody: {kept}"

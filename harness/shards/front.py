@@ -201,7 +201,8 @@ class Front:
         async def ask(link: ShardLink) -> LiveWeights:
             return (await link.ask("POST", "/sessions/weights", expected)).read(LiveWeights)
 
-        return json_response(merge_weights((await self._links.ask(ask, _ENGINES_S)).some))
+        asked = await self._links.ask(ask, _ENGINES_S)
+        return json_response(merge_weights(asked.some, asked.problems))
 
     # Operation
 

@@ -40,13 +40,12 @@ def merge_sweeps(reports: Sequence[SweepReport], problems: Mapping[str, int]) ->
     )
 
 
-def merge_weights(answers: Sequence[LiveWeights]) -> LiveWeights:
-    """The workers by the word of all shards; one that a shard has fenced serves nobody."""
+def merge_weights(answers: Sequence[LiveWeights], problems: tuple[str, ...]) -> LiveWeights:
+    """The workers by the word of all shards; one that a shard has fenced serves nobody. `problems`: of the others."""
     fenced = {worker: version for answer in answers for worker, version in answer.fenced.items()}
     serving = {worker: version for answer in answers for worker, version in answer.serving.items()}
-    return LiveWeights(
-        answers[0].version, {worker: version for worker, version in serving.items() if worker not in fenced}, fenced
-    )
+    serving = {worker: version for worker, version in serving.items() if worker not in fenced}
+    return LiveWeights(answers[0].version, serving, fenced, problems)
 
 
 def merge_metrics(pages: Mapping[str, bytes]) -> bytes:

@@ -62,3 +62,5 @@ class LiveWeights(msgspec.Struct, frozen=True):
     """Weight version by worker, of those that serve sessions."""
     fenced: dict[str, str]
     """Weight version by worker, of those that serve nobody."""
+    problems: tuple[str, ...] = ()
+    """A line for each shard of the server that did not say; see `docs/scaling.md`."""

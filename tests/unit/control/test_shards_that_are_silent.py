@@ -9,6 +9,7 @@ from harness.control.weight_servers import ServersInUpdate
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.engines.base import PauseMode
 from harness.sessions.gate import GateReport, GateState
+from harness.sessions.weights.weight_update import LiveWeights
 from tests.session_servers.scripted import canned_server, http_answer
 
 SILENT = "shard 1: did not answer within 3 s"
@@ -36,3 +37,16 @@ async def test_an_update_says_which_shard_was_not_told():
         await servers.resume(engines_continued=True)
 
     assert report.servers[0].errors == {UpdateStep.PAUSE_GATES: SILENT, UpdateStep.RESUME_GATES: SILENT}
+
+
+async def test_an_update_says_which_shard_did_not_look_at_its_workers():
+    """A worker that only this one would have fenced serves on."""
+    weights = LiveWeights(1, {"a": "1"}, {}, (SILENT,))
+    async with (
+        canned_server(http_answer(200, msgspec.json.encode(weights))) as front,
+        SessionServerClient(front.url) as client,
+    ):
+        report = UpdateReport(1, PauseMode.ABORT)
+        await ServersInUpdate([client], report, UpdateBudget()).expect()
+
+    assert report.problems == (f"{front.url}: {SILENT}",)

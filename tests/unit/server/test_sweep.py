@@ -479,9 +479,9 @@ async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up()
         await workers[0].update_weights(NOWHERE, "2")
         caught_up = (await client.http.post("/sessions/weights", json={"version": 2})).json()
 
-        assert behind == {"version": 1, "serving": {"0": "1"}, "fenced": {"1": "0"}}
+        assert behind == {"version": 1, "serving": {"0": "1"}, "fenced": {"1": "0"}, "problems": []}
         assert sample["weight_versions"] == ["1"]
-        assert caught_up == {"version": 2, "serving": {"0": "2", "1": "2"}, "fenced": {}}
+        assert caught_up == {"version": 2, "serving": {"0": "2", "1": "2"}, "fenced": {}, "problems": []}
 
 
 async def test_no_worker_is_fenced_when_none_has_the_version():
@@ -490,7 +490,7 @@ async def test_no_worker_is_fenced_when_none_has_the_version():
     async with serving(pool) as client:
         found = (await client.http.post("/sessions/weights", json={"version": 1})).json()
 
-        assert found == {"version": 1, "serving": {"0": "0", "1": "0"}, "fenced": {}}
+        assert found == {"version": 1, "serving": {"0": "0", "1": "0"}, "fenced": {}, "problems": []}
         assert (await client.say(await client.create(), [user("a")])) == assistant("one")
 
 

@@ -34,9 +34,9 @@ def test_a_sweep_is_as_long_as_its_longest_part_and_over_when_all_are():
 
 
 def test_a_worker_that_one_shard_has_fenced_serves_nobody():
-    """Whatever the others say."""
-    merged = merge_weights([LiveWeights(2, {"a": "2", "b": "2"}, {}), LiveWeights(2, {"a": "2"}, {"b": "1"})])
-    assert (merged.serving, merged.fenced) == ({"a": "2"}, {"b": "1"})
+    """Whatever the others say; and of one that says nothing there is a line."""
+    answers = [LiveWeights(2, {"a": "2", "b": "2"}, {}), LiveWeights(2, {"a": "2"}, {"b": "1"})]
+    assert merge_weights(answers, ("shard 2: silent",)) == LiveWeights(2, {"a": "2"}, {"b": "1"}, ("shard 2: silent",))
 
 
 def test_pages_of_metrics_are_one_page_that_a_scraper_reads():

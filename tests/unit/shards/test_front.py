@@ -1,4 +1,4 @@
-"""Sessions that are created at a front, by owners that leave, for agents that know it by another name."""
+"""A front with one shard that serves and one that is being started: what owners and controllers are answered."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,17 +24,18 @@ from tests.session_servers.served import eventually
 
 @asynccontextmanager
 async def fronted(folder: Path, shard_url: str, settings: ServerSettings) -> AsyncIterator[tuple[Starlette, ShardLink]]:
-    """A front with one shard, which serves at that address, and its link."""
+    """The front, and the link to the shard that serves at that address."""
     metrics = ServerMetrics()
     gatekeeper = Gatekeeper(MemoryStore(), metrics, pause_timeout_s=1.0)
-    directory = ShardDirectory(folder, 1)
+    directory = ShardDirectory(folder, 2)
     directory.open("127.0.0.1", 0)
     directory.record.ports[0] = int(shard_url.rpartition(":")[2])
     async with aiohttp.ClientSession() as http:
-        link = ShardLink(0, http, gatekeeper, directory, settings)
+        links = ShardLinks([ShardLink(number, http, gatekeeper, directory, settings) for number in range(2)])
+        link = links.find("00")
         link.came_up()
         link.counts = ShardCounts()
-        yield Front(ShardLinks([link]), gatekeeper, directory, metrics, settings).app(), link
+        yield Front(links, gatekeeper, directory, metrics, settings).app(), link
 
 
 async def test_a_session_whose_owner_left_before_its_answer_is_deleted(tmp_path: Path):
@@ -60,3 +61,15 @@ async def test_the_public_name_is_that_of_the_front_with_the_port_of_the_shard(t
         base_url = owner.answer.json()["base_url"]
 
         assert base_url.startswith(f"https://agents.example:{link.port}/harness/sessions/00")
+
+
+async def test_a_shard_that_does_not_say_what_its_workers_serve_is_a_line(tmp_path: Path):
+    """It may have fenced some, and the others do not know."""
+    said = http_answer(200, b'{"version": 1, "serving": {"a": "1"}, "fenced": {}}')
+    async with canned_server(said) as shard, fronted(tmp_path, shard.url, ServerSettings()) as (front, _):
+        controller = Exchange(front, "POST", "/sessions/weights", b'{"version": 1}')
+        await asyncio.wait_for(controller.task, 10)
+        assert controller.answer is not None
+
+        assert controller.answer.json()["serving"] == {"a": "1"}
+        assert controller.answer.json()["problems"] == ["shard 1 is being started"]

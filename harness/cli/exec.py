@@ -128,7 +128,7 @@ def env(
         variables["HOME"] = str(home.absolute())
     if profile is not None:
         base = {"HOME": os.environ.get("HOME", "")} | variables
-        expanded = with_expanded(base, variables_of(profile, os.environ))
+        expanded = with_expanded(base, variables_of(profile, os.environ, in_front=True))
         variables = {name: value for name, value in expanded.items() if name in variables or value != base.get(name)}
         if home is not None:
             write_home(profile.spec.files, home, expanded)
@@ -160,13 +160,13 @@ async def _play(
 
     from harness.client.connections import server_url
     from harness.rollouts.agents.profile import literal
-    from harness.rollouts.agents.programs import prepare_profile
+    from harness.rollouts.agents.programs import prepare_profile, with_own_program
     from harness.rollouts.agents.task import AgentTask, ProgramAgent
     from harness.rollouts.manager import SessionManager
 
     program = ProgramAgent("exec", ()) if profile is None else await prepare_profile(profile, output.say)
     if command:
-        words = command if program.home is None else [literal(word) for word in command]
+        words = with_own_program(profile, [literal(word) for word in command]) if profile is not None else command
         program = replace(program, command=tuple(words))
     url = server_url(server)
     model = await _model(url, admin_token)

@@ -54,7 +54,9 @@ async def try_uv(*arguments: str, deadline_s: float) -> Ended:
     return await run(uv.find_uv_bin(), *arguments, deadline_s=deadline_s)
 
 
-async def run(*command: str, deadline_s: float | None, env: Mapping[str, str] | None = None) -> Ended:
+async def run(
+    *command: str, deadline_s: float | None, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
     """How an installer ended, `LaneError` when it does not within `deadline_s`; `env` in the place of its variables."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -62,6 +64,7 @@ async def run(*command: str, deadline_s: float | None, env: Mapping[str, str] | 
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=for_installers(os.environ) if env is None else env,
+        cwd=cwd,
         start_new_session=True,
     )
     try:

@@ -16,7 +16,7 @@ from harness.rollouts.agents.agent_environment import USER_FOLDERS, with_expande
 from harness.rollouts.agents.agent_runner import resolve_command
 from harness.rollouts.agents.install import environment_of, is_installed
 from harness.rollouts.agents.profile import AgentProfile, expand
-from harness.rollouts.agents.programs import variables_of
+from harness.rollouts.agents.programs import variables_of, with_own_program
 
 _START_S = 60.0
 
@@ -53,7 +53,8 @@ async def _examine_version(profile: AgentProfile) -> Finding:
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as home:
         env = with_expanded({**without_credentials(inherited), "HOME": home}, variables_of(profile, os.environ))
         try:
-            command = resolve_command([expand(word, env) for word in profile.spec.version_command], env["PATH"])
+            words = with_own_program(profile, profile.spec.version_command)
+            command = resolve_command([expand(word, env) for word in words], env["PATH"])
             ended = await run(*command, deadline_s=_START_S, env=env)
         except (OSError, ValueError, HarnessError) as error:
             return Finding("version", False, f"it does not start: {error}; {_again(profile)}")

@@ -3,11 +3,14 @@
 Its folder carries the digest of all that determines it, so that another lock file makes another one. It is built beside
 its place under a lock and renamed when complete: one that exists is whole, whoever was killed meanwhile, and of two
 installers one works and the other waits. Nothing of the harness is in it and nothing of it in the harness. No package's
-install script runs.
+install script runs, and none is built: Python packages are wheels. Agents work beside it, so its files are copies that
+are read-only, none of them shared with the cache of an installer.
 """
 
+import asyncio
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from harness.machine.uv import run
 from harness.rollouts.agents.node import NODE_VERSION, Say, find_npm, provide_node, require_success
 from harness.rollouts.agents.profile import AgentProfile, Installer
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Goes up when the same lock file makes another environment."""
 _NEEDED_BYTES = 1 << 30
 _INSTALL_S = 900.0
@@ -29,7 +32,7 @@ _INSTALL_S = 900.0
 
 def agents_directory() -> Path:
     """Where environments of agents, their locks and the logs of their installers are kept."""
-    return cache_directory() / "agents"
+    return cache_directory().absolute() / "agents"
 
 
 def environment_of(profile: AgentProfile) -> Path:
@@ -43,7 +46,7 @@ def environment_of(profile: AgentProfile) -> Path:
 
 
 def search_path(profile: AgentProfile) -> tuple[Path, ...]:
-    """The folders with the programs of the agent, for the front of `PATH`."""
+    """The folders with the programs of the agent."""
     environment = environment_of(profile)
     if profile.spec.install.kind is Installer.PYTHON:
         return (environment / "bin",)
@@ -78,25 +81,28 @@ async def _build(profile: AgentProfile, target: Path, say: Say) -> None:
     say(f"installing {profile.name} {profile.version} into {target} (once)")
     with staging(target) as scratch:
         built = scratch / "built"
+        (scratch / "uv.toml").touch()  # uv looks for one from its working directory upwards, and ends its search here
         match profile.spec.install.kind:
             case Installer.PYTHON:
                 await _install_python(profile, built, target.with_name(f"{target.name}.log"))
             case Installer.NODE:
                 await _install_node(profile, built, target.with_name(f"{target.name}.log"))
+        await asyncio.to_thread(_make_read_only, built)
         install(built, target, scratch)
 
 
 async def _install_python(profile: AgentProfile, built: Path, log: Path) -> None:
-    await _run(log, uv.find_uv_bin(), "venv", "--relocatable", "--python", sys.executable, str(built))
-    options = ("--python", str(built / "bin" / "python"), "--no-deps", "--requirement", str(profile.lock_file))
-    await _run(log, uv.find_uv_bin(), "pip", "install", *options)
+    await _run(built.parent, log, uv.find_uv_bin(), "venv", "--relocatable", "--python", sys.executable, str(built))
+    options = ("--python", str(built / "bin" / "python"), "--no-deps", "--no-build", "--link-mode", "copy")
+    lock_file = str(profile.lock_file.absolute())
+    await _run(built.parent, log, uv.find_uv_bin(), "pip", "install", *options, "--requirement", lock_file)
 
 
 async def _install_node(profile: AgentProfile, built: Path, log: Path) -> None:
     _write_package(profile, built)
     options = ("--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier")
     # Not `ci`, which wants the packages of every platform in the lock file; what is in it is installed as it says.
-    await _run(log, find_npm(), "install", "--prefix", str(built), *options)
+    await _run(built.parent, log, find_npm(), "install", "--prefix", str(built), *options)
     for name, pattern in profile.spec.install.programs.items():
         _link_program(built / "node_modules", name, pattern)
 
@@ -118,6 +124,15 @@ def _link_program(packages: Path, name: str, pattern: str) -> None:
     link.symlink_to(Path("..") / found.relative_to(packages))
 
 
-async def _run(log: Path, *command: str) -> None:
-    ended = await run(*command, deadline_s=_INSTALL_S)
+def _make_read_only(built: Path) -> None:
+    """No file is edited in place; folders stay as they are, so that whoever wants can remove them."""
+    for folder, _, files in os.walk(built):
+        for path in (Path(folder, name) for name in files):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & ~0o222)
+
+
+async def _run(cwd: Path, log: Path, *command: str) -> None:
+    """Run an installer where nobody has configured it: the user's working directory may be a stranger's checkout."""
+    ended = await run(*command, deadline_s=_INSTALL_S, cwd=cwd)
     require_success(f"{Path(command[0]).name} {command[1]}", ended, log)

@@ -8,7 +8,8 @@ uv locks the environment.
 
 import asyncio
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import AgentError, ScenarioError
@@ -56,16 +57,34 @@ async def prepare_profile(profile: AgentProfile, say: Say) -> ProgramAgent:
     await install_agent(profile, say)
     return ProgramAgent(
         profile.name,
-        profile.spec.command,
+        with_own_program(profile, profile.spec.command),
         variables_of(profile, os.environ),
         profile.spec.files,
         profile.spec.session.to_json(),
     )
 
 
-def variables_of(profile: AgentProfile, parent: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an agent has by its profile: where its own files and programs are, and those of `[env]`."""
-    path = os.pathsep.join([*map(str, search_path(profile)), parent.get("PATH", os.defpath)])
+def with_own_program(profile: AgentProfile, command: Sequence[str]) -> tuple[str, ...]:
+    """`command`, whose program is by its absolute path where it is one of the agent's environment.
+
+    A script for Node runs on the Node of that environment, whichever is on `PATH`.
+    """
+    folders = os.pathsep.join(map(str, search_path(profile)))
+    program = shutil.which(command[0], path=folders)
+    if program is None:
+        return tuple(command)
+    with Path(program).open("rb") as file:
+        node = shutil.which("node", path=folders) if file.readline(80).rstrip().endswith(b"/env node") else None
+    return (*(literal(path) for path in (node, program) if path is not None), *command[1:])
+
+
+def variables_of(profile: AgentProfile, parent: Mapping[str, str], *, in_front: bool = False) -> dict[str, str]:
+    """The variables that an agent has by its profile: where its own files and programs are, and those of `[env]`.
+
+    On `PATH` its programs come last, so that what a model runs finds those of the machine; `in_front`, first.
+    """
+    ours, machines = list(map(str, search_path(profile))), [parent.get("PATH", os.defpath)]
+    path = os.pathsep.join(ours + machines if in_front else machines + ours)
     places = {"PATH": path, "HARNESS_AGENT_FOLDER": str(profile.folder)}
     return {name: literal(value) for name, value in places.items()} | profile.spec.env
 

@@ -141,9 +141,11 @@ def _shows(template: JinjaTemplate, messages: Sequence[Message], tools: Sequence
 
 
 def _argument_object(arguments: Any) -> Any:
-    """The object in JSON arguments; whatever is not one stays as it is."""
+    """The object in JSON arguments; whatever is not one stays as it is, and so does one with half a surrogate pair."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if isinstance(arguments, str) and "\\u" in arguments:
+            json.dumps(value, ensure_ascii=False).encode()  # of which no prompt can be made
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments

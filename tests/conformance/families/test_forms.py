@@ -70,3 +70,15 @@ def test_a_template_that_remembers_tool_results_is_told_of_them(family, after_to
 
     assert whole.endswith(extension)
     assert ("outputs\N{LOWER ONE EIGHTH BLOCK}begin" in extension) == (not after_tools)
+
+
+def test_arguments_with_half_a_surrogate_pair_are_no_error_of_the_server(family):
+    """As an escape it is valid JSON, and no text: the template gets what was written."""
+    call = {**CALL, "function": {"name": "find_city", "arguments": r'{"\ud83d": "\ud83d"}'}}
+    try:
+        text = prompt(family, [USER, {**CALLING, "tool_calls": [call]}, RESULT], TOOLS)
+    except MalformedRequest:
+        return
+
+    assert "Paris" in text
+    assert "ud83d" in text or not family.chat.describe().shows_calls

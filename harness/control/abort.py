@@ -105,7 +105,7 @@ async def abort_rollout(
         abort = _Abort(tasks, scope, agent_hooks, budget)
         try:
             async with scope.hold():
-                abort.mark(keep)
+                await abort.mark(keep)
                 await abort.drain()
                 await abort.abort_engines()
                 await abort.call_hooks()
@@ -141,11 +141,10 @@ class _Abort:
         self._failures: list[TaskFailure] = []
         self._resumed: list[ServerAnswer] = []
 
-    def mark(self, keep: Keep) -> None:
+    async def mark(self, keep: Keep) -> None:
         """Step 1: nothing begins any more."""
-        with self._step(AbortStep.MARK, 0.0):
-            for hooks in self._hooks:
-                self._note(hooks.name, partial(hooks.mark, keep))
+        with self._step(AbortStep.MARK, self._budget.hooks_s) as seconds:
+            await self._tell([(hooks.name, partial(hooks.mark, keep)) for hooks in self._hooks], seconds)
 
     async def drain(self) -> None:
         """Step 2: every open session of the abort ends, for good."""
@@ -199,9 +198,8 @@ class _Abort:
                 await self._cancel_late()
         finally:
             with self._step(AbortStep.RESUME, self._budget.resume_s, is_last=True) as seconds:
-                self._resumed = await self._scope.release(seconds)
-                for hooks in self._hooks:
-                    self._note(hooks.name, hooks.clear)
+                clearing = self._tell([(hooks.name, hooks.clear) for hooks in self._hooks], seconds)
+                self._resumed, _ = await asyncio.gather(self._scope.release(seconds), clearing)
 
     def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
         """Everything done so far, and everything collected."""
@@ -236,12 +234,18 @@ class _Abort:
         if answer.error:
             self._called.append(answer)
 
-    def _note(self, name: str, call: Callable[[], object]) -> None:
-        """Call what must not wait; what it raises is reported."""
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001  # a hook is somebody else's code; the abort goes on
-            self._called.append(CallReport(name, f"{type(error).__name__}: {error}"))
+    async def _tell(self, calls: Iterable[tuple[str, Callable[[], Awaitable[object] | None]]], seconds: float) -> None:
+        """Make these calls at once, then await what they return; what they raise is reported."""
+        waits = []
+        for name, call in calls:
+            try:
+                told = call()
+            except Exception as error:  # noqa: BLE001  # a hook is somebody else's code; the abort goes on
+                self._called.append(CallReport(name, f"{type(error).__name__}: {error}"))
+                continue
+            if told is not None:
+                waits.append(_end(name, told, seconds))
+        self._called += [answer for answer in await asyncio.gather(*waits) if answer.error]
 
     async def _cancel_late(self) -> None:
         """Cancel what still runs; what ignores that is left alone, and its end will not go unread."""
@@ -262,6 +266,10 @@ class _Abort:
         finally:
             self._seconds[step] = time.monotonic() - began
             _log.info(ABORT_STEP_ENDED, step=step.value, seconds=round(self._seconds[step], 3))
+
+
+async def _end(name: str, work: Awaitable[object], seconds: float) -> CallReport:
+    return await _call(name, lambda: work, seconds)
 
 
 async def _call(name: str, call: Callable[[], Awaitable[object]], seconds: float) -> CallReport:

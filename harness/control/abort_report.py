@@ -55,6 +55,7 @@ class AbortBudget:
     drain_s: float = 10.0
     engines_s: float = 10.0
     hooks_s: float = 10.0
+    """For hooks to ask the agents to stop; those that mark something elsewhere have as long before the drain."""
     agents_s: float = 10.0
     """For agents to end by themselves, before SIGTERM."""
     kill_s: float = 5.0
@@ -84,14 +85,14 @@ class AgentHooks:
     """Callbacks of a runner of agents, step by step; all are optional. `SessionManager.abort_hooks()` makes one."""
 
     name: str
-    mark: Callable[[Keep], None] = lambda _: None
-    """Begin nothing from now on; the argument says what to keep. Must not wait."""
+    mark: Callable[[Keep], Awaitable[object] | None] = lambda _: None
+    """Begin nothing from now on; the argument says what to keep. What it returns to await comes before the drain."""
     abort: Callable[[], Awaitable[object]] | None = None
     """Ask the agents to stop."""
     stop: Callable[[float], Awaitable[Sequence[str]]] | None = None
     """End the agents that still run within so many seconds; returns the names of those that are left even then."""
-    clear: Callable[[], None] = lambda: None
-    """The abort is over: what begins from now on has nothing to do with it. Must not wait."""
+    clear: Callable[[], Awaitable[object] | None] = lambda: None
+    """The abort is over: what begins from now on has nothing to do with it."""
 
 
 @dataclass(frozen=True, slots=True)

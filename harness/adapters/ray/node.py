@@ -4,15 +4,17 @@ Agents talk to the server of their own node, so a turn crosses no network but th
 lost takes with it its own sessions and no others.
 """
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
 
 from harness.client.connections import SessionServerAddress
 from harness.control.abort_report import Keep
 from harness.engines.connect import open_engine
 from harness.errors import AdapterError
+from harness.machine.deadlines import read_end
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
@@ -39,29 +41,35 @@ class NodeSetup:
     """For the scripted engine."""
 
 
+class _Serving(NamedTuple):
+    """A node that was started."""
+
+    stack: AsyncExitStack
+    """Ends it."""
+    address: SessionServerAddress
+    manager: SessionManager
+
+
 class RolloutNode:
     """A session server and a manager of rollouts, both started by `start`."""
 
     def __init__(self, setup: NodeSetup) -> None:
         self._setup = setup
-        self._stack = AsyncExitStack()
-        self._address: SessionServerAddress | None = None
-        self._manager: SessionManager | None = None
+        self._starting: asyncio.Task[_Serving] | None = None
 
     async def start(self, setup: NodeSetup, host: str) -> SessionServerAddress:
-        """Serve sessions at `host`, a free port; where it does so already, this only says where.
+        """Serve sessions at `host`, a free port; where it does so already, or begins to, this only says where.
 
-        Raises `AdapterError` for another setup than it was started with, and what keeps a server from starting.
+        One start is that of every controller that asks, and goes on when one of them is gone. Raises `AdapterError`
+        for another setup than it was started with, and what keeps a server from starting.
         """
         others = [each.name for each in fields(setup) if getattr(setup, each.name) != getattr(self._setup, each.name)]
         if others:
             raise AdapterError(f"an earlier controller has started it with another {', another '.join(others)}")
-        if self._address is None:
-            async with AsyncExitStack() as stack:
-                await self._open(stack, host)
-                self._stack = stack.pop_all()
-        assert self._address is not None
-        return self._address
+        if self._starting is None or (self._starting.done() and self._serving is None):
+            self._starting = asyncio.create_task(self._open(host), name="ray node: start")
+            self._starting.add_done_callback(read_end)  # whoever waits for it may be gone
+        return (await asyncio.shield(self._starting)).address
 
     async def run(self, task: AgentTask) -> tuple[Rollout, tuple[Sample, ...]]:
         """The rollout of `task` without its samples, and these."""
@@ -88,23 +96,34 @@ class RolloutNode:
 
     async def stop(self) -> None:
         """End agents and server. Idempotent."""
-        stack, self._stack, self._address, self._manager = self._stack, AsyncExitStack(), None, None
-        await stack.aclose()
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        starting.cancel()
+        await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None:
+            await starting.result().stack.aclose()
 
-    async def _open(self, stack: AsyncExitStack, host: str) -> Self:
+    async def _open(self, host: str) -> _Serving:
         setup = self._setup
         tokenizer = open_chat_tokenizer(Path(setup.tokenizer))
         script = None if setup.script is None else Path(setup.script)
         engine = open_engine(setup.engine, tokenizer=tokenizer.tokenizer, script=script)
         settings = ServerSettings(host=host, port=0, admin_token=setup.admin_token)
-        server = await stack.enter_async_context(serve(engine, tokenizer, open_store(setup.store), settings))
-        address = SessionServerAddress(server.url, setup.admin_token)
-        manager = SessionManager(address.url, admin_token=address.admin_token)
-        self._manager = await stack.enter_async_context(manager)
-        self._address = address
-        return self
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serve(engine, tokenizer, open_store(setup.store), settings))
+            manager = SessionManager(server.url, admin_token=setup.admin_token)
+            await stack.enter_async_context(manager)
+            return _Serving(stack.pop_all(), SessionServerAddress(server.url, setup.admin_token), manager)
+
+    @property
+    def _serving(self) -> _Serving | None:
+        starting = self._starting
+        if starting is None or not starting.done() or starting.cancelled() or starting.exception() is not None:
+            return None
+        return starting.result()
 
     def _require_manager(self) -> SessionManager:
-        if self._manager is None:
+        if self._serving is None:
             raise AdapterError("the node has not been started")
-        return self._manager
+        return self._serving.manager

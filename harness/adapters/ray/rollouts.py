@@ -24,6 +24,7 @@ from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.record import empty_record
 
 RAY_NODE_LOST = "ray_node_lost"
+RAY_RESULT_LOST = "ray_result_lost"
 STOP_S = 60.0
 """Seconds that a node gets to end its agents and its server, before it is killed."""
 ROLLOUTS_AT_ONCE = 10_000
@@ -77,10 +78,13 @@ class RayRollouts:
     async def __aenter__(self) -> Self:
         import ray
 
-        self._nodes = nodes = [self._find(each) for each in ray.nodes() if _is_usable(each)]
-        if not nodes:
-            raise AdapterError("expected nodes with CPUs to run on, found none in the cluster")
+        nodes: list[_Node] = []
         try:
+            for each in ray.nodes():
+                if _is_usable(each):
+                    nodes.append(self._find(each))  # noqa: PERF401  # what an error leaves of them has to be known
+            if not nodes:
+                raise AdapterError("expected nodes with CPUs to run on, found none in the cluster")
             started = await asyncio.gather(*(self._start(node) for node in nodes), return_exceptions=True)
             for failure in started:
                 if failure is not None:
@@ -90,6 +94,7 @@ class RayRollouts:
                 if node.is_ours:
                     ray.kill(node.actor)
             raise
+        self._nodes = nodes
         return self
 
     async def __aexit__(
@@ -128,7 +133,7 @@ class RayRollouts:
         Raises `AdapterError` when every node is lost.
         """
         import ray
-        from ray.exceptions import RayActorError
+        from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 
         alive = self._alive()
         if not alive:
@@ -139,12 +144,16 @@ class RayRollouts:
         try:
             ended, samples = node.actor.run.options(num_returns=2).remote(task)
             return NodeRollout(await _await(ended), samples)
-        except RayActorError as error:
+        except ObjectLostError as error:  # its node may be there; if it is not, the next rollout finds that out
+            _log.warning(RAY_RESULT_LOST, node=node.node_id, error=_reason(error))
+            return NodeRollout(_lost(task, f"its result was lost on node {node.node_id}", started), None)
+        except (RayActorError, NodeDiedError, WorkerCrashedError) as error:
             if not node.is_lost:
                 node.is_lost = True
                 ray.kill(node.actor)  # one that was only out of reach must not serve behind gates nobody turns
                 _log.warning(RAY_NODE_LOST, node=node.node_id, running=node.running, error=_reason(error))
-            return NodeRollout(_lost(task, node, time.monotonic() - started), None)
+            detail = f"node {node.node_id} was lost, and the session with it"
+            return NodeRollout(_lost(task, detail, started), None)
         finally:
             node.running -= 1
 
@@ -202,15 +211,14 @@ def _is_usable(described: Any) -> bool:
     return bool(described["Alive"] and described["Resources"].get("CPU", 0) > 0)
 
 
-def _lost(task: AgentTask, node: _Node, seconds: float) -> Rollout:
-    detail = f"node {node.node_id} was lost, and the session with it"
+def _lost(task: AgentTask, detail: str, started: float) -> Rollout:
     return Rollout(
         session_id=None,
         outcome=Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail),
         samples=(),
         session=empty_record(None, None, task.metadata),
         agent_result=None,
-        seconds=seconds,
+        seconds=time.monotonic() - started,
     )
 
 

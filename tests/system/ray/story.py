@@ -129,6 +129,16 @@ async def shut_for_ever(folder: Path) -> None:
             await asyncio.sleep(600)
 
 
+class Stumbles(RayRollouts):
+    """Meets something of Ray's at its second node."""
+
+    def _find(self, described: Any) -> Any:
+        found, self.found = getattr(self, "found", 0), getattr(self, "found", 0) + 1
+        if found:
+            raise RuntimeError("no second one")
+        return super()._find(described)
+
+
 async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, Any]:
     """Everything, one after the other."""
     story: dict[str, Any] = {}
@@ -138,6 +148,12 @@ async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, An
     except AdapterError as error:
         story["refused"] = error.message
     story["left_by_refused"] = len(ray.util.list_named_actors(all_namespaces=True))
+    try:
+        async with Stumbles(setup(folder)):
+            pass
+    except RuntimeError as error:
+        story["stumbled"] = str(error)
+    story["left_by_stumbling"] = len(ray.util.list_named_actors(all_namespaces=True))
 
     dead = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.system.ray.story", str(folder), cluster.address),

@@ -58,6 +58,11 @@ def test_a_node_without_the_tokenizer_is_named_and_nothing_is_left(story: Any) -
     assert story["left_by_refused"] == 0
 
 
+def test_a_start_that_ends_at_a_later_node_leaves_nothing_of_the_earlier_ones(story: Any) -> None:
+    """Detached actors would keep their CPUs for ever."""
+    assert (story["stumbled"], story["left_by_stumbling"]) == ("no second one", 0)
+
+
 def test_the_gates_of_a_controller_that_was_killed_open_again(story: Any) -> None:
     """After the time to live of its holds; its rollouts end, and the next controller works on the same nodes."""
     assert story["gates_of_the_dead"] == ["paused"] * 3

@@ -375,6 +375,28 @@ async def test_hooks_are_called_in_the_order_of_the_steps(tmp_path: Path):
     assert report.agents_left == ("agent 1",)
 
 
+async def test_hooks_that_are_told_elsewhere_have_heard_before_the_next_step(tmp_path: Path):
+    """A mark comes before the drain, after which a rollout would begin; a clear before the abort is over."""
+    heard = []
+
+    async def tell(word):
+        await asyncio.sleep(0.05)
+        heard.append(word)
+
+    async def ask():
+        heard.append("abort")
+
+    hooks = AgentHooks("far", lambda _: tell("mark"), ask, None, lambda: tell("clear"))
+    silent = AgentHooks("silent", lambda _: stubborn(1))
+    budget = replace(PATIENT, hooks_s=0.2)
+    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks, silent], budget=budget)
+
+    assert heard == ["mark", "abort", "clear"]
+    assert [(each.name, each.error) for each in report.hooks if each.error] == [
+        ("silent", "did not answer within 0.2 s")
+    ]
+
+
 async def test_a_hook_that_ignores_everything_costs_its_time():
     """It is left behind; the abort goes on."""
     hooks = AgentHooks("mine", abort=lambda: stubborn(1))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable
+from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable, StoreError
 from harness.machine.deadlines import to_the_end, within
 from harness.machine.process_group import is_gone, signal_group
 from harness.machine.process_name import ProcessName
@@ -130,8 +130,9 @@ class Supervisor:
                         pause_s = _FIRST_PAUSE_S
                         while await process.stdout.read(4096):
                             pass
-                        code = await process.wait()
-                problem = f"ended ({code}) and is being started again"
+                        problem = "ended and is being started again"
+                        link.went_down(problem)  # at once: whoever takes its port gets no token of ours
+                log.warning("shard_ended", shard=link.number, code=process.returncode)
             except TimeoutError:
                 problem = f"did not answer within {START_S:g} s"
             except HarnessError as error:
@@ -171,12 +172,20 @@ class Supervisor:
         )
         watchdog.watch(process.pid)
         try:
-            with suppress(ProcessLookupError):
-                self._directory.note_process(link.number, ProcessName.of(process.pid))
+            self._note(link.number, process.pid)
             yield process
         finally:
             await to_the_end(self._end(process))
             watchdog.forget(process.pid)
+
+    def _note(self, number: int, pid: int) -> None:
+        """Have the record say which process it is, for a front that comes after a killed one and a killed watchdog."""
+        try:
+            self._directory.note_process(number, ProcessName.of(pid))
+        except ProcessLookupError:
+            pass
+        except StoreError as error:  # a full disk is no reason to end a shard that comes up
+            log.warning("shard_process_not_noted", shard=number, error=error.message)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:

@@ -1,6 +1,7 @@
-"""Which shards continue engines before they test them: processes that say that they answer, and do nothing else."""
+"""How shards are started and end: processes that say that they answer, and do nothing else."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -22,9 +23,21 @@ from harness.shards.standing import ShardCounts
 from harness.shards.supervisor import ShardCommand, Supervisor, shard_environment
 from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
+from tests.processes.family import is_running
 from tests.session_servers.served import eventually
 
-ANSWERS = """print('{"url": "http://x"\\n}', flush=True); import time; time.sleep(600)"""
+ANSWERS = r"""
+import os, signal, time
+
+def end_slowly(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.close(1)
+
+signal.signal(signal.SIGUSR1, end_slowly)
+print('{"url": "http://x"\n}', flush=True)
+while True:
+    time.sleep(600)
+"""
 UPDATE = Hold("update", HoldKind.PAUSE, until=1e12, engines=True)
 
 
@@ -49,20 +62,24 @@ class Shards:
             self.refused.append(number)
         return ShardCommand((sys.executable, "-S", "-c", ANSWERS), {})
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, as the record has them."""
+        return [process.pid for process in self.directory.record.processes if process is not None]
+
     async def kill(self, number: int) -> tuple[int, bool]:
         """The shard that comes up in its place, as `started`."""
-        process = self.directory.record.processes[number]
-        assert process is not None
         before = len(self.started)
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(self.pids[number], signal.SIGKILL)
         await eventually(lambda: len(self.started) > before and bool(self.links.find(f"{number:02x}").url))
         return self.started[-1]
 
 
 @asynccontextmanager
-async def shards_up(folder: Path, *holds: Hold, continue_engines: bool) -> AsyncIterator[Shards]:
+async def shards_up(folder: Path, *holds: Hold, continue_engines: bool = False) -> AsyncIterator[Shards]:
     """Two shards, started for the first time under these holds."""
     directory = ShardDirectory(folder, 2)
+    directory.prepare()
     directory.open("127.0.0.1", 0)
     gatekeeper = Gatekeeper(MemoryStore(), ServerMetrics(), pause_timeout_s=1.0)
     gate = gatekeeper.gate
@@ -71,7 +88,7 @@ async def shards_up(folder: Path, *holds: Hold, continue_engines: bool) -> Async
     async with aiohttp.ClientSession() as http:
         links = ShardLinks([ShardLink(n, http, gatekeeper, directory, ServerSettings()) for n in range(2)])
         shards = Shards(links, gate, directory)
-        supervisor = Supervisor(links, directory, gate, shards.start, stop_s=5.0, continue_engines=continue_engines)
+        supervisor = Supervisor(links, directory, gate, shards.start, stop_s=60.0, continue_engines=continue_engines)
         async with supervisor.keep_up():
             yield shards
 
@@ -94,7 +111,7 @@ async def test_engines_that_a_hold_covers_are_not_continued(tmp_path: Path):
 
 async def test_left_engines_are_continued_by_a_shard_that_begins_when_no_other_is_up(tmp_path: Path):
     """And no hold gets them meanwhile; as long as another one is up the front continues them through that."""
-    async with shards_up(tmp_path, replace(UPDATE, until=0.0), continue_engines=False) as shards:
+    async with shards_up(tmp_path, replace(UPDATE, until=0.0)) as shards:
         first, refused = sorted(shards.started), sorted(shards.refused)
         again = await shards.kill(0)
         shards.links.find("01").counts = ShardCounts()
@@ -105,6 +122,26 @@ async def test_left_engines_are_continued_by_a_shard_that_begins_when_no_other_i
     assert refused == [0, 1]
     assert again == (0, True)
     assert beside_another == (0, False)
+
+
+async def test_a_shard_that_is_ending_is_asked_nothing_any_more(tmp_path: Path):
+    """Its port may be somebody else's by then; this one takes its time to end."""
+    async with shards_up(tmp_path) as shards:
+        ending = shards.pids[0]
+        os.kill(ending, signal.SIGUSR1)
+        await eventually(lambda: not shards.links.find("00").url)
+        is_there = is_running(ending)
+        os.kill(ending, signal.SIGKILL)
+
+    assert is_there
+
+
+async def test_a_shard_comes_up_though_its_process_cannot_be_noted(tmp_path: Path):
+    """The record is for a front that comes after; the shard serves now."""
+    async with shards_up(tmp_path / "shards") as shards:
+        shutil.rmtree(tmp_path / "shards")
+        await shards.kill(0)
+        assert len(shards.started) == 3
 
 
 def test_options_of_the_front_do_not_reach_shards_through_the_environment(monkeypatch: pytest.MonkeyPatch):

@@ -1,20 +1,36 @@
-"""`harness show`: a run, or one of its sessions, on the terminal."""
+"""`harness show`: a run, a store or a server that runs, or one of the sessions there, on the terminal."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import options, output
 
+if TYPE_CHECKING:
+    from harness.viewer.run_view import RunView
+    from harness.viewer.session_view import SessionView
+
 _Where = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.", show_default=False)
+    Path | None,
+    typer.Argument(
+        metavar="RUN", help="A run directory, or the file of a store; none with --server.", show_default=False
+    ),
 ]
 _Session = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SESSION]", help="The number of one, or the beginning of its id; all without.", show_default=False
+        metavar="SESSION", help="The number of one, or the beginning of its id; all without.", show_default=False
     ),
+]
+_Server = Annotated[
+    str | None,
+    typer.Option("--server", metavar="URL", help="A session server, in the place of a run.", show_default=False),
+]
+_AdminToken = Annotated[
+    str | None, typer.Option(envvar="HARNESS_ADMIN_TOKEN", help="That of --server.", show_default=False)
 ]
 _Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.", show_default=False)]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]
@@ -25,9 +41,11 @@ _Tokenizer = Annotated[
 
 
 def show(
-    where: _Where,
+    where: _Where = None,
     session: _Session = None,
     *,
+    server: _Server = None,
+    admin_token: _AdminToken = None,
     turn: _Turn = None,
     tokens: _Tokens = False,
     tokenizer: _Tokenizer = None,
@@ -37,18 +55,19 @@ def show(
 
     Nothing is written or locked, so it may still go on, and what is missing is said.
 
-    Examples: `harness show runs/DIR`, `harness show runs/DIR 3 --turn 2 --tokens`, `harness show store.db 5f0c`
+    Examples: `harness show runs/DIR`, `harness show runs/DIR 3 --turn 2 --tokens`, `harness show --server URL 5f0c`
     """
     from msgspec import to_builtins
 
     from harness.errors import RunError
     from harness.viewer import terminal
     from harness.viewer.damage import say_missing
-    from harness.viewer.look import look_at, look_into, open_tokenizer
+    from harness.viewer.look import open_tokenizer
 
+    look, look_inside, session = _source(where, session, server, admin_token)
     if session is None and (turn is not None or tokens):
         raise RunError("expected a session with --turn and --tokens: its number, or the beginning of its id")
-    view = look_at(where)
+    view = look()
     if session is None:
         if as_json:
             output.print_json(to_builtins(view, enc_hook=str))
@@ -59,7 +78,7 @@ def show(
     seen, missing = None, list(view.missing)
     if line.session_id is not None:
         with say_missing("its turns", missing):  # the run says how it ended all the same
-            seen = look_into(where, line.session_id)
+            seen = look_inside(line.session_id)
     if turn is not None and seen is not None and not any(each.index == turn for each in seen.turns):
         raise RunError(f"session {session} has no turn {turn}: it has {len(seen.turns)}")
     shown = [] if seen is None else [each for each in seen.turns if turn is None or each.index == turn]
@@ -80,3 +99,23 @@ def show(
             terminal.by_itself(f"the tokens of turn {each.index}", terminal.token_table, each, reads) for each in shown
         ]
     terminal.show(*parts)
+
+
+def _source(
+    where: Path | None, session: str | None, server: str | None, admin_token: str | None
+) -> "tuple[Callable[[], RunView], Callable[[str], SessionView], str | None]":
+    """How a run, a store or a server is looked at, and a session of it; and which session that is."""
+    from harness.client.connections import SessionServerAddress, server_url
+    from harness.errors import RunError
+    from harness.viewer.look import look_at, look_into
+    from harness.viewer.look_at_server import look_at_server, look_into_server
+
+    if server is None:
+        if where is None:
+            raise RunError("expected a run directory, the file of a store, or --server URL")
+        return partial(look_at, where), partial(look_into, where), session
+    if session is not None:
+        raise RunError(f"expected one session behind --server, got {where} and {session}")
+    address = SessionServerAddress(server_url(server), admin_token)
+    named = None if where is None else str(where)
+    return partial(look_at_server, address), partial(look_into_server, address), named

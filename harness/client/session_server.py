@@ -160,6 +160,11 @@ class SessionServerClient:
         path = f"/sessions/{session_id}/facts"
         return decode(await self._call(BRIEF, "GET", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
+    async def record(self, session_id: str) -> Json:
+        """The session's record with its token columns; an empty one of phase `unknown` when the server has none."""
+        path = f"/sessions/{session_id}"
+        return decode(await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s), Json)
+
     async def collect(self, session_id: str) -> Collected:
         """Facts, record and samples of one moment; empty ones when the server does not know the session."""
         path = f"/sessions/{session_id}/samples?format=safetensors"

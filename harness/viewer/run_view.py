@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Self
 
 from harness.errors import RunError
@@ -60,7 +61,7 @@ class RunView:
     """Everything about a run but its conversations."""
 
     source: str
-    """The path that was asked for."""
+    """The path, or the address of the server, that was asked for."""
     sessions: Sequence[SessionLine]
     status: str | None = None
     """How the run ended; None of one that goes on or was killed, and of a store."""
@@ -74,6 +75,11 @@ class RunView:
     missing: Sequence[str] = ()
     """What is not there, or cannot be read: a sentence each."""
 
+    @property
+    def command(self) -> str:
+        """The command that shows all of it."""
+        return f"harness show {'--server ' if '://' in self.source else ''}{quote(self.source)}"
+
     def find(self, name: str) -> SessionLine:
         """The session with that number, that id, or the only one whose id begins so. Raises `RunError`."""
         begun = [line for line in self.sessions if line.session_id is not None and line.session_id.startswith(name)]
@@ -83,6 +89,6 @@ class RunView:
             kind = "no session" if not begun else f"{len(begun)} sessions"
             raise RunError(
                 f"{self.source} has {kind} {name!r}: expected the number of one, or the beginning of one id;"
-                f" `harness show {self.source}` lists them"
+                f" `{self.command}` lists them"
             )
         return begun[0]

@@ -8,7 +8,7 @@ nothing is lost in a pipe.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from shlex import join, quote
+from shlex import join
 from typing import ParamSpec
 
 import msgspec
@@ -66,7 +66,7 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
     if view.sessions:
         first = view.sessions[0]
         name = str(first.number) if first.number is not None else str(first.session_id)[:SHORT_ID]
-        yield Text(f"one session: harness show {quote(view.source)} {name}", style="dim")
+        yield Text(f"one session: {view.command} {name}", style="dim")
 
 
 def session_overview(

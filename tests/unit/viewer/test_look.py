@@ -1,9 +1,11 @@
 """A run, a store and a session, looked at: whole, half written, damaged, hostile and in use."""
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from harness.cli.show import show
 from harness.engines.scripted import ScriptStep
-from harness.errors import Cause, RunError
+from harness.errors import Cause, RunError, SessionServerError
 from harness.samples.rollout import OutcomeKind
+from harness.server.settings import ServerSettings
 from harness.sessions.record import session_record
 from harness.store.sqlite import read_session
 from harness.suite.record.attached_sessions import AttachedSessions
@@ -256,6 +259,32 @@ async def test_a_store_in_use_is_read_and_left_as_it_is(tmp_path: Path, capsys: 
     assert "Or else?" in shown
 
 
+async def test_a_server_that_runs_is_looked_at_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its sessions, and one of them with its tokens; what it does not know is said."""
+    write_scenario(tmp_path / "small")  # and the tokenizer of the server
+    settings = ServerSettings(admin_token="t0ken")
+    async with serving(*says("One.", WORDS, "Three."), settings=settings) as client:
+        session_id = (await converse(client))["session_id"]
+        at_server = partial(asyncio.to_thread, show, server=client.url, admin_token="t0ken")
+
+        await at_server()
+        listed = capsys.readouterr().out
+        await at_server(Path(session_id[:6]), turn=1)
+        shown = capsys.readouterr().out
+        await at_server(Path(session_id[:6]), turn=1, tokens=True, tokenizer=tmp_path / "toy", as_json=True)
+        tokens = json.loads(capsys.readouterr().out)["tokens"]["1"]
+        with pytest.raises(RunError, match=f"no session 'x'.*harness show --server {client.url}"):
+            await at_server(Path("x"))
+        with pytest.raises(SessionServerError):
+            await asyncio.to_thread(show, server=client.url)
+
+    assert session_id[:8] in listed
+    assert f"one session: harness show --server {client.url} {session_id[:8]}" in listed
+    assert "difference 0" in shown
+    assert "\\x1b" in shown
+    assert "".join(token["text"] for token in tokens) == f"{WORDS}<|im_end|>"
+
+
 async def test_where_the_tokens_of_each_turn_went_is_the_ledger_of_the_session(tmp_path: Path):
     """Turn by turn, of aborted, forked and forgotten ones; a record by another version makes nothing up."""
     steps = [ScriptStep(text="One."), ScriptStep(text="Two."), ScriptStep(text="Three.")]
@@ -295,6 +324,10 @@ def test_what_cannot_be_found_is_said_with_a_next_step(run: RunDirectory, tmp_pa
         show(run.path, "7")
     with pytest.raises(RunError, match="has no turn 9"):
         show(run.path, "0", turn=9)
+    with pytest.raises(RunError, match="expected a run directory"):
+        show()
+    with pytest.raises(RunError, match="expected one session behind --server"):
+        show(run.path, "7", server="http://127.0.0.1:1")
     with pytest.raises(RunError, match="expected a session with --turn"):
         show(run.path, turn=1)
 

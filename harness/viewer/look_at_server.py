@@ -1,0 +1,43 @@
+"""Looking at a server that runs: the sessions that it holds, and one of them as its record, tokens included.
+
+A session goes on while it is looked at, and may be gone before.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from harness.client.connections import SessionServerAddress
+from harness.client.session_server import SessionServerClient
+from harness.errors import RunError
+from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.session_view import SessionView
+
+_GREETING_S = 5.0
+"""For an answer at all: what is asked afterwards may take its time, and is asked again when nobody answers."""
+
+_T = TypeVar("_T")
+
+
+def look_at_server(address: SessionServerAddress) -> RunView:
+    """The sessions of the server. Raises `SessionServerError`."""
+    lines = [SessionLine(each.session_id, turns=each.turns) for each in _ask(address, lambda server: server.sessions())]
+    missing = ["a server does not say where its tokenizer is: name the folder with --tokenizer"]
+    return RunView(address.url, lines, missing=missing)
+
+
+def look_into_server(address: SessionServerAddress, session_id: str) -> SessionView:
+    """A session of the server. Raises `SessionServerError`, `RunError` when it is not there."""
+    record = _ask(address, lambda server: server.record(session_id))
+    if record.get("phase") == "unknown":
+        raise RunError(f"{address.url} does not have session {session_id} any more")
+    return SessionView.of(record)
+
+
+def _ask(address: SessionServerAddress, question: Callable[[SessionServerClient], Awaitable[_T]]) -> _T:
+    async def ask() -> _T:
+        async with SessionServerClient(address) as server:
+            await server.describe(deadline_s=_GREETING_S)
+            return await question(server)
+
+    return asyncio.run(ask())

@@ -2,7 +2,8 @@
 
 One small process per manager (`group_reaper.py`) is told of every agent's process group through a pipe. The kernel
 closes the pipe when the harness dies, however it dies, and the watchdog then ends the groups that are still
-registered. Bytes in the pipe outlive their writer, so a registration needs no answer.
+registered. Bytes in the pipe outlive their writer, so a registration needs no answer. A watchdog that nobody closes or
+holds any more, as those of a loop that was closed, ends in the same way.
 A process that left its group by itself (`setsid`) is out of reach.
 """
 
@@ -10,6 +11,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -19,6 +22,7 @@ WATCHDOG_KILLED = "watchdog_killed"
 
 _PROGRAM = Path(__file__).with_name("group_reaper.py")
 _EXIT_TIMEOUT_S = 5.0  # more than the program's own grace period
+_IDLE_EXIT_TIMEOUT_S = 0.5  # a program without groups ends at once; with some it is left to itself
 
 _log = structlog.get_logger(__name__)
 
@@ -28,7 +32,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
-        self._process = _start_program()
+        self._start()
 
     @property
     def pid(self) -> int:
@@ -47,6 +51,7 @@ class Watchdog:
 
     async def close(self) -> None:
         """End every group that is still registered and the watchdog with them."""
+        self._at_loss.detach()
         _close_input(self._process)
         try:
             await asyncio.to_thread(self._process.wait, _EXIT_TIMEOUT_S)
@@ -56,6 +61,11 @@ class Watchdog:
             self._process.kill()
             self._process.wait()
 
+    def _start(self) -> None:
+        self._process = _start_program()
+        self._at_loss = weakref.finalize(self, _abandon, self._process)
+        self._at_loss.atexit = False  # the program sees the end of this process by itself
+
     def _tell(self, line: str) -> None:
         try:
             self._write(line)
@@ -63,7 +73,8 @@ class Watchdog:
             _log.warning(WATCHDOG_REPLACED, pid=self.pid, groups=len(self._groups))
             _close_input(self._process)
             self._process.wait()
-            self._process = _start_program()
+            self._at_loss.detach()
+            self._start()
             for group in self._groups:
                 self._write(f"+{group}\n")
 
@@ -82,6 +93,12 @@ def _start_program() -> subprocess.Popen[bytes]:
         start_new_session=True,
         bufsize=0,
     )
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    _close_input(process)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_IDLE_EXIT_TIMEOUT_S)
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

@@ -1,6 +1,7 @@
 """Agents die with the harness, however it dies."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -65,6 +66,16 @@ def test_agents_do_not_survive_a_harness_whose_pipe_is_held_by_a_fork(tmp_path: 
     assert survivors(pids, timeout_s=10) == []
     forks.remove(harness.pid)
     os.kill(forks[0], signal.SIGKILL)
+
+
+def test_a_watchdog_that_nobody_holds_any_more_ends(survivors):
+    """As that of a loop which was closed before anybody closed it: a trainer may run a loop for each step."""
+    watchdog = Watchdog()
+    pid = watchdog.pid
+    del watchdog
+    gc.collect()
+
+    assert survivors([pid], timeout_s=10) == []
 
 
 async def test_a_forgotten_group_is_left_alone(survivors):

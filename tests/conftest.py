@@ -1,6 +1,7 @@
 """Fixtures of every test."""
 
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -139,6 +140,15 @@ def _memory_given_back() -> Iterator[None]:
     yield
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(name="fresh_heap")
+def _fresh_heap() -> Iterator[None]:
+    """In the test, `gc.collect()` looks at what the test has made, and not at all that its worker holds: seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(name="quiet_logs")

@@ -94,7 +94,7 @@ LIVENESS: Mapping[Route, set[str]] = {
         ("GET", f"/sessions/{{id}}{rest}"): {
             f'{{"session_id":"{whose}","object":"session"}}' for whose in ("OWN", "OTHER")
         }
-        for rest in ("/", "/v1")
+        for rest in ("/", "/v1", "/api/hello")
     },
 }
 """Open to everybody: what stands there is the same for a session that is and one that is not."""

@@ -459,7 +459,7 @@ def proximal_values_must_be_true(sample: Any) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.usefixtures("quiet_logs")
+@pytest.mark.usefixtures("quiet_logs", "fresh_heap")
 def test_any_order_of_faults_leaves_a_file_that_is_right():
     """Invariants I1 to I5, and I7 to I9."""
     run_state_machine_as_test(

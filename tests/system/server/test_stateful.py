@@ -255,7 +255,7 @@ class ServerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.usefixtures("quiet_logs")
+@pytest.mark.usefixtures("quiet_logs", "fresh_heap")
 def test_any_order_of_events_leaves_a_file_that_is_right():
     """Turns, re-samples, rewrites, faults, drains, pauses, deletions, page-outs and restarts, in any order."""
     run_state_machine_as_test(

@@ -7,18 +7,21 @@ import os
 import tempfile
 from typing import NamedTuple
 
+from harness.client.session_server import SessionHandle
 from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS
 from harness.errors import HarnessError
 from harness.machine.inherited_variables import for_programs
 from harness.machine.uv import run
-from harness.rollouts.agents.agent_environment import USER_FOLDERS, with_expanded
+from harness.rollouts.agents.agent_environment import USER_FOLDERS, client_variables, with_expanded
 from harness.rollouts.agents.agent_runner import resolve_command
 from harness.rollouts.agents.install import environment_of, is_installed
 from harness.rollouts.agents.profile import AgentProfile, expand
 from harness.rollouts.agents.programs import variables_of, with_own_program
 
 _START_S = 60.0
+_NO_SESSION = SessionHandle("none", "http://127.0.0.1:9/sessions/none", "none")
+"""Variables of a profile use those of a session."""
 
 
 class Finding(NamedTuple):
@@ -51,8 +54,10 @@ async def _examine_version(profile: AgentProfile) -> Finding:
     """Whether the agent starts, and calls itself what its lock file says."""
     inherited = {name: value for name, value in for_programs(os.environ).items() if name not in USER_FOLDERS}
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as home:
-        env = with_expanded({**without_credentials(inherited), "HOME": home}, variables_of(profile, os.environ))
+        told = client_variables(_NO_SESSION, "none")
         try:
+            base = {**without_credentials(inherited), **told, "HOME": home}
+            env = with_expanded(base, variables_of(profile, os.environ))
             words = with_own_program(profile, profile.spec.version_command)
             command = resolve_command([expand(word, env) for word in words], env["PATH"])
             ended = await run(*command, deadline_s=_START_S, env=env)

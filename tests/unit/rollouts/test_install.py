@@ -21,7 +21,8 @@ def _profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentProfile:
     """An agent that is one pure package, and a cache of its own."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     text = PROFILE.replace('["python", "--version"]', f'["python", "-c", "{VERSION}"]')
-    return load_profile(written(tmp_path / "mine", profile=text))
+    variables = '\n[env]\nOPENAI_API_BASE = "${OPENAI_BASE_URL}"\n'
+    return load_profile(written(tmp_path / "mine", variables, profile=text))
 
 
 async def test_two_at_once_make_one(profile: AgentProfile) -> None:

@@ -40,7 +40,7 @@ def staging(target: Path) -> Iterator[Path]:
     """
     prefix = f".{target.name}.staging-"
     for leftover in target.parent.glob(f"{prefix}*"):
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)  # its installer may be ending only now
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         yield directory

@@ -1,6 +1,7 @@
 """Runs uv, which builds the environments of agents, engines and gateways, and other installers.
 
 Building a package runs its code, so uv gets the part of our environment that installers need, and no token of ours.
+No installer outlives the process that waits for it.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import uv
 
 from harness.errors import HarnessError, LaneError
 from harness.machine.inherited_variables import for_installers
+from harness.machine.watchdog import Watchdog
 
 _TAIL_LINES = 25
 
@@ -58,25 +60,30 @@ async def run(
     *command: str, deadline_s: float | None, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:
     """How an installer ended, `LaneError` when it does not within `deadline_s`; `env` in the place of its variables."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=for_installers(os.environ) if env is None else env,
-        cwd=cwd,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(deadline_s):
-            output, messages = await process.communicate()
-    except TimeoutError:
-        raise _late(command, deadline_s) from None
-    finally:
-        if process.returncode is None:  # nothing of it is left, what it started included
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.communicate()
+    async with AsyncExitStack() as stack:
+        watchdog = Watchdog()
+        stack.push_async_callback(watchdog.close)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=for_installers(os.environ) if env is None else env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        watchdog.watch(process.pid)  # an installer that nobody waits for goes on writing where the next one works
+        try:
+            async with asyncio.timeout(deadline_s):
+                output, messages = await process.communicate()
+        except TimeoutError:
+            raise _late(command, deadline_s) from None
+        finally:
+            if process.returncode is None:  # nothing of it is left, what it started included
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.communicate()
+            watchdog.forget(process.pid)
     assert process.returncode is not None
     return Ended(process.returncode, output.decode(errors="replace"), messages.decode(errors="replace"))
 

@@ -54,6 +54,18 @@ def test_agents_do_not_survive_a_killed_harness(tmp_path: Path, number: signal.S
     assert survivors([*pids, watchdog], timeout_s=10) == []
 
 
+INSTALLING = "import asyncio, sys; from harness.machine.uv import run; asyncio.run(run(*sys.argv[1:], deadline_s=300))"
+
+
+def test_an_installer_does_not_survive_a_killed_harness(tmp_path: Path, family, survivors):
+    """It would go on writing into the folder that the next one removes."""
+    with subprocess.Popen([sys.executable, "-c", INSTALLING, *family.command()], cwd=tmp_path) as harness:
+        pids = family.pids()
+        harness.kill()
+
+    assert survivors(pids, timeout_s=10) == []
+
+
 def test_agents_do_not_survive_a_harness_whose_pipe_is_held_by_a_fork(tmp_path: Path, family, survivors):
     """A forked worker of the trainer inherits the pipe, so its end alone is not enough to go by."""
     fork = "import time; os.fork(); (workdir / f'fork-{os.getpid()}').touch(); time.sleep(300)"

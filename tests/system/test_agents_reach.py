@@ -89,7 +89,7 @@ LIVENESS: Mapping[Route, set[str]] = {
     ("GET", "/health"): {'{"status":"alive"}'},
     ("HEAD", "/health"): {""},
     ("HEAD", "/sessions/{id}"): {""},
-    **{("HEAD", f"/sessions/{{id}}{rest}"): {""} for rest in ("/", "/v1")},
+    **{("HEAD", f"/sessions/{{id}}{rest}"): {""} for rest in ("/", "/v1", "/api/hello")},
     **{
         ("GET", f"/sessions/{{id}}{rest}"): {
             f'{{"session_id":"{whose}","object":"session"}}' for whose in ("OWN", "OTHER")

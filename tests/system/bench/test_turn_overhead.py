@@ -23,7 +23,7 @@ def bench(*options: str, **environment: str) -> "subprocess.CompletedProcess[str
 def test_servers_are_compared_by_their_commands(tmp_path: Path) -> None:
     """Ours whole and streamed, the proxy, and one that only its command names; a picture of each figure."""
     folder = shlex.quote(str(tmp_path))
-    command = f"{sys.executable} -m bench.tool_loop.servers proxy --port {{port}} --engine {{engine_url}}"
+    command = f"{shlex.quote(sys.executable)} -m bench.tool_loop.servers proxy --port {{port}} --engine {{engine_url}}"
     command += f" --tokenizer {{tokenizer}} --directory {folder}"
     options = ("--json", "--shapes", "2x6", "--servers", "sqlite,streamed", "--plots", str(tmp_path / "plots"))
     said = bench(*options, "--compare", f"another={command}")

@@ -35,7 +35,8 @@ env = dict(os.environ)
 asked = json.loads(env["HARNESS_METADATA"])
 host, own = env["OPENAI_BASE_URL"].removesuffix("/v1").split("/sessions/")
 key = env["OPENAI_API_KEY"]
-CALLS = {"/completions": {"messages": [{"role": "user", "content": "Hello."}]}, "/responses": {"input": "Hello."}}
+HELLO = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 64}
+CALLS = {"/completions": HELLO, "/messages": HELLO, "/count_tokens": HELLO, "/responses": {"input": "Hello."}}
 seen = []
 
 def ask(method, path, headers):
@@ -100,9 +101,11 @@ LIVENESS: Mapping[Route, set[str]] = {
 """Open to everybody: what stands there is the same for a session that is and one that is not."""
 
 OWN: set[Route] = {
-    ("POST", "/sessions/{id}/v1/chat/completions"),
-    ("POST", "/v1/chat/completions"),
-    *(("POST", f"{prefix}/v1/responses") for prefix in ("/sessions/{id}", "")),
+    *(
+        ("POST", f"{prefix}/v1/{call}")
+        for call in ("chat/completions", "messages", "messages/count_tokens", "responses")
+        for prefix in ("/sessions/{id}", "")
+    ),
     *((method, f"{prefix}/v1/models") for method in ("GET", "HEAD") for prefix in ("/sessions/{id}", "")),
 }
 """Open to the session's own key, for that session."""
@@ -133,7 +136,9 @@ def judge(result: dict[str, Any], liveness: Mapping[Route, set[str]]) -> int:
             assert status in (401, 404), what
             assert "OTHER" not in text, what
     assert result["turns"] == [200, 200]
-    return 2 + sum(row[4] == 200 for row in result["seen"] if row[1].endswith(("/completions", "/responses")))
+    return 2 + sum(
+        row[4] == 200 for row in result["seen"] if row[1].endswith(("/completions", "/messages", "/responses"))
+    )
 
 
 async def try_everything(

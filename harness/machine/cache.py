@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError
+from harness.machine.disk import sync
 from harness.machine.progress import FetchPhase, FetchProgress
 
 MANIFEST = "manifest.json"
@@ -51,12 +52,12 @@ def staging(target: Path) -> Iterator[Path]:
 def install(built: Path, target: Path, scratch: Path) -> None:
     """Make the complete folder `built` appear as `target`, durably; what was there before ends in `scratch`."""
     for path in built.iterdir():
-        _sync(path)
-    _sync(built)
+        sync(path)
+    sync(built)
     if target.exists():
         target.rename(scratch / "replaced")
     built.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
@@ -110,11 +111,3 @@ def storage_error(directory: Path, error: OSError) -> ModelError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(f"no space left in {directory}; free some or point HARNESS_CACHE elsewhere")
     return ModelError(f"cannot write to {directory} ({error}); point HARNESS_CACHE to a writable directory")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Failures of the disk have names: a full one, which a user can do something about, is told apart from a broken one."""
+"""The disk: its failures have names, a full one apart from a broken one, and what was written survives a power cut."""
 
 import errno
 import os
@@ -30,3 +30,12 @@ def disk_failures(path: Path) -> Iterator[None]:
 def disk_full(path: Path) -> StoreFull:
     """The error of a full disk under `path`."""
     return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
+
+
+def sync(path: Path) -> None:
+    """Have the content of the file at `path`, or the names in the folder, survive a power cut. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,7 +9,6 @@ nobody until every shard has answered for the first time: after a start that fai
 replaced as a whole, durably: a reader finds the old one or the next, after `kill -9` and after a power cut.
 """
 
-import os
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from harness.errors import CannotListen, ScenarioError, StoreError
+from harness.machine.disk import sync
 from harness.machine.process_group import end_group
 from harness.machine.process_name import ProcessName
 
@@ -155,19 +155,11 @@ class ShardDirectory:
         path, part = self.folder / _RECORD, self.folder / f"{_RECORD}.part"
         try:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(self.record)))
-            _sync(part)
+            sync(part)
             part.replace(path)
-            _sync(self.folder)
+            sync(self.folder)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _choose_ports(host: str, front_port: int, shards: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from harness.models import resolve_model
 
@@ -28,10 +28,17 @@ pytest_plugins = (
 )
 
 
-# How long an example takes says how busy the machine is.
+# How long an example takes says how busy the machine is. To shrink one takes up to five minutes, the time limit of a
+# test: where nobody watches, it stays as it was found.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("check", settings.get_profile("any machine"), max_examples=20)
-settings.load_profile("any machine")
+settings.register_profile(
+    "unwatched",
+    settings.get_profile("any machine"),
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+    print_blob=True,
+)
+settings.load_profile("unwatched" if os.environ.get("CI") else "any machine")
 
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8

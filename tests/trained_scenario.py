@@ -52,12 +52,17 @@ def write_trained_scenario(directory: Path, *, pause_s: float = 0.0, train: dict
 
 
 def write_real_scenario(directory: Path) -> Path:
-    """The same on the local engine, with random weights of its own: every turn is cut, so a rollout has one."""
+    """The same on the local engine, with random weights of its own: every turn is cut, so a rollout has one.
+
+    Every other group thinks for a while, so that an update of the weights finds one alive.
+    """
     write_trained_scenario(directory)
     weights = write_toy_weights(directory.parent / "weights", seed=0)
     scenario = tomllib.loads((directory / "scenario.toml").read_text())
     train = {"rollouts_per_step": 4, "over_sampling": 1, "partial": "resume", "max_staleness": 2, "advantage": "reward"}
+    prompts = [{"metadata": {"turns": 2, "pause_s": pause_s}} for pause_s in (0, 2)]
     scenario |= {
+        "prompts": prompts,
         "engine": {"name": "local", "model": str(weights)},
         "limits": {"tokens_per_turn": 24},
         "train": {**train, "packing": {"length": 256, "lookahead": 1}, "checkpoints": {"every": 2}},

@@ -55,7 +55,7 @@ class AbortBudget:
     drain_s: float = 10.0
     engines_s: float = 10.0
     hooks_s: float = 10.0
-    """For hooks to ask the agents to stop; those that mark something elsewhere have as long before the drain."""
+    """For hooks to ask the agents to stop; a mark told elsewhere has as long before the drain, a clear at the end."""
     agents_s: float = 10.0
     """For agents to end by themselves, before SIGTERM."""
     kill_s: float = 5.0

@@ -24,7 +24,7 @@ def test_three_steps_change_the_weights_of_the_engine(tmp_path: Path):
     assert abs(steps[0]["train/kl"]) < 1e-6
     assert [each["weights/version"] for each in updates] == [1, 2, 3]
     assert [each["weights/problems"] for each in updates] == [0, 0, 0]
-    assert sum(each["weights/live_sessions"] > 0 for each in updates) >= 2
+    assert all(each["weights/live_sessions"] > 0 for each in updates[:-1])  # after the last one nothing is begun
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "3"]
     before = load_file(tmp_path / "weights" / "model.safetensors")
     after = load_file(run / "checkpoints" / "3" / "model.safetensors")

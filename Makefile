@@ -29,6 +29,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/startup.py
 	$(PY) bench/session_server.py $(ARGS)
 	$(PY) bench/turn_overhead.py
+	$(PY) bench/dialects.py
 	$(PY) bench/shards.py
 	$(PY) bench/session_memory.py
 	$(PY) bench/collecting_beside.py

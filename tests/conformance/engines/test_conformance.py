@@ -611,12 +611,15 @@ async def test_health_answers_whatever_the_engine_does(bench: Bench):
 async def test_an_engine_counts_what_it_hands_over(bench: Bench):
     """Its own counters grow by the tokens of replies, whole, streamed and aborted, and say what scoring has cost."""
     await becomes_idle(bench)
+    await stays(bench, partial(counts, bench))  # what earlier requests left is counted
     before = await counts(bench)
     handed = [(await generate(bench)).output_ids.size]
     async with running(bench) as streamed:
         pass  # which is left early: nobody hears its end
     await becomes_idle(bench)
-    left = await counts(bench)
+    async with asyncio.timeout(_DEADLINE_S):
+        while (left := await counts(bench)).uncounted > before.uncounted:
+            await asyncio.sleep(0.05)
     async with running(bench) as aborted:
         await bench.provider.abort(aborted.request_id)
         handed.append((await soon(aborted.task)).output_ids.size)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import agent, demo, engine, model, output, router, run, scenario, serve, show, train, verify
+from harness.cli import agent, demo, diff, engine, model, output, router, run, scenario, serve, show, train, verify
 from harness.cli import exec as exec_
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("show")(show.show)
+app.command("diff")(diff.diff)
 app.command("train")(train.train)
 app.command("exec")(exec_.execute)
 app.command("env")(exec_.env)

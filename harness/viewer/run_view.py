@@ -23,6 +23,10 @@ class SessionLine:
     number: int | None = None
     """Of the rollout in its run."""
     scenario: str | None = None
+    group: int | None = None
+    """Position of its prompt in the run."""
+    seed: int | None = None
+    """The same for the same prompt and place in its group, in every run of a scenario with one seed."""
     outcome: str | None = None
     """How the rollout ended; None of one that goes on or was killed, and of a session that belongs to no run."""
     cause: str | None = None
@@ -44,6 +48,8 @@ class SessionLine:
             session_id=rollout.session_id,
             number=rollout.number,
             scenario=rollout.scenario,
+            group=rollout.group,
+            seed=rollout.seed,
             outcome=str(rollout.outcome),
             cause=None if rollout.cause is None else str(rollout.cause),
             detail=rollout.detail,

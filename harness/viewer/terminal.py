@@ -62,7 +62,7 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
         yield Padding(_sessions(view.sessions), (1, 0))
     if view.ledger is not None:
         yield Text(f"ledger: {ledger_words(msgspec.convert(view.ledger, Ledger))}")
-    yield from _missing(view.missing)
+    yield from missing_sentences(view.missing)
     if view.sessions:
         first = view.sessions[0]
         name = str(first.number) if first.number is not None else str(first.session_id)[:SHORT_ID]
@@ -88,7 +88,7 @@ def session_overview(
             if session.ledger:
                 facts.add_row("ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger))))
     yield facts
-    yield from _missing(said)
+    yield from missing_sentences(said)
     if session is None:
         return
     yield Padding(by_itself("its turns", _branches, session), (1, 0))
@@ -103,7 +103,7 @@ def by_itself(what: str, render: Callable[_P, RenderableType], *of: _P.args, **h
     part: RenderableType = ""
     with say_missing(what, missing):
         part = render(*of, **how)
-    return Group(*_missing(missing)) if missing else part
+    return Group(*missing_sentences(missing)) if missing else part
 
 
 def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
@@ -249,7 +249,8 @@ def _spelled(token: TokenView) -> str:
     return '"' + printable(token.text).replace("\n", "\\n").replace("\t", "\\t") + '"'
 
 
-def _missing(sentences: Sequence[str]) -> Iterator[RenderableType]:
+def missing_sentences(sentences: Sequence[str]) -> Iterator[RenderableType]:
+    """A line for each sentence about what is not there."""
     for sentence in sentences:
         yield Text(f"missing: {printable(sentence)}", style="yellow")
 

@@ -1,0 +1,60 @@
+"""Run directories as a run leaves them, of conversations with a real session server and a scripted engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.errors import Cause
+from harness.samples.rollout import OutcomeKind
+from harness.suite.record.config import Overrides, select
+from harness.suite.record.lock import note_engine, note_start
+from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
+from harness.suite.record.rundir import RunDirectory
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+from tests.builders import user
+from tests.harness_command import write_scenario
+from tests.session_servers.served import says, serving
+
+
+async def write_run(path: Path, rollouts: Sequence[tuple[str, float | None]], *, seed: int = 0) -> RunDirectory:
+    """A complete run of groups of two; of each rollout what the engine says in its two turns, and its reward.
+
+    A rollout without a reward crashed.
+    """
+    folder = write_scenario(path.parent / "small")
+    directory = RunDirectory.create(path, select(str(folder), Overrides()).config)
+    records: list[Json] = []
+    for text, _ in rollouts:
+        async with serving(*says("One.", text), store=directory.database) as client:
+            session = await client.create()
+            first = await client.say(session, [user("Begin.")])
+            await client.say(session, [user("Begin."), first, user("Go on.")])
+            records.append(await client.record(session))
+    with RolloutLog(directory.database) as log:
+        for number, (record, (_, reward)) in enumerate(zip(records, rollouts, strict=True)):
+            log.append(
+                RolloutRecord(
+                    number=number,
+                    group=number // 2,
+                    scenario="small",
+                    seed=seed + number,
+                    session_id=record["session_id"],
+                    outcome=OutcomeKind.CRASHED if reward is None else OutcomeKind.FINISHED,
+                    cause=Cause.AGENT if reward is None else None,
+                    detail="",
+                    agent_result=None,
+                    reward=reward,
+                    score={},
+                    score_error=None,
+                    session=RecordedSession.of(record),
+                    samples=[],
+                    seconds=1.0,
+                )
+            )
+    tokenizer = path.parent / "toy"
+    digests = {"scripted": {"tokenizer_digest": Tokenizer.load(tokenizer).digest}}
+    directory.write_json(
+        directory.lock, note_engine(note_start({"digests": digests}), "scripted", ["scripted"], tokenizer)
+    )
+    directory.write_json(directory.result, {"status": "passed", "exit_code": 0})
+    return directory

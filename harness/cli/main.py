@@ -14,7 +14,22 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import agent, demo, diff, engine, model, output, router, run, scenario, serve, show, train, verify
+from harness.cli import (
+    agent,
+    demo,
+    diff,
+    engine,
+    model,
+    operate,
+    output,
+    router,
+    run,
+    scenario,
+    serve,
+    show,
+    train,
+    verify,
+)
 from harness.cli import exec as exec_
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
@@ -36,6 +51,8 @@ app.command("exec")(exec_.execute)
 app.command("env")(exec_.env)
 app.command("serve")(serve.serve)
 app.command("router")(router.router)
+app.add_typer(operate.ctl, name="ctl")
+app.add_typer(operate.sessions, name="sessions")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(agent.app, name="agent")
 app.add_typer(model.app, name="model")

@@ -78,6 +78,7 @@ class SessionSummary(msgspec.Struct, frozen=True):
     """A session in the list of all."""
 
     session_id: str
+    phase: str
     turns: int
     """How many are recorded."""
     turns_in_flight: int

@@ -127,6 +127,7 @@ def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS, history: 
     limits.require("messages", len(wire.messages), "messages")
     recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages)
     messages = _read_messages(wire.messages, recall.known)
+    _check_results(messages, recall.known)
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
@@ -223,12 +224,34 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
     return message
 
 
+def _check_results(messages: Sequence[Message], known: int) -> None:
+    """Raises `MalformedRequest` for a result behind the first `known` messages whose call is nowhere in the request."""
+    new = messages[known:]
+    results = {message["tool_call_id"]: i for i, message in enumerate(new, known) if message["role"] == "tool"}
+    made = _call_ids(new)
+    if not results.keys() <= made:
+        made |= _call_ids(messages[:known])
+    for call_id, number in results.items():
+        if call_id not in made and "" not in made:  # the call that has no id may be the one
+            field = f"messages[{number}].tool_call_id"
+            raise MalformedRequest(f"{field}: no call of an assistant message has the id {call_id[:64]!r}", param=field)
+
+
+def _call_ids(messages: Sequence[Message]) -> set[str]:
+    return {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+
+
 def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:
     """The tools in normal form."""
     limits.require("tools", len(raws), "tools")
     limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
     tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
-    for tool in tools:
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        if tool.function.name in names:
+            field = f"tools[{i}].function.name"
+            raise MalformedRequest(f"{field}: another tool has this name", param=field)
+        names.add(tool.function.name)
         check_json(tool.function.parameters, "tools", limits.json_depth)
     return tuple(msgspec.to_builtins(tool) for tool in tools)
 

@@ -15,10 +15,16 @@ from harness.sessions.session_config import AfterIncomplete
 from harness.store.memory import MemoryStore
 from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import FinishReason
+from harness.types import FinishReason, Message
 from tests.builders import body, new_session, patient_client, prompt_of, tokens_of, tool, toy_template, turn_service
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "<|im_end|>"}}\n</tool_call>'
+CALLED: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+}
+"""What every result of a tool answers; a client's own words."""
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 MARKERS = ["<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "<|im_end", "|>", "\ue000"]
 ODD = ["", " ", "\n", "  x  ", "\r\n", "日本語", "👩‍👩‍👧", "</tool_response>", "<tool_call>", CALL]
@@ -45,7 +51,7 @@ async def converse(template: ChatTemplateTokenizer, turns, *, has_tools: bool) -
     engine = ScriptedEngine(template.tokenizer, Script(steps=tuple(steps)))
     service = turn_service(engine, template, MemoryStore())
     session = new_session(after_incomplete=AfterIncomplete.SERVE)
-    messages: list[dict] = []
+    messages = [CALLED] if any(role == "tool" for inputs, _, _ in turns for role, _ in inputs) else []
     for inputs, _, _ in turns:
         messages += [
             {"role": role, "content": text} | ({"tool_call_id": "c"} if role == "tool" else {}) for role, text in inputs

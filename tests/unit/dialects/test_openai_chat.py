@@ -213,6 +213,15 @@ WRONG = {
     "image": (body([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
     "part without text": (body([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0]"),
     "tool without call id": (body([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
+    "result of no call": (
+        body([user("a"), {"role": "tool", "tool_call_id": "c", "content": "x"}]),
+        "messages[1].tool_call_id",
+    ),
+    "result of another call": (
+        body([{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "d", "content": "x"}]),
+        "messages[1].tool_call_id",
+    ),
+    "two tools of one name": (body(HI, tools=[{"function": {"name": "f"}}] * 2), "tools[1].function.name"),
     "call without name": (
         body([{"role": "assistant", "tool_calls": [{"function": {}}]}]),
         "messages[0].tool_calls[0].function",

@@ -118,7 +118,7 @@ HOSTILE = {
     "the name of a call": lambda: body(called(1, "x" * 4_000_000)),
     "many calls": lambda: body(called(6_000, "f")),
     "more calls": lambda: body(called(100_000, "f")),
-    "an id": lambda: body([user("a"), {"role": "tool", "tool_call_id": "x" * 4_000_000, "content": "b"}]),
+    "an id": lambda: body([*called(1, "f"), {"role": "tool", "tool_call_id": "x" * 4_000_000, "content": "b"}]),
     "a schema of the answer": lambda: body(HI, response_format=schema({f"p{i}": {} for i in range(60_000)})),
     "many messages": lambda: body(HI * 30_000),
     "more messages": lambda: body(HI * 100_000),

@@ -61,6 +61,19 @@ _Model = Annotated[
     typer.Option("--model", envvar="HARNESS_MODEL", help="Catalogue name, folder or hub id.", show_default=False),
 ]
 _Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED", show_default=False)]
+_Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A key of scenario.toml with another value, both as TOML: limits.turns=3; may be repeated.",
+        show_default=False,
+    ),
+]
+_Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.", show_default=False),
+]
 _Out = Annotated[
     Path | None,
     typer.Option(
@@ -83,6 +96,8 @@ def run(
     model: _Model = None,
     template: options.Template = None,
     seed: _Seed = None,
+    set_keys: _Set = None,
+    limit: _Limit = None,
     out: _Out = None,
     resume: _Resume = False,
     as_json: options.Json = False,
@@ -120,7 +135,14 @@ def run(
     if template is not None and template not in TEMPLATES:
         template = str(find_template(template).resolve())
     overrides = Overrides(
-        server=server, engine=engine, workers=worker or None, model=model, template=template, seed=seed
+        server=server,
+        engine=engine,
+        workers=worker or None,
+        model=model,
+        template=template,
+        seed=seed,
+        settings=set_keys or None,
+        limit=limit,
     )
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
     if opened.directory.is_complete:

@@ -16,7 +16,13 @@ from pydantic import BaseModel, ConfigDict
 from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
 from harness.models.small_tokenizer import SMALL_TOKENIZER
-from harness.suite.scenarios.folder import ScenarioFolder, find_scenarios, load_scenario
+from harness.suite.scenarios.folder import (
+    SCENARIO_FILE,
+    ScenarioFolder,
+    check_files,
+    find_scenarios,
+    load_scenario,
+)
 from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
 from harness.suite.scenarios.validation import validate
 
@@ -37,13 +43,22 @@ class Overrides(_StrictFile):
     template: str | None = None
     """The name of a chat template of ours, or the absolute path of a file."""
     seed: int | None = None
+    settings: list[str] | None = None
+    """Keys of `scenario.toml` with other values, as TOML: `limits.turns = 3`. The options above win."""
+    limit: int | None = None
+    """The first prompts alone."""
 
     def over(self, other: Self) -> Self:
         """These overrides, and those of `other` where these say nothing."""
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """`scenario`, overridden: another engine takes the place of its services, workers that of its engine."""
+        """`scenario`, overridden: another engine takes the place of its services, workers that of its engine.
+
+        Raises `ScenarioError` where `settings` or `limit` make no scenario of it.
+        """
+        if self.settings is not None or self.limit is not None:
+            scenario = _set_keys(scenario, self.settings or (), self.limit)
         changes = _leave_out_none(name=self.engine, model=self.model, template=self.template)
         if self.model is None and _plays_script(self.engine) and not _plays_script(scenario.engine.name):
             changes["model"] = SMALL_TOKENIZER  # a script's words are not worth the download of a model
@@ -127,6 +142,9 @@ class SuiteSelection:
             names = ", ".join(folder.name for folder in folders)
             raise ScenarioError(f"{suite}: expected one scenario that has a table [train], got {names}")
         resolved = [replace(folder, scenario=overrides.apply(folder.scenario)) for folder in folders]
+        if overrides.settings is not None:  # which may name other files
+            for folder in resolved:
+                check_files(folder, folder.directory / SCENARIO_FILE)
         entries = [
             ScenarioEntry(directory=str(folder.directory), files=folder.digests(), scenario=folder.scenario)
             for folder in resolved
@@ -149,6 +167,33 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from differences(old, new, f"{key}[{position}]")
     elif before != now:
         yield f"{key}: {before!r} -> {now!r}"
+
+
+def _set_keys(scenario: Scenario, settings: Iterable[str], limit: int | None) -> Scenario:
+    data: dict[str, Any] = scenario.model_dump(exclude_unset=True)
+    for text in settings:
+        try:
+            wanted = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ScenarioError(
+                f"--set: expected KEY=VALUE as a line of scenario.toml, got {text!r} ({error}); text stands in quotes,"
+                " which the shell must not take: 'engine.name=\"scripted\"'"
+            ) from None
+        kept = sorted({"name", "schema_version"} & wanted.keys())
+        if kept or not wanted:
+            raise ScenarioError(f"--set: expected KEY=VALUE and a key besides name and schema_version, got {text!r}")
+        _merge(data, wanted)
+    if limit is not None and "prompts" in data:
+        data["prompts"] = data["prompts"][:limit]
+    return validate(Scenario, data, source=Path(f"{scenario.name} with --set or --limit"))
+
+
+def _merge(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    for key, value in wanted.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _merge(table[key], value)
+        else:
+            table[key] = value
 
 
 def _plays_script(engine: str | None) -> bool:

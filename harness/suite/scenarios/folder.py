@@ -132,7 +132,7 @@ def load_scenario(directory: Path) -> ScenarioFolder:
         scenario=scenario,
         instruction=_read_text(instruction) if instruction.is_file() else "",
     )
-    _check_files(folder, path)
+    check_files(folder, path)
     return folder
 
 
@@ -169,7 +169,7 @@ def bundled_scenarios() -> list[ScenarioFolder]:
     return find_scenarios(str(bundled_directory("scenarios")))
 
 
-def _check_files(folder: ScenarioFolder, source: Path) -> None:
+def check_files(folder: ScenarioFolder, source: Path) -> None:
     """Raises `ScenarioError` naming the first key whose file is missing, or is none that it can be."""
     scenario = folder.scenario
     named = [("agent.game", scenario.agent.game), ("engine.script", scenario.engine.script)]

@@ -1,0 +1,79 @@
+"""`--set` and `--limit`: keys of a scenario with other values for one run."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import RunError, ScenarioError
+from harness.suite.record.config import Overrides
+from harness.suite.run.open_run import begin_run, resume_run
+from harness.suite.scenarios.folder import bundled_scenarios
+from harness.suite.scenarios.scenario import Scenario
+from tests.harness_command import write_scenario
+
+
+def _begin(tmp_path: Path, *settings: str, limit: int | None = None, seed: int | None = None) -> Scenario:
+    overrides = Overrides(settings=list(settings) or None, limit=limit, seed=seed)
+    return begin_run(str(write_scenario(tmp_path / "s")), overrides, tmp_path / "run").selection.folders[0].scenario
+
+
+def test_keys_take_the_values_that_toml_says(tmp_path: Path):
+    """Tables are merged, lists replaced; an option of its own wins."""
+    settings = (
+        "limits.turns = 3",
+        'agent.env={MOOD="calm"}',
+        'agent.env."TWO.PARTS"="x"',
+        "seed=8",
+        "samples_per_prompt=1",
+    )
+    scenario = _begin(tmp_path, *settings, limit=1, seed=9)
+
+    assert (scenario.limits.turns, scenario.seed, scenario.session_count) == (3, 9, 1)
+    assert (scenario.agent.env, scenario.agent.deadline_s) == ({"MOOD": "calm", "TWO.PARTS": "x"}, 60.0)
+    assert [prompt.metadata for prompt in scenario.prompts] == [{"turns": 2}]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("limits.turn=3", "limits.turn: expected a known key, got 'turn'; did you mean 'turns'?"),
+        ("limits.turns='3'", "limits.turns: expected a valid integer, got '3'"),
+        ("engine.name=scripted", "text stands in quotes"),
+        ("engine.script='gone.toml'", "engine.script: expected a file of the scenario, got 'gone.toml'"),
+        ("limits", "expected KEY=VALUE"),
+        ("", "expected KEY=VALUE"),
+        ("name='other'", "a key besides name and schema_version"),
+        ("prompts=[]", "prompts: "),
+    ],
+)
+def test_what_would_be_wrong_in_the_file_is_refused(tmp_path: Path, setting: str, said: str):
+    """Before there is a run directory."""
+    with pytest.raises(ScenarioError) as refused:
+        _begin(tmp_path, setting)
+    assert said in refused.value.message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fault_on_a_session_that_is_left_out_is_named(tmp_path: Path):
+    """It would never come."""
+    fault = {"action": "engine_500", "at_turn": 1, "sessions": [3]}
+    suite = str(write_scenario(tmp_path / "s", faults=[fault]))
+    with pytest.raises(ScenarioError, match="sessions from 0 to 1 and not 3"):
+        begin_run(suite, Overrides(limit=1), tmp_path / "run")
+
+
+def test_a_run_goes_on_with_its_values_and_refuses_others(tmp_path: Path):
+    """They are part of what the run is."""
+    suite, out = str(write_scenario(tmp_path / "s")), tmp_path / "run"
+    begun = begin_run(suite, Overrides(settings=["limits.turns=3"], limit=1), out)
+
+    assert resume_run(suite, Overrides(), out).selection.config == begun.selection.config
+    with pytest.raises(RunError, match=r"limits\.turns: 3 -> 4"):
+        resume_run(suite, Overrides(settings=["limits.turns=4"]), out)
+
+
+@pytest.mark.parametrize("folder", bundled_scenarios(), ids=lambda folder: folder.name)
+def test_what_is_not_set_stays_as_it_was(folder):
+    """For everything that a scenario can have."""
+    scenario = Overrides(settings=['description = "Another one."']).apply(folder.scenario)
+    assert scenario.model_dump() == folder.scenario.model_dump() | {"description": "Another one."}

@@ -29,6 +29,7 @@ from harness.cli import (
     show,
     train,
     verify,
+    view,
 )
 from harness.cli import exec as exec_
 from harness.errors import HarnessError
@@ -45,7 +46,11 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("show")(show.show)
+<<<<<<< HEAD
 app.command("diff")(diff.diff)
+=======
+app.command("view")(view.view)
+>>>>>>> 4bb5882 (A run is one page that opens from disk)
 app.command("train")(train.train)
 app.command("exec")(exec_.execute)
 app.command("env")(exec_.env)

@@ -1,0 +1,229 @@
+"""The page of a run: read back by an HTML parser and a decoder of the test's own, and played by its own script."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import struct
+import subprocess
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from harness.cli.view import view
+from harness.errors import RunError
+from harness.rollouts.agents.install import agents_directory
+from harness.rollouts.agents.node import provide_node
+from harness.sessions.record import session_record
+from harness.store.sqlite import read_session
+from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
+from harness.viewer.run_page import write_page
+from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.session_view import SessionView, TurnView
+from tests.builders import user
+from tests.session_servers.served import says, serving
+from tests.toy_model import write_toy_model
+
+PLAY_S = 120
+
+HOSTILE = (
+    "</script><script>owned = 1</script><!--<script><img src=x onerror='owned = 1'>]]> &lt;b&gt;"
+    " \x1b[2J\x00\x07 \u202eright to left\u2066 \u2028 end"
+)
+
+
+class Page(HTMLParser):
+    """The elements of a page: data by id, scripts that run, styles, and every start tag with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.data: dict[str, str] = {}
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self.tags[-1] if self.tags else ("", {})
+        if tag == "style" and len(self.styles) == 0:
+            self.styles.append(data)
+        elif tag == "script" and attributes.get("type") is None and data.strip():
+            self.scripts.append(data)
+        elif tag == "script" and data.strip():
+            self.data[str(attributes["id"])] = data
+
+    @property
+    def policy(self) -> str:
+        return next(str(attrs["content"]) for tag, attrs in self.tags if tag == "meta" and "http-equiv" in attrs)
+
+
+async def play(page: Page, *keys: list[str]) -> Json:
+    """What the page shows after each of `keys`."""
+    given = {"script": page.scripts[0], "elements": page.data, "keys": keys}
+    folder = await provide_node(agents_directory(), print)  # the one that agents run on, pinned, in the cache
+    node = await asyncio.to_thread(
+        subprocess.run,
+        [folder / "node", Path(__file__).with_name("page_in_node.js")],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PLAY_S,
+    )
+    assert node.returncode == 0, node.stderr
+    answer: Json = json.loads(node.stdout)
+    return answer
+
+
+@pytest.fixture(name="store")
+async def _store(tmp_path: Path) -> tuple[Path, Json]:
+    """A store with a session of three turns and a fork, hostile on both sides, and its record."""
+    store = tmp_path / "run.db"
+    write_toy_model(tmp_path / "toy")
+    async with serving(*says("One.", HOSTILE, "Three."), store=store) as client:
+        session = await client.create()
+        first = await client.say(session, [user("Begin.")])
+        await client.say(session, [user("Begin."), first, user(HOSTILE)])
+        await client.say(session, [user("Begin."), first, user("Or else?")])
+        record = await client.record(session)
+    return store, session_record(read_session(store, record["session_id"]))
+
+
+def test_every_token_can_be_read_back_from_the_page(store: tuple[Path, Json], tmp_path: Path):
+    """Id, text and logprob of each, of contexts too, by a decoder that shares nothing with the page's writer."""
+    path, record = store
+    view(path, out=tmp_path / "run.html", tokenizer=tmp_path / "toy")
+    page = Page((tmp_path / "run.html").read_text("ascii"))
+    table, turns = json.loads(page.data["texts"]), json.loads(page.data["s0"])["turns"]
+
+    assert len(record["turns"]) == 3
+    for recorded in record["turns"]:
+        turn = next(each for each in turns if each["index"] == recorded["turn"])
+        numbers = [number for (number,) in struct.iter_unpack("<I", base64.b64decode(turn["tokens"]))]
+        logprobs = [value for (value,) in struct.iter_unpack("<f", base64.b64decode(turn["logprobs"]))]
+        assert [table[number][0] for number in numbers] == recorded["context_ids"] + recorded["output_ids"]
+        assert turn["context"] == len(recorded["context_ids"])
+        assert logprobs == recorded["logprobs"]
+        text = "".join(table[number][1] for number in numbers[turn["context"] :])
+        assert text == Tokenizer.load(tmp_path / "toy").decode(recorded["output_ids"])
+        assert turn["versions"] == recorded["weight_versions"]
+
+
+def test_the_page_loads_nothing_and_runs_its_own_script_alone(store: tuple[Path, Json], tmp_path: Path):
+    """The policy names the digests of the one script and the one style; no address, no handler, no markup of others."""
+    view(store[0], out=tmp_path / "run.html", tokenizer=tmp_path / "toy")
+    page = Page((tmp_path / "run.html").read_text("ascii"))
+
+    assert len(page.scripts) == 1
+    for directive, text in (("script-src", page.scripts[0]), ("style-src", page.styles[0])):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}';" in page.policy
+    assert page.policy.startswith("default-src 'none';")
+    assert re.search(r"unsafe|https?:|\*", page.policy) is None
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert [name for name in names if name.startswith("on") or name in {"src", "href", "style"}] == []
+    assert {attributes.get("type") for tag, attributes in page.tags if tag == "script"} == {"application/json", None}
+    assert "img" not in {tag for tag, _ in page.tags}
+
+
+@pytest.mark.agent
+async def test_the_page_shows_a_hostile_transcript_as_text(store: tuple[Path, Json], tmp_path: Path):
+    """The page's own script opens the session by keys: branches, words, and each token with its exact values."""
+    path, record = store
+    await asyncio.to_thread(view, path, out=tmp_path / "run.html", tokenizer=tmp_path / "toy")
+    played = await play(Page((tmp_path / "run.html").read_text("ascii")), [], ["Enter"], ["j"])
+    listed, opened, second = played["seen"]
+
+    assert played["owned"] is None
+    assert record["session_id"][:8] in listed["texts"]["sessions"]
+    assert "+ 1completed" in opened["texts"]["turns"]
+    assert "<script>owned = 1</script>" in second["texts"]["transcript"]
+    assert "\\u{1b}[2J\\u{0}\\u{7} \\u{202e}right to left\\u{2066} \\u{2028} end" in second["texts"]["transcript"]
+    shown = "".join(text for part in played["seen"] for text in part["texts"].values())
+    assert [char for char in shown if not char.isprintable() and char not in "\n\t"] == []
+    said = [value for value in second["values"] if value.startswith("turn 1 token ")]
+    turn = record["turns"][1]
+    assert [int(re.search(r"  id (\d+)  ", value)[1]) for value in said] == turn["output_ids"][: len(said)]  # type: ignore[index]
+    found = [re.search(r"  other_branch  logprob (\S+)  version 0  ", value) for value in said]
+    assert [float(each[1]) for each in found if each] == turn["logprobs"][: len(said)]
+    assert said
+
+
+def _long_session(length: int) -> SessionView:
+    turn = TurnView.of(
+        {
+            "turn": 0,
+            "parent": None,
+            "status": "completed",
+            "end": "model",
+            "output_length": length,
+            "masked_from": length - 10,
+            "output_ids": list(range(length)),
+            "logprobs": [-0.5] * length,
+            "weight_versions": [{"version": "7", "start": 0, "end": length}],
+            "reply": {"content": "x" * 10_000_000},
+        }
+    )
+    return SessionView("a" * 32, "closed", [turn], 0, {}, {})
+
+
+@pytest.mark.agent
+async def test_a_long_session_takes_bytes_by_its_tokens_and_elements_by_the_window(tmp_path: Path):
+    """30 000 tokens and words of 10 MB: some hundred elements, the words cut until they are asked for."""
+    lines = [SessionLine("a" * 32), SessionLine("b" * 32)]
+    size = await asyncio.to_thread(
+        write_page, tmp_path / "run.html", RunView("run", lines), lambda _: _long_session(30_000), None
+    )
+    page = Page((tmp_path / "run.html").read_text("ascii"))
+    played = await play(page, ["Enter"])
+
+    assert size - 2 * 10_000_000 < 2 * 30_000 * 11 + 30_000 * 20 + 50_000
+    (opened,) = played["seen"]
+    assert 0 < len(opened["values"]) < 2_000
+    assert opened["classes"][0] == "token trained"
+    assert opened["values"][0] == "turn 0 token 0  id 0  trained  logprob -0.5  version 7  no text"
+    assert len(opened["texts"]["transcript"]) < 30_000
+    assert "all 10000000 characters" in opened["texts"]["transcript"]
+
+
+@pytest.mark.agent
+async def test_a_session_that_cannot_be_read_is_said_in_the_page(tmp_path: Path):
+    """The others are shown; a number that JSON does not have ends with its session."""
+    damaged = SessionView.of(
+        {
+            "session_id": "b",
+            "phase": "closed",
+            "turns": [{"turn": 0, "parent": None, "status": "completed", "seconds": "nan"}],
+        }
+    )
+    sessions = {"a": _long_session(20), "b": damaged}
+    lines = [SessionLine("b"), SessionLine("a"), SessionLine("c"), SessionLine(None, number=7, detail="no engine")]
+    await asyncio.to_thread(
+        write_page, tmp_path / "run.html", RunView("run", lines), partial(dict.__getitem__, sessions), None
+    )
+    played = await play(Page((tmp_path / "run.html").read_text("ascii")), ["Enter"], ["J"])
+
+    damaged_one, whole_one = (part["texts"] for part in played["seen"])
+    assert "missing: session b: it is damaged" in damaged_one["facts"]
+    assert "missing: session c: it is damaged" in damaged_one["facts"]
+    assert damaged_one["name"] == "b, not here"
+    assert whole_one["name"] == "a, closed"
+    assert "7nonenull" not in whole_one["sessions"]
+    assert "no engine" in whole_one["sessions"]
+
+
+def test_a_page_that_cannot_be_written_is_one_line(store: tuple[Path, Json], tmp_path: Path):
+    """The run is looked at first: neither leaves a file behind."""
+    with pytest.raises(RunError, match=r"cannot write .*nowhere/run\.html"):
+        view(store[0], out=tmp_path / "nowhere" / "run.html")
+    with pytest.raises(RunError, match="expected a run directory"):
+        view(tmp_path / "none.db", out=tmp_path / "run.html")
+    assert not (tmp_path / "run.html").exists()

@@ -46,11 +46,8 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("show")(show.show)
-<<<<<<< HEAD
 app.command("diff")(diff.diff)
-=======
 app.command("view")(view.view)
->>>>>>> 4bb5882 (A run is one page that opens from disk)
 app.command("train")(train.train)
 app.command("exec")(exec_.execute)
 app.command("env")(exec_.env)

@@ -25,6 +25,7 @@ from harness.viewer.session_view import SessionView, TurnView
 from harness.viewer.terminal import message_text
 
 _PARTS = Path(__file__).with_name("page")
+_BEGINNING = "<!doctype html>"
 
 
 class _TokenTable:
@@ -48,8 +49,10 @@ def write_page(
     """Write the page of `view` to `path`, one session after the other; its length in bytes.
 
     `look_inside` reads a session by its id; one that cannot be read is said in the page. A page that is not whole is
-    never at `path`. Raises `RunError` when it cannot be written.
+    never at `path`. Raises `RunError` when it cannot be written, or something else than a page is there.
     """
+    if path.is_dir() or (path.exists() and not _is_page(path)):
+        raise RunError(f"expected a place for the page, found something else at {path}: name another file with --out")
     scratch = path.with_name(f".{path.name}.unfinished")
     try:
         with scratch.open("w", encoding="ascii", newline="\n") as file:
@@ -71,7 +74,7 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
         " base-uri 'none'; form-action 'none'"
     )
     yield (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'{_BEGINNING}\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"<title>harness view</title>\n<style>{style}</style></head>\n<body>\n{body}"
     )
@@ -100,6 +103,12 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
     yield _data("run", run)
     yield _data("texts", table.rows)
     yield f"<script>{script}</script>\n</body></html>\n"
+
+
+def _is_page(path: Path) -> bool:
+    """A store or a source that is named by mistake is none, and is not lost."""
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING.encode()
 
 
 def _data(name: str, value: object) -> str:

@@ -227,3 +227,16 @@ def test_a_page_that_cannot_be_written_is_one_line(store: tuple[Path, Json], tmp
     with pytest.raises(RunError, match="expected a run directory"):
         view(tmp_path / "none.db", out=tmp_path / "run.html")
     assert not (tmp_path / "run.html").exists()
+
+
+def test_a_page_replaces_a_page_and_nothing_else(store: tuple[Path, Json], tmp_path: Path):
+    """A store that is named twice by mistake stays what it was."""
+    before = store[0].read_bytes()
+    for taken in (store[0], tmp_path):
+        with pytest.raises(RunError, match="found something else"):
+            view(store[0], out=taken)
+    for _ in range(2):
+        view(store[0], out=tmp_path / "run.html")
+
+    assert store[0].read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir() if "unfinished" in each.name] == []

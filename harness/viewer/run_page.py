@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -107,8 +108,9 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
 
 def _is_page(path: Path) -> bool:
     """A store or a source that is named by mistake is none, and is not lost."""
-    with path.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING.encode()
+    return False
 
 
 def _data(name: str, value: object) -> str:

@@ -19,6 +19,7 @@ from harness.cli import (
     demo,
     diff,
     engine,
+    init,
     model,
     operate,
     output,
@@ -44,6 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
+app.command("init")(init.init)
 app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.model, pytest.mark.agent, pytest.mark.timeout(1860)]
 RUN_HERE = {"long_session", "length_limited", "train_tool_game"}
 RUN_ELSEWHERE = {
     "quickstart": "tests/system/test_quickstart_run.py",
+    "starter": "tests/system/cli/test_init.py",
     "weight_updates": "tests/system/weights/test_scenario.py",
 }
 """Those with faults run in `tests/system/faults/test_faults_shipped.py`."""

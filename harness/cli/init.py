@@ -1,0 +1,53 @@
+"""`harness init`: a folder with a scenario of one's own that runs as it is, to be changed from there.
+
+It is a copy of the bundled scenario `starter`: what a reader gets is what the tests run.
+"""
+
+import re
+import shutil
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from harness.cli import options, output
+
+_Directory = Annotated[
+    Path, typer.Argument(metavar="[DIR]", help="A folder that is empty, or is made.", show_default=False)
+]
+
+_STARTER = "starter"
+
+
+def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> None:
+    """Write a scenario with an agent and a check, which runs at once: no model, no download.
+
+    Exit codes: 0 written, 4 there is something in the folder already, 6 it cannot be written.
+
+    Example: `harness init my-task`, then `harness run my-task`
+    """
+    from harness.errors import RunError
+    from harness.machine.disk import disk_failures
+    from harness.rollouts.agents.bundled import bundled_directory
+    from harness.suite.scenarios.folder import SCENARIO_FILE
+
+    source = bundled_directory("scenarios") / _STARTER
+    with disk_failures(directory):
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise RunError(f"{directory} exists and is not empty: choose another folder")
+        directory.mkdir(parents=True, exist_ok=True)
+        files = sorted(path for path in source.iterdir() if path.is_file() and path.name != SCENARIO_FILE)
+        for file in files:
+            shutil.copyfile(file, directory / file.name)
+        # Last, because it makes the folder a scenario; under its own name, by which a suite tells scenarios apart.
+        text = (source / SCENARIO_FILE).read_text(encoding="utf-8")
+        name = directory.resolve().name
+        if re.fullmatch("[a-z0-9][a-z0-9_-]*", name):
+            text = text.replace(f'name = "{_STARTER}"', f'name = "{name}"', 1)
+        (directory / SCENARIO_FILE).write_text(text, encoding="utf-8")
+    names = sorted([SCENARIO_FILE, *(file.name for file in files)])
+    if as_json:
+        output.print_json({"directory": str(directory.resolve()), "files": names})
+    else:
+        output.print_text(f"{directory}: {', '.join(names)}\nrun it with: harness run {quote(str(directory))}")

@@ -21,9 +21,6 @@ from harness.types import Json, Message, Turn
 
 _T = TypeVar("_T")
 
-SIGNED = "harness."
-"""Begins the signature of a thinking block; the response id of its reply follows."""
-
 _BETWEEN_BLOCKS = "\n"
 _MOST_ALIASES = 16
 _LONGEST_ALIAS = 64  # characters
@@ -139,7 +136,7 @@ class BlockReader:
                 case _Text(text):
                     texts.append(text)
                 case _Thinking(thinking, signature):
-                    reasoning.append(thinking or self._recorded_reasoning(signature))
+                    reasoning.append(thinking or self.call.sealed_reasoning(signature))
                 case _RedactedThinking(data):
                     redacted.append(data)
                 case _ToolUse():
@@ -180,11 +177,6 @@ class BlockReader:
             self.references.update(part.tool_name for part in content if isinstance(part, _ToolReference))
         message: Json = {"role": "tool", "content": _join(content), "tool_call_id": result.tool_use_id}
         return message | {"is_error": True} if result.is_error else message
-
-    def _recorded_reasoning(self, signature: str) -> str:
-        """The reasoning of the reply that was signed so; clients keep the signature where they drop the text."""
-        turns = self.call.turns_until(signature.removeprefix(SIGNED)) if signature.startswith(SIGNED) else ()
-        return turns[-1].reply.get("reasoning_content") or "" if turns else ""
 
     def _read_arguments(self, call: _ToolUse, place: str) -> str:
         """The arguments as they were sampled, where a recorded call says the same; else in the usual spelling."""

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from harness.dialects.anthropic_blocks import SIGNED
 from harness.dialects.anthropic_messages_request import NAME, parse_request
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
+from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall, seal
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
 from harness.errors import GateClosed, HarnessError, PromptTooLong, RequestError, ServerBusy
@@ -111,7 +110,7 @@ def _blocks(answer: ModelAnswer) -> Iterator[Json]:
 
 
 def _thinking(reasoning: str, response_id: str) -> Json:
-    return {"type": "thinking", "thinking": reasoning, "signature": SIGNED + response_id}
+    return {"type": "thinking", "thinking": reasoning, "signature": seal(response_id)}
 
 
 class _Stream:

@@ -15,6 +15,7 @@ from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.parsing import Delta, ParsedOutput
 from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn
 
+_SEAL = "harness."
 _NAMES_SHOWN = 8
 _NAME_SHOWN = 64  # characters
 
@@ -35,8 +36,8 @@ def _knows_no_answer(response_id: str) -> Sequence[Turn]:
     return ()
 
 
-def _knows_no_call(call_id: str) -> Turn | None:
-    del call_id
+def _knows_no_turn(some_id: str) -> Turn | None:
+    del some_id
     return None
 
 
@@ -51,9 +52,24 @@ class WireCall:
     turns_until: Callable[[str], Sequence[Turn]] = _knows_no_answer
     """The turns of its session from the root up to the one that was answered under a response id; none when there is no
     such answer."""
-    caller: Callable[[str], Turn | None] = _knows_no_call
+    caller: Callable[[str], Turn | None] = _knows_no_turn
     """The turn of its session that made the tool call with an id: a dialect undoes with it what a client has made of
     the call."""
+    answered_as: Callable[[str], Turn | None] = _knows_no_turn
+    """The turn of its session that was answered under a response id."""
+
+    def sealed_reasoning(self, sealed: str) -> str:
+        """The reasoning of the session's own reply for which `seal` gave that; empty when there is no such reply."""
+        turn = self.answered_as(sealed.removeprefix(_SEAL)) if sealed.startswith(_SEAL) else None
+        return "" if turn is None else turn.reply.get("reasoning_content") or ""
+
+
+def seal(response_id: str) -> str:
+    """What goes out beside the reasoning of a reply: clients keep it where they drop the text.
+
+    It is a key and holds no text: another session can make nothing of it.
+    """
+    return _SEAL + response_id
 
 
 @dataclass(frozen=True, slots=True)

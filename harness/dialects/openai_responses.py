@@ -8,9 +8,8 @@ nothing comes after it.
 
 from collections.abc import Iterator
 
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
+from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall, seal
 from harness.dialects.openai_chat import OpenAIChat, logprob_entries
-from harness.dialects.openai_responses_items import seal_reasoning
 from harness.dialects.openai_responses_request import CALL_FORMS, ID_PREFIX, NAME, parse_request
 from harness.dialects.openai_responses_tools import call_item
 from harness.dialects.request_limits import RequestLimits
@@ -194,7 +193,7 @@ def _text_item(kind: str, text: str, response_id: str, status: str) -> Json:
     """The item of a reasoning, or of the text of a reply."""
     part: Json = {"type": kind, "text": text}
     if kind == "reasoning_text":
-        sealed = {"summary": [], "content": [part], "encrypted_content": seal_reasoning(text)}
+        sealed = {"summary": [], "content": [part], "encrypted_content": seal(response_id)}
         return {"id": f"rs_{response_id}", "type": "reasoning", "status": status, **sealed}
     part |= {"annotations": [], "logprobs": []}
     return {"id": f"msg_{response_id}", "type": "message", "status": status, "role": "assistant", "content": [part]}

@@ -5,13 +5,13 @@ its own. Items are told apart by their heads alone, so that those which a sessio
 again.
 """
 
-from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.model_request import WireCall
 from harness.dialects.openai_responses_tools import (
     CUSTOM,
     FUNCTION,
@@ -26,7 +26,6 @@ from harness.errors import MalformedRequest
 from harness.types import Json, Message
 
 _Role = Literal["user", "assistant", "system", "developer"]
-_OURS = "harness."  # before the base64 of a reasoning's text
 
 
 class _Head(msgspec.Struct):
@@ -170,8 +169,8 @@ def _belongs(item: Item, group: MessageItems) -> bool:
     return item.type != "message" or "message" not in group.types
 
 
-def read_message(group: MessageItems, limits: RequestLimits) -> Message:
-    """The message that these items are, in normal form. Raises `MalformedRequest` naming the field."""
+def read_message(group: MessageItems, call: WireCall, limits: RequestLimits) -> Message:
+    """The message that these items of `call` are, in normal form. Raises `MalformedRequest` naming the field."""
     first = group.items[0]
     if first.type in _RESULTS:
         result = decode_json(_result_decoder, first.raw, first.field)
@@ -185,7 +184,7 @@ def read_message(group: MessageItems, limits: RequestLimits) -> Message:
         if item.type == "message":
             content += read_text(_decode_message(item).content, f"{item.field}.content")
         elif item.type == "reasoning":
-            reasoning += _read_reasoning(item)
+            reasoning += _read_reasoning(item, call)
         else:
             calls.append(_read_call(item, limits))
     message: Json = {"role": "assistant", "content": content}
@@ -238,19 +237,8 @@ def _read_call(item: Item, limits: RequestLimits) -> Json:
     return {"id": item.call_id, "type": "function", "function": {"name": form.function, "arguments": arguments}}
 
 
-def seal_reasoning(text: str) -> str:
-    """The `encrypted_content` by which a reasoning is known whose text the client does not send back."""
-    return _OURS + b64encode(text.encode()).decode()
-
-
-def _read_reasoning(item: Item) -> str:
-    """The reasoning as it was recorded; somebody else's is what its texts say."""
+def _read_reasoning(item: Item, call: WireCall) -> str:
+    """What its texts say; without any, the reasoning of the recorded reply that was sealed so."""
     wire = decode_json(_reasoning_decoder, item.raw, item.field)
-    sealed = wire.encrypted_content or ""
-    if sealed.startswith(_OURS):
-        try:
-            return b64decode(sealed.removeprefix(_OURS), validate=True).decode()
-        except ValueError as error:
-            field = f"{item.field}.encrypted_content"
-            raise MalformedRequest(f"{field}: expected it as it was served", param=field) from error
-    return read_text(wire.content or wire.summary, f"{item.field}.content")
+    text = read_text(wire.content or wire.summary, f"{item.field}.content")
+    return text or call.sealed_reasoning(wire.encrypted_content or "")

@@ -113,7 +113,7 @@ def parse_request(
 
     def read(number: int) -> Message:
         behind = number - len(before)
-        return before[number] if behind < 0 else read_message(groups[behind], limits)
+        return before[number] if behind < 0 else read_message(groups[behind], call, limits)
 
     new = tuple(map(read, range(recall.known, len(before) + len(groups))))
     messages = PartlyRead(recall.known, new, read) if recall.known else new

@@ -80,7 +80,7 @@ class ModelCalls:
     ) -> Response:
         """The answer to the call that `body` is; a streamed one keeps its `place`."""
         client = ClientConnection(request.receive, request.headers)
-        wire = WireCall(body, request.headers, request.query_params, session.turns_until, session.caller)
+        wire = _wire_call(body, request, session)
         with _count_refusals(session):
             call = await self._turns.read(session, dialect, wire, client)
         if call.request.streaming is not None:
@@ -164,7 +164,7 @@ class ModelCalls:
         with self._places.take(session.session_id) as count, self._sessions.in_use(session):
             body = await read_body(request, self._settings.limits, count)
             client = ClientConnection(request.receive, request.headers)
-            wire = WireCall(body, request.headers, request.query_params, session.turns_until, session.caller)
+            wire = _wire_call(body, request, session)
             tokens = await self._turns.count(await self._turns.read(session, dialect, wire, client))
         return json_response(dialect.count_answer(tokens))
 
@@ -185,6 +185,12 @@ class ModelCalls:
         if session_id is None:
             return await self._sessions.by_key(key)
         return await self._sessions.of_key(session_id, key)
+
+
+def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
+    return WireCall(
+        body, request.headers, request.query_params, session.turns_until, session.caller, session.answered_as
+    )
 
 
 @contextmanager

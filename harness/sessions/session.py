@@ -113,6 +113,10 @@ class Session:
         turn = self._tree.answered_as(response_id)
         return [] if turn is None else self.branch(turn.index)
 
+    def answered_as(self, response_id: str) -> Turn | None:
+        """The turn that was answered under that id; None when there is none."""
+        return self._tree.answered_as(response_id)
+
     def caller(self, call_id: str) -> Turn | None:
         """The turn that made the tool call with that id; None when there is none."""
         return self._tree.caller(call_id)

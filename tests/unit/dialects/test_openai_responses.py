@@ -33,9 +33,10 @@ SHELL = {"type": "local_shell"}
 TOOLS = [ADD, PATCH, CALENDAR, SHELL]
 
 
-def ask(items: Any, **fields: Any) -> ModelRequest:
-    """The request with these input items."""
-    return parse_request(WireCall(json.dumps({"input": items, **fields}).encode()))
+def ask(items: Any, recorded: ModelAnswer | None = None, **fields: Any) -> ModelRequest:
+    """The request with these input items, in a session that has recorded that answer."""
+    turns = {} if recorded is None else {recorded.response_id: recorded.turn}
+    return parse_request(WireCall(json.dumps({"input": items, **fields}).encode(), answered_as=turns.get))
 
 
 def refusal(items: Any, **fields: Any) -> RequestError:
@@ -77,7 +78,8 @@ def test_what_codex_sends_is_understood():
         "reasoning_content": "Hm.",
         "tool_calls": calls_of(("add", '{"a": 1}'), ("apply_patch", '{"input": "*** Begin Patch"}')),
     }
-    items = OpenAIResponses().answer(answered(reply))["output"]
+    recorded = answered(reply)
+    items = OpenAIResponses().answer(recorded)["output"]
     sent = [{name: value for name, value in item.items() if name not in ("id", "content")} for item in items[:1]]
     sent += [{name: value for name, value in item.items() if name != "id"} for item in items[1:]]
     asked = ask(
@@ -93,6 +95,7 @@ def test_what_codex_sends_is_understood():
                 "output": [{"type": "input_text", "text": "do"}, {"type": "input_text", "text": "ne"}],
             },
         ],
+        recorded,
         instructions="You are Codex.",
         tools=[*TOOLS, {"type": "web_search", "external_web_access": False}],
         parallel_tool_calls=False,
@@ -227,12 +230,13 @@ def replies(draw: st.DrawFn) -> Json:
 @given(reply=replies(), forgets=st.booleans())
 def test_a_reply_that_a_client_sends_back_is_the_one_that_was_recorded(reply, forgets):
     """Also by a client that keeps neither ids nor the text of reasoning."""
-    items = OpenAIResponses().answer(answered(reply))["output"]
+    recorded = answered(reply)
+    items = OpenAIResponses().answer(recorded)["output"]
     if forgets:
         items = [{name: value for name, value in item.items() if name not in ("id", "status")} for item in items]
         items = [item | ({"content": None} if item["type"] == "reasoning" else {}) for item in items]
 
-    (_, sent) = ask([user("hi"), *items]).messages
+    (_, sent) = ask([user("hi"), *items], recorded).messages
 
     assert STRICT(sent) == STRICT(reply)
 
@@ -362,7 +366,6 @@ CALL = {"type": "function_call", "name": "add", "call_id": "c", "arguments": "{}
         ([{**CALL, "arguments": {}}], {}, "input[0].arguments"),
         ([{"type": "function_call", "call_id": "c"}], {}, "input[0]"),
         ([{"type": "local_shell_call", "call_id": "c", "action": DEEP}], {}, "input[0].action"),
-        ([{"type": "reasoning", "encrypted_content": "harness.é"}], {}, "input[0].encrypted_content"),
         ([{"type": "reasoning", "content": [{"type": "blob"}]}], {}, "input[0].content[0].type"),
         ("hi", {"background": True}, "background"),
         ("hi", {"conversation": "conv_1"}, "conversation"),

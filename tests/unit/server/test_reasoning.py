@@ -1,12 +1,14 @@
 """Reasoning over the wire: served apart from the content, and what a client that drops it can expect."""
 
+import json
+
 import pytest
 from tokenizers import AddedToken
 
-from harness.dialects.anthropic_blocks import SIGNED
 from harness.dialects.anthropic_messages import AnthropicMessages
-from harness.dialects.model_request import ModelAnswer, WireCall
+from harness.dialects.model_request import ModelAnswer, WireCall, seal
 from harness.dialects.openai_chat import OpenAIChat
+from harness.dialects.openai_responses import OpenAIResponses
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
 from harness.tokens.chat_template import ChatTemplateTokenizer
@@ -57,7 +59,7 @@ async def test_signed_reasoning_is_known_without_its_text(text, parent):
 
     async def say(messages):
         call = await service.read(
-            session, dialect, WireCall(body(messages), turns_until=session.turns_until), patient_client()
+            session, dialect, WireCall(body(messages), answered_as=session.answered_as), patient_client()
         )
         return call.request, (await service.serve(call)).turn
 
@@ -67,5 +69,30 @@ async def test_signed_reasoning_is_known_without_its_text(text, parent):
         reply = {"role": "assistant", "content": [thinking | {"thinking": text}, said]}
         _, second = await say([user("a"), reply, user("b")])
 
-    assert thinking == {"type": "thinking", "thinking": "hm", "signature": SIGNED + first.notes["response_id"]}
+    assert thinking == {"type": "thinking", "thinking": "hm", "signature": seal(first.notes["response_id"])}
+    assert second.parent == parent
+
+
+@pytest.mark.parametrize(("goes_to", "parent"), [("its own session", 0), ("another session", None)])
+async def test_sealed_reasoning_is_known_in_its_own_session(goes_to, parent):
+    """A client of Responses may keep nothing but `encrypted_content`: a key to the record, which holds no text."""
+    chat_tokenizer = reasoning_tokenizer()
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text="<think>\nhm\n</think>\n\nyes"),)))
+    dialect, own, other = OpenAIResponses(), new_session(), new_session()
+    services = {id(each): turn_service(engine, chat_tokenizer, MemoryStore()) for each in (own, other)}
+
+    async def say(session, *items):
+        service = services[id(session)]
+        wire = WireCall(json.dumps({"input": items}).encode(), answered_as=session.answered_as)
+        call = await service.read(session, dialect, wire, patient_client())
+        return call.request, (await service.serve(call)).turn
+
+    async with engine:
+        request, first = await say(own, user("a"))
+        await say(other, user("a"))
+        [reasoning, said] = dialect.answer(ModelAnswer(request, first, "m", str))["output"]
+        sealed = reasoning | {"content": []}
+        _, second = await say(own if goes_to == "its own session" else other, user("a"), sealed, said, user("b"))
+
+    assert reasoning["encrypted_content"] == seal(first.notes["response_id"])
     assert second.parent == parent

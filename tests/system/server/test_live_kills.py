@@ -1,20 +1,27 @@
-"""A server that is killed in the middle of live streams: what an agent acts on was durable before it left (I9)."""
+"""A server or a client that is killed in the middle of live streams: what an agent acts on was durable (I9).
+
+`HARNESS_SOAK_KILLS` says how often each of them dies.
+"""
 
 import asyncio
 import json
+import os
 import random
 import signal
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.session_servers.served import PATIENCE_S
 from tests.session_servers.store_file import ledger_of, read_file
 from tests.system.server.test_crash import server_process
 
 CLIENTS = 8
-KILLS = 5
+KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "5"))
 LENGTH = "400"
 """Characters of an answer: several parts of a live stream."""
 
@@ -56,6 +63,7 @@ class Reader:
                     return
 
 
+@pytest.mark.timeout(3600)
 async def test_no_client_has_seen_an_end_whose_turn_is_not_in_the_store(tmp_path: Path):
     """Killed again and again; the same request gets an answer afterwards, and every token is accounted for."""
     store, readers, moment = tmp_path / "sessions.db", [Reader() for _ in range(CLIENTS)], random.Random(5)
@@ -79,7 +87,60 @@ async def test_no_client_has_seen_an_end_whose_turn_is_not_in_the_store(tmp_path
             answered = len(reader.answers)
             await reader.ask(http)
             assert len(reader.answers) == answered + 1
-        for reader in readers:
-            counted = (await http.get(f"/sessions/{reader.session_id}")).json()["ledger"]
-            assert counted["generated"] == counted["trained"] + counted["masked"] + sum(counted["dropped"].values())
-            assert ledger_of(read_file(store)[reader.session_id])["generated"] == counted["generated"]
+        await every_token_is_accounted_for(http, store, [reader.session_id for reader in readers])
+
+
+async def every_token_is_accounted_for(http: httpx.AsyncClient, store: Path, session_ids: list[str]) -> None:
+    """In the ledger that the server has of each session, and in the rows of its file."""
+    for session_id in session_ids:
+        counted = (await http.get(f"/sessions/{session_id}")).json()["ledger"]
+        assert counted["generated"] == counted["trained"] + counted["masked"] + sum(counted["dropped"].values())
+        assert ledger_of(read_file(store)[session_id])["generated"] == counted["generated"]
+
+
+CLIENT = """
+import http.client, os, sys
+host, port, path, body = sys.argv[1:]
+connection = http.client.HTTPConnection(host, int(port))
+connection.request("POST", path, body)
+answer = connection.getresponse()
+while line := answer.readline():
+    os.write(1, line)
+"""
+"""Writes each line of an answer as it comes, so that what it has seen is known when it is dead."""
+
+
+def has_end(seen: bytes) -> bool:
+    """Whether whole lines of a stream say how the answer ended."""
+    lines = [line for line in seen.split(b"\n")[:-1] if line.startswith(b"data: {")]
+    return any(json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines)
+
+
+@pytest.mark.timeout(3600)
+async def test_a_client_that_is_killed_has_seen_no_end_that_is_not_in_the_store(tmp_path: Path):
+    """The same request gets an answer afterwards, and every token is accounted for."""
+    store, moment, session_ids, cut = tmp_path / "sessions.db", random.Random(6), [], 0
+    message = {"role": "user", "content": "question"}
+    body = json.dumps({"model": "m", "stream": True, "messages": [message]})
+    async with server_process(store, LENGTH) as (_, url), httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+        for _ in range(KILLS):
+            session_id = (await http.post("/sessions", json={"streaming": "live"})).json()["session_id"]
+            session_ids.append(session_id)
+            path, parts = f"/sessions/{session_id}/v1/chat/completions", httpx.URL(url)
+            command = (sys.executable, "-S", "-c", CLIENT, parts.host, str(parts.port), path, body)
+            client = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            assert client.stdout is not None
+            seen = await client.stdout.readline()
+            await asyncio.sleep(moment.random() * 0.6)  # the moment is what is tried
+            with suppress(ProcessLookupError):
+                client.kill()
+            seen += await client.stdout.read()
+            await client.wait()
+            cut += not has_end(seen)
+            usable = [turn for turn in read_file(store)[session_id].turns.values() if turn.is_usable]
+            assert usable or not has_end(seen)
+
+            again = await http.post(path, content=body)
+            assert has_end(again.content), again.text
+        assert cut > 0, "no stream was cut"
+        await every_token_is_accounted_for(http, store, session_ids)

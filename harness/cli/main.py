@@ -23,6 +23,7 @@ from harness.cli import (
     model,
     operate,
     output,
+    replay,
     router,
     run,
     scenario,
@@ -50,6 +51,7 @@ app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
 app.command("view")(view.view)
+app.command("replay")(replay.replay)
 app.command("train")(train.train)
 app.command("exec")(exec_.execute)
 app.command("env")(exec_.env)

@@ -1,0 +1,74 @@
+"""`harness replay`: a recorded session, served again to its agent or to another one."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli import options, output
+
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
+_Session = Annotated[
+    str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.", show_default=False)
+]
+_Agent = Annotated[
+    str | None,
+    typer.Option(
+        "--agent", help="Another agent: a bundled one, or a path.  [default: the scenario's]", show_default=False
+    ),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="A folder for the agent's log and the session.  [default: none is kept]", show_default=False
+    ),
+]
+_Tokenizer = Annotated[
+    Path | None,
+    typer.Option(envvar="HARNESS_TOKENIZER", help="Folder of the tokenizer.  [default: the run's]", show_default=False),
+]
+
+
+def replay(
+    run: _Run,
+    session: _Session,
+    *,
+    agent: _Agent = None,
+    out: _Out = None,
+    tokenizer: _Tokenizer = None,
+    as_json: options.Json = False,
+) -> int:
+    """Serve a recorded session again, without an engine: the same answers, as long as the agent asks the same.
+
+    Exits with 0 when it did, and with 1 when it asked something else or less: the first difference is said.
+
+    Examples: `harness replay runs/DIR 3`, `harness replay runs/DIR 3 --agent ./agent.py --out again`
+    """
+    from tempfile import TemporaryDirectory
+
+    import uvloop
+    from msgspec import to_builtins
+
+    from harness.errors import RunError
+    from harness.suite.exits import ExitCode
+    from harness.telemetry.logging import configure_logging
+    from harness.telemetry.printable import printable
+    from harness.viewer.replay import AGENT
+    from harness.viewer.replay import replay as replay_session
+
+    configure_logging("error")
+    if agent is not None and Path(agent).is_file():  # paths are meant from here, not from the scenario's folder
+        agent = str(Path(agent).absolute())
+    with ExitStack() as stack:
+        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise RunError(f"{out} exists and is not empty; choose another --out")
+        workdir = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-replay-")))
+        (workdir / AGENT).mkdir(parents=True, exist_ok=True)
+        found = uvloop.run(replay_session(run, session, workdir.absolute(), agent=agent, tokenizer=tokenizer))
+    if as_json:
+        output.print_json(to_builtins(found, enc_hook=str))
+    else:
+        output.print_text(f"{len(found.served)} turns of {found.session_id} answered; the agent: {found.outcome}")
+        output.print_text(printable(found.difference or "it asked for the same"))
+    return ExitCode.PASSED if found.difference is None else ExitCode.CHECKS_FAILED

@@ -1,0 +1,124 @@
+"""A recorded session served again to an agent, without an engine: for debugging the agent, and for regression tests.
+
+The scenario, its files and its agent are those of now; prompt, seed, limits and answers are those of then. The session
+server is the real one, over a `RecordedEngine`, so whatever the agent reads is made of the recorded tokens. Nothing is
+written to the run. The ids of answers and tool calls are fresh ones.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import RunError
+from harness.rollouts.agents.task import AgentTask
+from harness.rollouts.manager import SessionManager
+from harness.server.http.access import new_admin_token
+from harness.server.serving import serve
+from harness.server.settings import ServerSettings
+from harness.store.sqlite import SQLiteStore, read_session
+from harness.suite.record.config import Overrides, RunConfig
+from harness.suite.record.lock import read_lock
+from harness.suite.record.rundir import RunDirectory
+from harness.suite.run.services import EngineChoice
+from harness.suite.scenarios.agent import open_agent
+from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
+from harness.tokens.model_family import open_chat_tokenizer
+from harness.viewer.damage import say_missing
+from harness.viewer.look import look_at
+from harness.viewer.recorded_engine import RecordedEngine
+from harness.viewer.run_view import SessionLine
+
+STORE = "sessions.db"
+"""The replayed session, in the folder of the replay."""
+AGENT = "agent"
+"""The agent's files and its log, in the folder of the replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How a session went the second time."""
+
+    session_id: str
+    """Of the record."""
+    again: str | None
+    """Of the session as it was replayed."""
+    served: list[int]
+    """Turns of the record that were answered, in order."""
+    difference: str | None
+    """The first thing that the agent did otherwise; None when it asked for exactly the recorded answers."""
+    outcome: str
+    """How the agent ended."""
+    detail: str
+
+
+async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokenizer: Path | None) -> Replay:
+    """Replay the session `name` of `run` with the scenario's agent, or that which `agent` names, in the folder `place`.
+
+    Raises `RunError` of a run that does not have it or of a scenario that is another one by now, `StoreError` of a
+    session whose tokens are not there, `AgentError` of an agent that cannot be prepared.
+    """
+    view = await asyncio.to_thread(look_at, run)
+    line = view.find(name)
+    planned = _plan(run, line)
+    if agent is not None:
+        scenario = planned.folder.scenario
+        spec = scenario.agent.model_copy(update={"profile": agent, "function": None})
+        played = scenario.model_copy(update={"agent": spec})
+        planned = replace(planned, folder=replace(planned.folder, scenario=played))
+    folder = tokenizer or view.tokenizer
+    if folder is None:
+        raise RunError(f"the tokenizer of {run} is not on this machine: name its folder with --tokenizer")
+    assert line.session_id is not None  # `_plan` has seen to it
+    session = await asyncio.to_thread(read_session, RunDirectory(run).database, line.session_id)
+    chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, folder, template_file=planned.folder.find_template())
+    engine = RecordedEngine(session, chat_tokenizer.tokenizer, _model_name(run, planned))
+    settings = ServerSettings(
+        admin_token=new_admin_token(), score_inputs=False, allow_forced_tokens=planned.folder.scenario.forces_tokens
+    )
+    spec = planned.folder.scenario.agent
+    async with (
+        open_agent(planned.folder) as player,
+        serve(engine, chat_tokenizer, SQLiteStore(place / STORE), settings) as server,
+        SessionManager(server.url, admin_token=settings.admin_token) as manager,
+    ):
+        task = AgentTask(
+            agent=player,
+            prompt=planned.folder.text_of(planned.prompt),
+            workdir=place / AGENT,
+            model=engine.capabilities.model,
+            deadline_s=spec.deadline_s,
+            session=planned.session,
+            request_kwargs=spec.request_kwargs,
+            metadata=planned.prompt.metadata,
+        )
+        rollout = await manager.run(task)
+    difference = engine.difference
+    if difference is None and engine.unasked:
+        difference = f"the agent ended without asking for turn {engine.unasked[0]} of the record"
+    kind, detail = str(rollout.outcome.kind), rollout.outcome.detail
+    return Replay(line.session_id, rollout.session_id, engine.served, difference, kind, detail)
+
+
+def _plan(run: Path, line: SessionLine) -> PlannedRollout:
+    """The rollout of `line`, as its scenario plans it today."""
+    if line.number is None or line.session_id is None:
+        raise RunError(
+            f"expected a rollout that came to a session, which a run directory says who played;"
+            f" got {line.session_id or line.number} of {run}"
+        )
+    plan = plan_rollouts(RunConfig.load(RunDirectory(run).config).reload(Overrides()).folders)
+    planned = plan[line.number] if line.number < len(plan) else None
+    if planned is None or (planned.folder.name, planned.seed) != (line.scenario, line.seed):
+        raise RunError(
+            f"rollout {line.number} of {run} is no longer in scenario {line.scenario}: its prompts have changed"
+        )
+    return planned
+
+
+def _model_name(run: Path, planned: PlannedRollout) -> str:
+    """The name by which the agent asked for its model; another one where the run does not say it."""
+    name = "recorded"
+    with say_missing("the name of its model", []):
+        digests = read_lock(RunDirectory(run).lock)["digests"]
+        name = str(digests[EngineChoice.of(planned.folder).key]["model"])
+    return name  # noqa: RET504  # the block may end without one

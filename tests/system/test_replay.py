@@ -1,0 +1,142 @@
+"""A recorded session, served again without an engine: the same agent asks the same, another one is told where not."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.cli.replay import replay as replay_command
+from harness.errors import RunError
+from harness.store.sqlite import read_session
+from harness.suite.record.rollout_table import read_rollouts
+from harness.types import Turn
+from harness.viewer.replay import AGENT, STORE, Replay, replay
+from tests.harness_command import AGENT as PROGRAM
+from tests.harness_command import harness, write_scenario
+
+
+@pytest.fixture(name="small", scope="module")
+def _small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four sessions, two or three turns each, beside its scenario."""
+    place = tmp_path_factory.mktemp("small")
+    assert harness("run", write_scenario(place / "small"), "--out", place / "run").code == 0
+    return place / "run"
+
+
+def _replay(run: Path, name: str, place: Path, agent: Path | None = None) -> Replay:
+    (place / AGENT).mkdir(parents=True)
+    return asyncio.run(replay(run, name, place, agent=None if agent is None else str(agent), tokenizer=None))
+
+
+def _agent(place: Path, **changes: str) -> Path:
+    """The agent of the scenario with `changes` to its program."""
+    program = PROGRAM.lstrip()
+    for before, after in changes.items():
+        assert before in program
+        program = program.replace(before, after)
+    path = place / "other.py"
+    path.write_text(program)
+    return path
+
+
+@pytest.mark.agent
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scenario", ["quickstart", "long_session"])
+def test_every_session_of_a_scenario_asks_for_the_same_to_the_byte(scenario: str, tmp_path: Path):
+    """The bodies of its requests have the recorded digests, and its turns the recorded tokens."""
+    run = tmp_path / "run"
+    harness("run", scenario, "--engine", "scripted", "--out", run)
+    rollouts = read_rollouts(run / "run.db")
+    assert rollouts
+    for number, rollout in rollouts.items():
+        place = tmp_path / str(number)
+        again = _replay(run, str(number), place)
+        assert again.difference is None
+        assert again.outcome == rollout.outcome
+        assert _of(place / STORE, again.again) == _of(run / "run.db", rollout.session_id)
+
+
+def _of(store: Path, session_id: str | None) -> list[tuple[object, ...]]:
+    def facts(turn: Turn) -> tuple[object, ...]:
+        tokens = turn.output_ids.tolist(), turn.logprobs.tolist(), turn.version_spans
+        return turn.request_digest, turn.prompt_digest, turn.end, *tokens
+
+    assert session_id is not None
+    return [facts(turn) for turn in read_session(store, session_id).turns]
+
+
+def test_an_agent_that_says_something_else_is_stopped_there(small: Path, tmp_path: Path):
+    """The turn, the token of its prompt, and both texts; no answer is made up."""
+    found = _replay(small, "2", tmp_path / "again", _agent(tmp_path, **{"Go on.": "Go elsewhere."}))
+
+    assert found.served == [0]
+    assert found.difference is not None
+    assert "turn 1 differs at token" in found.difference
+    assert "Go on." in found.difference
+    assert "Go elsewhere." in found.difference
+    assert "engine_rejected" in (tmp_path / "again" / AGENT / "agent.log").read_text()
+
+
+def test_an_agent_that_asks_otherwise_is_stopped(small: Path, tmp_path: Path):
+    """By how it wants to be answered, with the same words."""
+    cut = _agent(tmp_path, **{'"messages": messages}': '"messages": messages, "max_tokens": 1}'})
+    found = _replay(small, "0", tmp_path / "cut", cut)
+    assert found.served == []
+    assert "asks for at most 1" in (found.difference or "")
+
+    stops = _agent(tmp_path, **{'"messages": messages}': '"messages": messages, "stop": ["x"]}'})
+    assert "sampled with stop" in (_replay(small, "0", tmp_path / "stops", stops).difference or "")
+
+
+def test_an_agent_that_goes_on_or_ends_early_is_told(small: Path, tmp_path: Path):
+    """What the record has no answer for, and the answer that nobody asked for."""
+    longer = _replay(small, "0", tmp_path / "longer", _agent(tmp_path, **{'metadata.get("turns", 2)': "9"}))
+    assert longer.served == [0, 1]
+    assert "all 2 turns of the record have been answered" in (longer.difference or "")
+
+    shorter = _replay(small, "2", tmp_path / "shorter", _agent(tmp_path, **{'metadata.get("turns", 2)': "1"}))
+    assert shorter.served == [0]
+    assert "ended without asking for turn 1" in (shorter.difference or "")
+
+
+def test_the_command_says_how_it_went(small: Path, tmp_path: Path):
+    """0 for the same, 1 with the first difference, 4 where there is nothing to replay; the run is left as it was."""
+    before = (small / "run.db").read_bytes()
+    same = harness("replay", small, "1", "--out", tmp_path / "kept", "--json")
+    assert same.code == 0
+    assert json.loads(same.stdout)["difference"] is None
+    assert harness("show", tmp_path / "kept" / STORE).code == 0
+    agent = _agent(tmp_path, **{"Go on.": "Stop."})
+    other = harness("replay", small, "1", "--agent", agent.name, cwd=agent.parent)
+    assert (other.code, "turn 1 differs" in other.stdout) == (1, True)
+    for arguments in ([small, "9"], [tmp_path / "kept" / STORE, "0"], [small, "1", "--out", tmp_path / "kept"]):
+        refused = harness("replay", *arguments)
+        assert (refused.code, len(refused.stderr.splitlines())) == (4, 1)
+    assert (small / "run.db").read_bytes() == before
+
+
+def test_a_run_that_is_not_whole_is_refused_in_one_sentence(small: Path, tmp_path: Path):
+    """Its configuration, its sessions or its scenario is gone, or its prompts are others by now."""
+    for name, error in (("config.toml", RunError), ("run.db", RunError)):
+        run = tmp_path / name
+        shutil.copytree(small, run)
+        (run / name).unlink()
+        with pytest.raises(error):
+            _replay(run, "0", tmp_path / f"{name}-again")
+
+    moved = tmp_path / "moved"
+    shutil.copytree(small, moved)
+    text = (moved / "config.toml").read_text()
+    changed = write_scenario(tmp_path / "small", seed=99)
+    (moved / "config.toml").write_text(text.replace(str(small.parent / "small"), str(changed)))
+    with pytest.raises(RunError, match="prompts have changed"):
+        _replay(moved, "0", tmp_path / "moved-again")
+
+
+def test_another_folder_is_not_overwritten(small: Path, tmp_path: Path):
+    """An `--out` with something in it stays as it is."""
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(RunError, match="not empty"):
+        replay_command(small, "0", out=tmp_path)

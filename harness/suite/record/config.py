@@ -26,6 +26,9 @@ from harness.suite.scenarios.folder import (
 from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
 from harness.suite.scenarios.validation import validate
 
+_FIXED = frozenset({"name", "schema_version", "prompts_file"})
+"""Keys that say which scenario it is and how its file is read."""
+
 
 class _StrictFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -179,9 +182,8 @@ def _set_keys(scenario: Scenario, settings: Iterable[str], limit: int | None) ->
                 f"--set: expected KEY=VALUE as a line of scenario.toml, got {text!r} ({error}); text stands in quotes,"
                 " which the shell must not take: 'engine.name=\"scripted\"'"
             ) from None
-        kept = sorted({"name", "schema_version"} & wanted.keys())
-        if kept or not wanted:
-            raise ScenarioError(f"--set: expected KEY=VALUE and a key besides name and schema_version, got {text!r}")
+        if not wanted or _FIXED & wanted.keys():
+            raise ScenarioError(f"--set: expected KEY=VALUE and no key of {', '.join(sorted(_FIXED))}, got {text!r}")
         _merge(data, wanted)
     if limit is not None and "prompts" in data:
         data["prompts"] = data["prompts"][:limit]

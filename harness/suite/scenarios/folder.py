@@ -6,10 +6,13 @@ needs them.
 """
 
 import hashlib
+import json
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomli_w
 
 from harness.engines.scripted import Script
 from harness.errors import AgentError, ScenarioError, TokenizerError
@@ -104,7 +107,7 @@ class ScenarioFolder:
         """SHA-256 of every file besides `scenario.toml` that decides how a session goes."""
         agent = self.scenario.agent
         engine, train = self.scenario.engine, self.scenario.train
-        files = [INSTRUCTION_FILE, CHECK_FILE, agent.game, engine.script, engine.template]
+        files = [INSTRUCTION_FILE, CHECK_FILE, self.scenario.prompts_file, agent.game, engine.script, engine.template]
         files += [] if train is None else [train.model_program]
         present = {name: self.file(name) for name in files if name and self.file(name).is_file()}
         if self.agent_function is None:
@@ -125,6 +128,10 @@ def load_scenario(directory: Path) -> ScenarioFolder:
         data = tomllib.loads(_read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: not TOML: {error}") from error
+    if isinstance(name := data.get("prompts_file"), str):
+        if "prompts" in data:
+            raise ScenarioError(f"{path}: prompts_file: expected prompts or prompts_file, got both")
+        data["prompts"] = _read_prompts(directory / name)
     scenario = validate(Scenario, data, source=path)
     instruction = directory / INSTRUCTION_FILE
     folder = ScenarioFolder(
@@ -195,6 +202,23 @@ def check_files(folder: ScenarioFolder, source: Path) -> None:
             raise ScenarioError(
                 f"{source}: prompts[{number}].text: expected a text, got nothing; give one or write {INSTRUCTION_FILE}"
             )
+
+
+def _read_prompts(path: Path) -> list[Json]:
+    """The prompts in `path`, one JSON object per line. Raises `ScenarioError` that names the line."""
+    prompts = []
+    # Only at line breaks: JSON may have other separators of lines in its texts.
+    for number, line in enumerate(_read_text(path).removesuffix("\n").split("\n"), start=1):
+        where = Path(f"{path}:{number}")
+        try:
+            data = json.loads(line)
+            tomli_w.dumps({"prompt": data}).encode()  # as a run records it: TOML has no null, UTF-8 no half characters
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ScenarioError(
+                f"{where}: expected a prompt as JSON without null, got {line[:60]!r}: {error}"
+            ) from None
+        prompts.append(validate(Prompt, data, source=where).model_dump(exclude_unset=True))
+    return prompts
 
 
 def _has_agent(folder: ScenarioFolder) -> bool:

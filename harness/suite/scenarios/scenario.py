@@ -274,6 +274,8 @@ class Scenario(_Strict):
     services: ServicesSpec | None = None
     """Engine servers and a router, in the place of `engine.name`; without it the engine is that."""
     prompts: list[Prompt] = Field(default_factory=lambda: [Prompt()], min_length=1)
+    prompts_file: str | None = None
+    """A file of the scenario, in the place of `prompts`: one prompt per line, as JSON."""
     samples_per_prompt: int = Field(default=1, ge=1)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     sampling: Sampling = Field(default_factory=Sampling)

@@ -42,7 +42,7 @@ def test_keys_take_the_values_that_toml_says(tmp_path: Path):
         ("engine.script='gone.toml'", "engine.script: expected a file of the scenario, got 'gone.toml'"),
         ("limits", "expected KEY=VALUE"),
         ("", "expected KEY=VALUE"),
-        ("name='other'", "a key besides name and schema_version"),
+        ("name='other'", "no key of name, prompts_file, schema_version"),
         ("prompts=[]", "prompts: "),
     ],
 )

@@ -7,6 +7,7 @@ goes on from, is one.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.errors import RunError
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.session_view import SessionView, TurnView
 
@@ -46,7 +47,7 @@ def find_divergence(
 ) -> Divergence | None:
     """Where the sessions part; None when they have the same tokens in the same turns.
 
-    Raises `ValueError` where the tokens of a turn are not in its record.
+    Raises `RunError` where the tokens of a turn are not in its record.
     """
     for one, other in zip(first.turns, second.turns, strict=False):
         if one.parent != other.parent:
@@ -64,7 +65,7 @@ def _ids(turn: TurnView, part: Part) -> list[int]:
     if len(turn.output_ids) != turn.output_length or (
         turn.prompt_length and turn.parent is None and not turn.context_ids
     ):
-        raise ValueError(f"the tokens of turn {turn.index} are not here, only their number")
+        raise RunError(f"the tokens of turn {turn.index} are not here, only their number")
     return list(turn.context_ids if part is Part.PROMPT else turn.output_ids)
 
 

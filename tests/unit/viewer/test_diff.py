@@ -10,9 +10,13 @@ import pytest
 
 from harness.cli.diff import diff
 from harness.errors import RunError
+from harness.sessions.record import RecordIds, session_record
+from harness.store.sqlite import read_session
+from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
 from harness.viewer.diff import SessionPair, compare_rewards
+from harness.viewer.look import look_at
 from harness.viewer.run_view import SessionLine
 from tests.recorded_runs import write_run
 
@@ -104,6 +108,21 @@ def test_damage_is_said_and_the_rest_compared(runs: Runs, capsys: pytest.Capture
     runs[1].database.unlink()
     diff([str(run.path) for run in runs])
     assert "missing: " in capsys.readouterr().out
+
+
+def test_sessions_without_their_tokens_are_not_called_the_same(runs: Runs, capsys: pytest.CaptureFixture[str]):
+    """Those of a server that is gone have a conversation and lengths; that is said, and is no damage."""
+    session_id = look_at(runs[1].path).find("0").session_id
+    assert session_id is not None
+    record = session_record(read_session(runs[1].database, session_id), RecordIds.NONE)
+    with AttachedSessions(runs[1].database) as attached:
+        attached.keep(session_id, record)
+
+    found = _compare(capsys, *(run.path for run in runs))
+    assert [pair["compared"] for pair in found["pairs"]] == [False, True, True]
+    [sentence] = [each for each in found["missing"] if "rollout 0" in each]
+    assert "tokens of turn 0 are not here" in sentence
+    assert "damaged" not in sentence
 
 
 def test_nothing_hostile_reaches_the_terminal(runs: Runs, capsys: pytest.CaptureFixture[str]):

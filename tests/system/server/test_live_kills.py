@@ -1,4 +1,4 @@
-"""A server or a client that is killed in the middle of live streams: what an agent acts on was durable (I9).
+"""A server, a client or an engine that is killed in the middle of live streams: what an agent acts on was durable (I9).
 
 `HARNESS_SOAK_KILLS` says how often each of them dies.
 """
@@ -16,7 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.session_servers.served import PATIENCE_S
+from harness.engines.remote.sglang import SGLangTokenProvider
+from tests.builders import toy_tokenizer
+from tests.fake_engines.workers import worker_processes
+from tests.session_servers.served import PATIENCE_S, serving_with
 from tests.session_servers.store_file import ledger_of, read_file
 from tests.system.server.test_crash import server_process
 
@@ -113,7 +116,8 @@ while line := answer.readline():
 def has_end(seen: bytes) -> bool:
     """Whether whole lines of a stream say how the answer ended."""
     lines = [line for line in seen.split(b"\n")[:-1] if line.startswith(b"data: {")]
-    return any(json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines)
+    events = [json.loads(line[6:]) for line in lines]
+    return any(event["choices"][0]["finish_reason"] for event in events if "error" not in event)
 
 
 @pytest.mark.timeout(3600)
@@ -144,3 +148,33 @@ async def test_a_client_that_is_killed_has_seen_no_end_that_is_not_in_the_store(
             assert has_end(again.content), again.text
         assert cut > 0, "no stream was cut"
         await every_token_is_accounted_for(http, store, session_ids)
+
+
+@pytest.mark.timeout(3600)
+async def test_an_engine_that_is_killed_ends_no_stream_and_loses_no_token(tmp_path: Path):
+    """Killed and started again on its port; the same request gets an answer, and every token is accounted for."""
+    store, moment, cut = tmp_path / "sessions.db", random.Random(7), 0
+    async with worker_processes() as workers:
+        worker = await workers.start(token_delay_s=0.02)
+        engine = SGLangTokenProvider(worker.url, vocab_size=toy_tokenizer().vocab_size)
+        async with serving_with(engine, store=store) as client:
+            http, session_ids = client.http, []
+            for number in range(KILLS):
+                session_id = (await client.create(streaming="live")).session_id
+                session_ids.append(session_id)
+                path = f"/sessions/{session_id}/v1/chat/completions"
+                asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"question {number}"}]}
+                reading = asyncio.create_task(http.post(path, json=asked))
+                await asyncio.sleep(moment.random() * 0.6)  # the moment is what is tried
+                await worker.kill()
+                seen = (await reading).content
+                cut += seen.count(b"data: {") > 2 and not has_end(seen)  # beside its first chunk and the error
+                usable = [turn for turn in read_file(store)[session_id].turns.values() if turn.is_usable]
+                assert usable or not has_end(seen)
+
+                worker = await workers.start(port=worker.port, token_delay_s=0.02)
+                async with asyncio.timeout(PATIENCE_S):
+                    while not has_end((await http.post(path, json=asked)).content):
+                        await asyncio.sleep(0.05)
+            assert cut > 0, "no stream was cut after it had said something"
+            await every_token_is_accounted_for(http, store, session_ids)

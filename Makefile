@@ -38,12 +38,13 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/repeat_guard.py
 	$(PY) bench/packing.py
 
-soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 20 minutes of steady load, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine
+soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_stateful.py \
 		tests/system/server/test_faults_stateful.py tests/conformance/families/test_properties.py
 	HARNESS_SOAK_EXAMPLES=10000 $(PY) -m pytest -n 2 tests/dialects/test_any_body.py
 	$(PY) -m tests.conformance.families.serve_many
 	HARNESS_SOAK_KILLS=300 $(PY) -m pytest -s tests/soak
+	HARNESS_SOAK_KILLS=200 $(PY) -m pytest -n 2 tests/system/server/test_live_kills.py
 	$(PY) -W error soak/steady_load.py --minutes 20
 	$(PY) -W error soak/abort_cycles.py --cycles 1000
 	$(PY) -W error soak/abort_cycles.py --engine sglang --turns 6 --cycles 300 --sessions 32 --dtype bfloat16

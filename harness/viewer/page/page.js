@@ -47,6 +47,7 @@ let session = null;
 let turnChosen = 0;
 let rows = [];
 let color = 0;
+const drawn = new Map();
 
 const counts = (fates) => Object.entries(fates).map(([name, count]) => count + " " + name).join(", ");
 
@@ -152,9 +153,22 @@ function showTurn() {
   draw();
 }
 
+function clear() {
+  drawn.clear();
+  byId("space").replaceChildren();
+}
+
+function nextColor() {
+  color = (color + 1) % COLORS.length;
+  clear();
+  draw();
+}
+
 // Rows of tokens, by their lengths: only those in sight become elements.
 function layOut() {
   rows = [];
+  clear();
+  session.versions = [...new Set(session.turns.flatMap((turn) => turn.versions.map((span) => String(span.version))))];
   session.turns.forEach((turn, place) => {
     turn.tokens = turn.tokens instanceof Uint32Array ? turn.tokens : column(turn.tokens, Uint32Array);
     turn.logprobs = turn.logprobs instanceof Float32Array ? turn.logprobs : column(turn.logprobs, Float32Array);
@@ -199,35 +213,43 @@ function paint(element, value) {
   if (COLORS[color] === "mask") {
     element.classList.add(["trained", "masked"].includes(value.fate) ? value.fate : "dropped");
   } else if (COLORS[color] === "version") {
-    const versions = [...new Set(session.turns.flatMap((turn) => turn.versions.map((span) => String(span.version))))];
-    element.style.backgroundColor = "hsl(" + (137 * versions.indexOf(value.version)) % 360 + " 60% 50% / .4)";
+    element.style.backgroundColor = "hsl(" + (137 * session.versions.indexOf(value.version)) % 360 + " 60% 50% / .4)";
   } else if (value.logprob !== null) {
     element.style.backgroundColor = "hsl(" + Math.round(120 * Math.exp(value.logprob)) + " 70% 50% / .4)";
   }
 }
 
-function draw() {
-  const strip = byId("strip");
-  const first = Math.max(0, Math.floor(strip.scrollTop / ROW_HEIGHT) - 10);
-  const last = Math.min(rows.length, first + Math.ceil((strip.clientHeight || 600) / ROW_HEIGHT) + 20);
-  const drawn = [];
-  for (let at = first; at < last; at++) {
-    const { place, from, to } = rows[at];
-    const turn = session.turns[place];
-    const row = make("div", from < 0 ? "row head" : "row");
-    row.style.top = (at * ROW_HEIGHT) + "px";
-    if (from < 0) row.textContent = "turn " + turn.index;
-    for (let i = Math.max(0, from); i < to; i++) {
-      const value = token(turn, i);
-      const text = value.text === null ? "#" + value.id : value.text;
-      const span = make("span", "token", text.length > TOKEN_CHARACTERS ? text.slice(0, TOKEN_CHARACTERS) + "\u2026" : text);
-      paint(span, value);
-      span.addEventListener("mouseenter", () => { byId("value").textContent = say(turn, value); });
-      row.append(span);
-    }
-    drawn.push(row);
+function makeRow(at) {
+  const { place, from, to } = rows[at];
+  const turn = session.turns[place];
+  const row = make("div", from < 0 ? "row head" : "row");
+  row.style.top = (at * ROW_HEIGHT) + "px";
+  if (from < 0) row.textContent = "turn " + turn.index;
+  for (let i = Math.max(0, from); i < to; i++) {
+    const value = token(turn, i);
+    const text = value.text === null ? "#" + value.id : value.text;
+    const span = make("span", "token", text.length > TOKEN_CHARACTERS ? text.slice(0, TOKEN_CHARACTERS) + "\u2026" : text);
+    paint(span, value);
+    span.addEventListener("mouseenter", () => { byId("value").textContent = say(turn, value); });
+    row.append(span);
   }
-  byId("space").replaceChildren(...drawn);
+  return row;
+}
+
+// Rows that stay in sight stay elements.
+function draw() {
+  if (!session) return;
+  const strip = byId("strip");
+  const first = Math.max(0, Math.floor(strip.scrollTop / ROW_HEIGHT) - 4);
+  const last = Math.min(rows.length, first + Math.ceil((strip.clientHeight || 600) / ROW_HEIGHT) + 8);
+  for (const [at, row] of drawn) {
+    if (at < first || at >= last) { row.remove(); drawn.delete(at); }
+  }
+  for (let at = first; at < last; at++) {
+    if (drawn.has(at)) continue;
+    drawn.set(at, makeRow(at));
+    byId("space").append(drawn.get(at));
+  }
   byId("color").textContent = "color: " + COLORS[color];
 }
 
@@ -250,7 +272,7 @@ function press(event) {
   const step = { j: 1, k: -1, J: 1, K: -1 }[event.key];
   if (event.key === "/") { byId("filter").focus(); event.preventDefault(); }
   else if (event.key === "Enter") open();
-  else if (event.key === "c" && session) { color = (color + 1) % COLORS.length; draw(); }
+  else if (event.key === "c" && session) nextColor();
   else if (step && (event.key === "J" || event.key === "K" || !session)) {
     chosen = Math.max(0, Math.min(shown.length - 1, chosen + step));
     list();
@@ -265,7 +287,7 @@ function press(event) {
 byId("filter").addEventListener("input", list);
 byId("outcome").addEventListener("change", list);
 byId("strip").addEventListener("scroll", draw);
-byId("color").addEventListener("click", () => { color = (color + 1) % COLORS.length; draw(); });
+byId("color").addEventListener("click", nextColor);
 document.addEventListener("keydown", press);
 overview();
 list();

@@ -14,7 +14,11 @@ class Element {
   get textContent() { return this.own + this.children.map((child) => child.textContent).join(""); }
   set textContent(text) { this.own = String(text); this.children = []; }
   set innerHTML(text) { throw new Error("markup: " + text); }
-  append(...children) { this.children.push(...children); }
+  append(...children) {
+    for (const child of children) child.parent = this;
+    this.children.push(...children);
+  }
+  remove() { this.parent.children = this.parent.children.filter((child) => child !== this); }
   replaceChildren(...children) { this.own = ""; this.children = children; }
   addEventListener(name, listener) { this.listeners[name] = listener; }
   focus() {}

@@ -18,6 +18,7 @@ class Lie(StrEnum):
     WRONG_COUNT = "a wrong number of completion tokens"
     WRONG_PROMPT_COUNT = "a wrong number of prompt tokens"
     OUTSIDE_VOCABULARY = "an id outside the vocabulary"
+    NEGATIVE_ID = "an id below 0"
     HUGE_ID = "an id that does not fit into 32 bits"
     NULL_LOGPROB = "null for a logprob"
     NAN_LOGPROB = "NaN for a logprob"
@@ -150,6 +151,7 @@ _DISTORTIONS: dict[Lie, Any] = {
     Lie.WRONG_COUNT: lambda told: setattr(told, "count", told.count + 1),
     Lie.WRONG_PROMPT_COUNT: lambda told: setattr(told, "prompt_count", told.prompt_count + 1),
     Lie.OUTSIDE_VOCABULARY: lambda told: _set_last(told, 259),
+    Lie.NEGATIVE_ID: lambda told: _set_last(told, -1),
     Lie.HUGE_ID: lambda told: _set_last(told, 2**40),
     Lie.NULL_LOGPROB: lambda told: told.logprobs.__setitem__(1, None),
     Lie.NAN_LOGPROB: lambda told: told.logprobs.__setitem__(1, float("nan")),

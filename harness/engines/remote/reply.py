@@ -176,7 +176,8 @@ def verify_tokens(asked: Asked, ids: Sequence[int], scored: Scored) -> Generatio
     if len(ids) != len(scored):
         refuse(asked, f"{len(ids)} output ids but {len(scored)} logprobs")
     wide = np.asarray(ids, dtype=np.int64)
-    if wide.size and not 0 <= wide.min() <= wide.max() < asked.vocab_size:
+    # A negative one is beyond every vocabulary without its sign: one look at the ids, not two.
+    if wide.size and wide.view(np.uint64).max() >= asked.vocab_size:
         position = int(((wide < 0) | (wide >= asked.vocab_size)).argmax())
         refuse(asked, f"output id {wide[position]} at {position} is outside the vocabulary (0..{asked.vocab_size - 1})")
     output_ids = as_ids(wide)

@@ -19,7 +19,7 @@ from starlette.types import Receive
 
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
-from harness.machine.deadlines import within
+from harness.machine.deadlines import ended, within
 from harness.telemetry.secrets import shorten_secrets
 from harness.types import Json
 
@@ -87,7 +87,7 @@ class ClientConnection:
             yield
         finally:
             watcher.cancel()
-            await asyncio.wait([watcher])
+            await ended(watcher)
 
     def dismiss(self, reason: HarnessError, *, hand_over_s: float = HAND_OVER_S) -> None:
         """End every wait on behalf of the client; the first reason counts, and the shortest time to hand over."""

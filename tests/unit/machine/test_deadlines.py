@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness.machine.deadlines import beside
+from harness.machine.deadlines import beside, ended
 
 PATIENCE_S = 30
 
@@ -93,3 +93,37 @@ async def test_a_cancellation_counts_for_more_than_a_failure_beside_the_block():
         await asyncio.wait({running})
 
     assert running.cancelled()
+
+
+async def test_whoever_waits_for_the_end_of_a_task_hears_nothing_of_it():
+    """Of one that fails, one that is cancelled, and one that is over already."""
+
+    async def fail() -> None:
+        raise ValueError("it failed")
+
+    failing, hanging = asyncio.create_task(fail()), asyncio.create_task(asyncio.Event().wait())
+    hanging.cancel()
+
+    await ended(failing)
+    await ended(hanging)
+    await ended(failing)
+
+    assert isinstance(failing.exception(), ValueError)
+    assert hanging.cancelled()
+
+
+async def test_a_cancellation_of_whoever_waits_does_not_reach_the_task():
+    """It goes on, and others can wait for its end."""
+    event = asyncio.Event()
+    task = asyncio.create_task(event.wait())
+    waiting = asyncio.create_task(ended(task))
+    await asyncio.sleep(0)
+
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not task.done()
+    event.set()
+    await ended(task)
+
+    assert task.result()

@@ -9,6 +9,7 @@ under another one unless it names its hold.
 import asyncio
 import getpass
 import os
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -245,7 +246,8 @@ def _find_hold(gate: "GateReport", holder: str | None) -> str | None:
         if holder not in names:
             raise RunError(f"no hold {printable(holder)}: released already, or its time is over; the holds: {listed}")
         return holder
-    mine = [name for name in names if name.startswith(_account() + "-")]
+    # All of the name: that of a machine may begin that of another one.
+    mine = [name for name in names if re.fullmatch(re.escape(_account()) + "-[0-9a-f]{16}", name)]
     if len(mine) > 1 or (names and not mine):
         raise RunError(
             f"expected one hold of {_account()}, got {len(mine)}, and released none: --holder NAME releases one,"

@@ -15,6 +15,7 @@ from tests.session_servers.scripted import scripted_server
 from tests.shard_fleet import ShardFleet
 
 ACCOUNT = f"ctl-{getpass.getuser()}@{socket.gethostname()}"
+OTHER = f"{ACCOUNT}-2-0123456789abcdef"
 
 
 class Operator:
@@ -40,27 +41,27 @@ def _operator(server: RunningServer) -> Operator:
 
 
 async def test_resume_opens_nothing_that_another_controller_keeps_shut(operator: Operator):
-    """A pause beside that of a program: each ends its own; by its name a person ends the other one too."""
+    """A pause beside that of a machine whose name goes on: each ends its own; by its name a person ends the other's."""
     async with SessionServerClient(operator.url) as client:
-        program = client.gate("a-weight-update", ttl_s=600)
+        program = client.gate(OTHER, ttl_s=600)
         await program.pause(deadline_s=10)
         paused = await operator("ctl", "pause", "--ttl", "300", "--json")
         resumed = await operator("ctl", "resume", "--json")
         again = await operator("ctl", "resume", "--json")
         shut = await program.report(deadline_s=10)
-        by_name = await operator("ctl", "resume", "--holder", "a-weight-update")
+        by_name = await operator("ctl", "resume", "--holder", OTHER)
         opened = await program.report(deadline_s=10)
 
     assert paused.code == 0, paused.stderr
     mine = paused.document["holder"]
     assert mine.startswith(ACCOUNT)
     holds = {each["holder"]: each for each in paused.document["gate"]["holds"]}
-    assert holds.keys() == {"a-weight-update", mine}
+    assert holds.keys() == {OTHER, mine}
     assert 200 < holds[mine]["ends_in_s"] <= 300
     assert (resumed.code, resumed.document["holder"], resumed.document["gate"]["state"]) == (0, mine, "paused")
     assert again.code == 4
-    assert "a-weight-update" in again.document["error"]["message"]
-    assert [each.holder for each in shut.holds] == ["a-weight-update"]
+    assert OTHER in again.document["error"]["message"]
+    assert [each.holder for each in shut.holds] == [OTHER]
     assert by_name.code == 0, by_name.stderr
     assert opened.state == "open"
 

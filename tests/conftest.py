@@ -158,12 +158,17 @@ def _fresh_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(name="quiet_logs")
-def _quiet_logs() -> Iterator[None]:
-    """State machines do in a second what a server does in a day: nobody reads its log."""
-    structlog.configure(processors=[_drop])
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that a test calls in its own process sets up the log; the tests behind it want theirs."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(name="quiet_logs")
+def _quiet_logs() -> None:
+    """State machines do in a second what a server does in a day: nobody reads its log."""
+    structlog.configure(processors=[_drop])
 
 
 def _drop(logger: Any, method: str, event: Any) -> Any:

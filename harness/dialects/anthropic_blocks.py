@@ -7,7 +7,7 @@ under the id of their call, reasoning whose text is gone comes back by its signa
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.model_request import WireCall
 from harness.errors import MalformedRequest
 from harness.tokens.matching import same_arguments
-from harness.types import Json, Message, Turn
+from harness.types import Json, Message
 
 _T = TypeVar("_T")
 
@@ -219,32 +219,3 @@ def _join(content: str | Sequence[_Text | _ToolReference]) -> str:
 
 def _misplaced(place: str, kind: object, role: str) -> MalformedRequest:
     return MalformedRequest(f"{place}: a {kind} block is for messages of role {role!r}", param=place)
-
-
-def check_results(
-    units: Sequence[Unit],
-    read: Sequence[Sequence[Message]],
-    known: Callable[[], Sequence[Message]],
-    caller: Callable[[str], Turn | None],
-) -> None:
-    """Raises `MalformedRequest` for two calls of one reply with one id, and for a result of a call that never was.
-
-    `known` reads the messages before those `units`, for a result whose call is neither among them nor recorded.
-    """
-    made: set[str] = set()
-    has_looked = False
-    for unit, messages in zip(units, read, strict=True):
-        param = unit.places[0]
-        for message in messages:
-            ids = [call["id"] for call in message.get("tool_calls") or ()]
-            if len(set(ids)) < len(ids):
-                raise MalformedRequest(f"{param}: expected an id of its own for each tool_use block", param=param)
-            made.update(ids)
-            call_id = message.get("tool_call_id")
-            if call_id is None or call_id in made or caller(call_id) is not None:
-                continue
-            if not has_looked:
-                made.update(call["id"] for each in known() for call in each.get("tool_calls") or ())
-                has_looked = True
-            if call_id not in made:
-                raise MalformedRequest(f"{param}: no tool_use block before has the id {call_id!r}", param=param)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from harness.dialects.anthropic_blocks import BlockReader, WireMessage, check_results, units_of
+from harness.dialects.anthropic_blocks import BlockReader, WireMessage, units_of
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
@@ -20,6 +20,7 @@ from harness.dialects.model_request import (
     Streaming,
     ToolMode,
     WireCall,
+    check_results,
     function_tool,
     require_offered,
 )
@@ -120,7 +121,8 @@ def parse_request(
         recall = NOTHING_RECALLED
     reader = BlockReader(call, limits.json_depth)
     starts = [0, *accumulate(recall.counts)]
-    new = [reader.read(unit) for unit in units[len(recall.counts) :]]
+    unread = units[len(recall.counts) :]
+    new = [reader.read(unit) for unit in unread]
 
     @lru_cache(maxsize=1)  # messages are asked for in their order, and many may come from one unit
     def read_unit(number: int) -> Sequence[Message]:
@@ -132,7 +134,8 @@ def parse_request(
 
     flat = tuple(message for messages in new for message in messages)
     messages: Sequence[Message] = PartlyRead(recall.known, flat, read_known) if recall.known else flat
-    check_results(units[len(recall.counts) :], new, lambda: messages[: recall.known], call.caller)
+    read = ((unit.places[0], each) for unit, said in zip(unread, new, strict=True) for each in said)
+    check_results(read, lambda: messages[: recall.known], call.caller)
     if not wire.messages or not messages:
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     limits.require("messages", len(messages), "messages")

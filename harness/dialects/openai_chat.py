@@ -47,7 +47,7 @@ class OpenAIChat:
 
     def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
         """See `Dialect`."""
-        return parse_request(call.body, limits, history)
+        return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
         """The `chat.completion` object. A retry's is the same, but for the alternatives to its tokens."""

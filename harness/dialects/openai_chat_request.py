@@ -14,7 +14,15 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from harness.dialects.json_values import check_bounds, check_json, decode_json
-from harness.dialects.model_request import ModelRequest, PartlyRead, Streaming, ToolMode, require_offered
+from harness.dialects.model_request import (
+    ModelRequest,
+    PartlyRead,
+    Streaming,
+    ToolMode,
+    WireCall,
+    check_results,
+    require_offered,
+)
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
@@ -118,16 +126,19 @@ _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def parse_request(body: bytes, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None) -> ModelRequest:
-    """The request in `body`; of its messages, those that `history` knows are not read.
+def parse_request(
+    call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
+) -> ModelRequest:
+    """The request in `call`; of its messages, those that `history` knows are not read.
 
     Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
     """
-    wire = decode_json(_decoder, body)
+    wire = decode_json(_decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
     recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages)
     messages = _read_messages(wire.messages, recall.known)
-    _check_results(messages, recall.known)
+    read = ((f"messages[{i}]", messages[i]) for i in range(recall.known, len(messages)))
+    check_results(read, lambda: messages[: recall.known], call.caller)
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
@@ -207,10 +218,6 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
     content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
     message: Json = {"role": said.role, "content": content}
     if said.tool_calls:
-        ids = [call.id for call in said.tool_calls if call.id]
-        if len(set(ids)) < len(ids):
-            field = f"messages[{number}].tool_calls"
-            raise MalformedRequest(f"{field}: expected an id of its own for each call, two have the same", param=field)
         message["tool_calls"] = msgspec.to_builtins(said.tool_calls)
     if said.reasoning_content:
         message["reasoning_content"] = said.reasoning_content
@@ -222,23 +229,6 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
     if said.name:
         message["name"] = said.name
     return message
-
-
-def _check_results(messages: Sequence[Message], known: int) -> None:
-    """Raises `MalformedRequest` for a result behind the first `known` messages whose call is nowhere in the request."""
-    new = messages[known:]
-    results = {message["tool_call_id"]: i for i, message in enumerate(new, known) if message["role"] == "tool"}
-    made = _call_ids(new)
-    if not results.keys() <= made:
-        made |= _call_ids(messages[:known])
-    for call_id, number in results.items():
-        if call_id not in made and "" not in made:  # the call that has no id may be the one
-            field = f"messages[{number}].tool_call_id"
-            raise MalformedRequest(f"{field}: no call of an assistant message has the id {call_id[:64]!r}", param=field)
-
-
-def _call_ids(messages: Sequence[Message]) -> set[str]:
-    return {call["id"] for message in messages for call in message.get("tool_calls") or ()}
 
 
 def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:

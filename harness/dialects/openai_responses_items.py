@@ -5,7 +5,7 @@ its own. Items are told apart by their heads alone, so that those which a sessio
 again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -23,7 +23,7 @@ from harness.dialects.openai_responses_tools import (
 )
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import MalformedRequest
-from harness.types import Json, Message
+from harness.types import Json, Message, Turn
 
 _Role = Literal["user", "assistant", "system", "developer"]
 
@@ -116,8 +116,10 @@ class MessageItems(NamedTuple):
         return msgspec.Raw(b",".join(item.raw for item in self.items))
 
 
-def group_items(raws: Sequence[msgspec.Raw], asked_before: Sequence[Message]) -> list[MessageItems]:
-    """The messages that input items are, behind a conversation that the session has.
+def group_items(
+    raws: Sequence[msgspec.Raw], asked_before: Sequence[Message], caller: Callable[[str], Turn | None]
+) -> list[MessageItems]:
+    """The messages that input items are, behind a conversation that the session has; `caller` is that of the call.
 
     Raises `MalformedRequest` when an item is of no known type, or calls and results do not go together.
     """
@@ -125,7 +127,7 @@ def group_items(raws: Sequence[msgspec.Raw], asked_before: Sequence[Message]) ->
     calls = {call["id"] for message in asked_before for call in message.get("tool_calls") or ()}
     for i, raw in enumerate(raws):
         item = _read_head(raw, f"input[{i}]")
-        _check_call_id(item, calls)
+        _check_call_id(item, calls, caller)
         if groups and item.is_reply and _belongs(item, groups[-1]):
             groups[-1].items.append(item)
             groups[-1].types.add(item.type)
@@ -147,14 +149,18 @@ def _read_head(raw: msgspec.Raw, field: str) -> Item:
     return Item(raw, field, kind, is_reply, call_id)
 
 
-def _check_call_id(item: Item, calls: set[str]) -> None:
-    """Raises `MalformedRequest` for a call that was there before, and for a result without its call."""
+def _check_call_id(item: Item, calls: set[str], caller: Callable[[str], Turn | None]) -> None:
+    """Raises `MalformedRequest` for a call that was there before, and for a result without its call.
+
+    The call of a result may be one that the session has recorded, and that its client has cut from the history.
+    """
     if item.type not in _CALLS and item.type not in _RESULTS:
         return
     field = f"{item.field}.call_id"
     if not item.call_id:
         raise MalformedRequest(f"{field}: expected the id of a call, got none", param=field)
-    if (item.call_id in calls) == (item.type in _CALLS):
+    is_there = item.call_id in calls or (item.type in _RESULTS and caller(item.call_id) is not None)
+    if is_there == (item.type in _CALLS):
         wrong = "another call has this id" if item.type in _CALLS else "no call before it has this id"
         raise MalformedRequest(f"{field}: {wrong}: {item.call_id[:64]!r}", param=field)
     calls.add(item.call_id)

@@ -103,7 +103,7 @@ def parse_request(
     text = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else []
     raws = list(map(_raw, text)) if isinstance(wire.input, str) else wire.input or []
     limits.require("messages", len(before) + len(raws), "input")
-    groups = group_items(raws, before)
+    groups = group_items(raws, before, call.caller)
     tool_list = ToolList(wire.tools or (), limits)
     recall = NOTHING_RECALLED
     if history is not None:

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,14 +11,6 @@ import pytest
 import structlog
 
 from harness.telemetry.logging import configure_logging
-
-
-@pytest.fixture(autouse=True)
-def _own_configuration() -> Iterator[None]:
-    """Other tests log as they did before."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 def test_a_line_has_its_level_and_its_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
@@ -44,12 +43,9 @@ for _ in range(6):
 
 @pytest.fixture(name="logs")
 def _logs() -> Iterator[list[Any]]:
-    """Everything that is logged, whatever level a command before has set."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
+    """Everything that is logged."""
     with capture_logs() as logs:
         yield logs
-    structlog.configure(**before)
 
 
 async def go_on(base_url: str, **_: Any) -> Json:

@@ -22,11 +22,9 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch):
     """Standard error of a process that logs."""
-    before = structlog.get_config()
     monkeypatch.setattr(sys, "stderr", Terminal())
     configure_logging()
-    yield sys.stderr
-    structlog.configure(**before)
+    return sys.stderr
 
 
 def test_a_log_moves_no_cursor(terminal: Terminal):

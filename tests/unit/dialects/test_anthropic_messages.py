@@ -72,18 +72,17 @@ def test_a_conversation_is_that_of_chat_completions():
         tools=[TOOL],
     )
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
-    theirs = parse_chat(
-        body(
-            [
-                {"role": "system", "content": "be kind"},
-                user("hi"),
-                {"role": "assistant", "content": "Sure.", "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "c1", "content": "5"},
-                user("so?"),
-            ],
-            tools=[tool(properties={}) | {"function": tool(properties={})["function"] | {"description": "Adds."}}],
-        )
+    asked = body(
+        [
+            {"role": "system", "content": "be kind"},
+            user("hi"),
+            {"role": "assistant", "content": "Sure.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "5"},
+            user("so?"),
+        ],
+        tools=[tool(properties={}) | {"function": tool(properties={})["function"] | {"description": "Adds."}}],
     )
+    theirs = parse_chat(WireCall(asked))
 
     assert chain_keys(ours.messages, ours.tools) == chain_keys(theirs.messages, theirs.tools)
 

@@ -62,7 +62,7 @@ def bodies(draw: st.DrawFn) -> list[bytes]:
 def meaning(body: bytes, history: History, limits: RequestLimits) -> Any:
     """Everything that the server takes of a request, or why it refuses it."""
     try:
-        request = parse_request(body, limits, history)
+        request = parse_request(WireCall(body), limits, history)
     except HarnessError as error:
         return type(error), error.message
     prefixes = history.read(request.messages, request.tools, request.recall)
@@ -100,14 +100,11 @@ def test_what_was_sent_before_is_not_read_again():
     """Only the message behind it is."""
     history = History()
     first = {"messages": [MESSAGES[0], MESSAGES[1]], "tools": TOOLS}
-    request = parse_request(json.dumps(first).encode(), RequestLimits(), history)
+    request = parse_request(WireCall(json.dumps(first).encode()), RequestLimits(), history)
     history.read(request.messages, request.tools, request.recall)
 
-    longer = parse_request(
-        json.dumps({"messages": [*first["messages"], MESSAGES[6]], "tools": TOOLS, "temperature": 1}).encode(),
-        RequestLimits(),
-        history,
-    )
+    second = first | {"messages": [*first["messages"], MESSAGES[6]], "temperature": 1}
+    longer = parse_request(WireCall(json.dumps(second).encode()), RequestLimits(), history)
 
     assert longer.recall.known == 2
     assert longer.tools is request.tools
@@ -120,7 +117,7 @@ def test_a_client_that_never_repeats_itself_is_not_remembered_for_ever():
     for number in range(3_000):
         body = json.dumps({"messages": [{"role": "user", "content": str(number)}, MESSAGES[6]]}).encode()
         for known in (0, 2):
-            request = parse_request(body, RequestLimits(), history)
+            request = parse_request(WireCall(body), RequestLimits(), history)
             assert request.recall.known == known
             history.read(request.messages, request.tools, request.recall)
 
@@ -136,7 +133,7 @@ def test_a_client_that_goes_back_and_forth_between_two_histories_has_both_rememb
     ]
     known = []
     for body in sent * 3:
-        request = parse_request(body, RequestLimits(), history)
+        request = parse_request(WireCall(body), RequestLimits(), history)
         history.read(request.messages, request.tools, request.recall)
         known.append(request.recall.known)
 
@@ -168,7 +165,7 @@ def test_tools_that_change_with_every_request_are_not_kept():
         for number in range(100):
             tool = {"type": "function", "function": {"name": "find", "description": f"{number} " + "words " * 2_000}}
             body = json.dumps({"messages": MESSAGES[:2], "tools": [tool]}).encode()
-            request = parse_request(body, RequestLimits(), history)
+            request = parse_request(WireCall(body), RequestLimits(), history)
             history.read(request.messages, request.tools, request.recall)
         assert tracemalloc.get_traced_memory()[0] < 200_000
     finally:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.dialects.model_request import WireCall
 from harness.dialects.noise import BILLING_HEADER, NoiseRules
 from harness.dialects.openai_chat_request import parse_request
 from harness.errors import ScenarioError
@@ -24,7 +25,7 @@ HEADER = "x-anthropic-billing-header: cch=1;\n"
 )
 def test_rules_take_out_what_stands_at_the_head(text: str, left: str, noise: str) -> None:
     """As often as one of them matches there, and nowhere else."""
-    request = parse_request(body([{"role": "system", "content": text}, user("TIME 5")]))
+    request = parse_request(WireCall(body([{"role": "system", "content": text}, user("TIME 5")])))
 
     quiet = NoiseRules([BILLING_HEADER, r"TIME \d+ "]).take_out(request)
 
@@ -35,7 +36,9 @@ def test_rules_take_out_what_stands_at_the_head(text: str, left: str, noise: str
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_prompts_of_a_system_have_noise(role: str) -> None:
     """Under either name."""
-    quiet = NoiseRules([BILLING_HEADER]).take_out(parse_request(body([{"role": role, "content": f"{HEADER}Be."}])))
+    quiet = NoiseRules([BILLING_HEADER]).take_out(
+        parse_request(WireCall(body([{"role": role, "content": f"{HEADER}Be."}])))
+    )
 
     assert (quiet.request.messages[0]["content"], quiet.noise) == ("Be.", HEADER)
 
@@ -45,7 +48,7 @@ def test_what_a_user_says_is_no_noise(known: int) -> None:
     """Who asks what the header means is read, also where the message is known by its bytes."""
     history = History()
     for _ in range(known + 1):
-        request = parse_request(body([user(f"{HEADER}what is this?")]), history=history)
+        request = parse_request(WireCall(body([user(f"{HEADER}what is this?")])), history=history)
         history.read(request.messages, request.tools, request.recall)
 
     quiet = NoiseRules([BILLING_HEADER]).take_out(request)
@@ -56,7 +59,7 @@ def test_what_a_user_says_is_no_noise(known: int) -> None:
 
 def test_without_rules_nothing_is_taken_out() -> None:
     """The request as it is."""
-    request = parse_request(body([{"role": "system", "content": HEADER}]))
+    request = parse_request(WireCall(body([{"role": "system", "content": HEADER}])))
 
     assert NoiseRules([]).take_out(request).request is request
 

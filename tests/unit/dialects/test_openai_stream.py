@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.dialects.model_request import AnswerHead, ModelAnswer
+from harness.dialects.model_request import AnswerHead, ModelAnswer, WireCall
 from harness.dialects.openai_chat import DONE, OpenAIChat, chunks
 from harness.dialects.openai_chat_request import parse_request
 from harness.dialects.sse import event
@@ -121,7 +121,7 @@ def test_every_chunk_belongs_to_the_completion_and_its_further_keys_are_said_onc
 def test_a_body_is_lines_of_json_up_to_done_for_every_way_to_split_lines(message):
     """Also for clients that split decoded text, where more characters end a line."""
     turn = replace(take_turn(new_session(), [user("hi")]), reply=message)
-    request = parse_request(body([user("hi")], stream=True))
+    request = parse_request(WireCall(body([user("hi")], stream=True)))
     answer = ModelAnswer(request, turn, "m", toy_tokenizer().token_text)
 
     sent = b"".join(OpenAIChat().stream(AnswerHead(request, "1", "m", 1.0)).end(answer))

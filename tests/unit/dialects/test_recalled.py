@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -18,10 +19,10 @@ from harness.errors import MalformedRequest
 from harness.tokens.history import History
 from harness.tokens.matching import chain_keys
 from harness.types import Json
-from tests.builders import user
+from tests.builders import new_session, take_turn, user
 
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
-MESSAGES, RESPONSES = BY_NAME["anthropic_messages"], BY_NAME["openai_responses"]
+CHAT, MESSAGES, RESPONSES = (BY_NAME[name] for name in ("openai_chat", "anthropic_messages", "openai_responses"))
 
 
 def read(dialect: Dialect, history: History, **fields: Any) -> ModelRequest:
@@ -135,6 +136,63 @@ def test_calls_and_results_go_together_however_much_is_recalled(messages: list[J
             read(MESSAGES, history, messages=messages[:known])
         with nullcontext() if is_served else pytest.raises(MalformedRequest):
             read(MESSAGES, history, messages=messages)
+
+
+def calls(*call_ids: str, role: str = "assistant") -> Json:
+    """A message of Chat Completions with calls."""
+    made = [{"id": call_id, "type": "function", "function": {"name": "add"}} for call_id in call_ids]
+    return {"role": role, "content": "", "tool_calls": made}
+
+
+def answers(call_id: str) -> Json:
+    """A result of Chat Completions."""
+    return {"role": "tool", "tool_call_id": call_id, "content": "5"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_served"),
+    [
+        ([user("hi"), calls("c1"), answers("c1"), calls("c1"), answers("c1")], True),
+        ([user("hi"), calls("c1", "c2"), answers("c2"), user("and?"), answers("c1")], True),
+        ([user("hi"), calls("", ""), answers("c1"), answers("c2")], True),
+        ([user("hi"), calls("c1", "c1"), answers("c1")], False),
+        ([user("hi"), calls("c1"), answers("c1"), answers("c2")], False),
+        ([user("hi"), answers("c1"), calls("c1")], False),
+        ([calls("c1", role="user"), answers("c1")], False),
+    ],
+)
+def test_calls_and_results_of_chat_go_together_however_much_is_recalled(messages: list[Json], is_served: bool):
+    """The same, where a result is a message of its own and a call may have no id."""
+    for known in range(len(messages)):
+        history = History()
+        with suppress(MalformedRequest):
+            read(CHAT, history, messages=messages[:known])
+        with nullcontext() if is_served else pytest.raises(MalformedRequest):
+            read(CHAT, history, messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields"),
+    [
+        (CHAT, {"messages": [user("the rest was cut"), answers("c1")]}),
+        (MESSAGES, {"messages": [user("the rest was cut"), results("c1")]}),
+        (
+            RESPONSES,
+            {"input": [user("the rest was cut"), {"type": "function_call_output", "call_id": "c1", "output": "5"}]},
+        ),
+    ],
+    ids=["chat", "messages", "responses"],
+)
+def test_a_client_may_cut_a_call_that_is_recorded(dialect: Dialect, fields: Json):
+    """It keeps the end of its history; the call of a result is known to the session, and to no other."""
+    turn = replace(take_turn(new_session(), [user("hi")]), reply=calls("c1"))
+    body = json.dumps(fields).encode()
+
+    asked = dialect.parse(WireCall(body, caller={"c1": turn}.get), DEFAULT_LIMITS, History())
+
+    assert asked.messages[1]["tool_call_id"] == "c1"
+    with pytest.raises(MalformedRequest, match="c1"):
+        dialect.parse(WireCall(body), DEFAULT_LIMITS, History())
 
 
 def test_tools_that_only_the_vendor_runs_are_noted_in_every_turn():

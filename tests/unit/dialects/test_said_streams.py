@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.dialects.anthropic_messages import AnthropicMessages
-from harness.dialects.model_request import AnswerHead, ModelAnswer
+from harness.dialects.model_request import AnswerHead, ModelAnswer, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
 from harness.types import Json
@@ -21,7 +21,7 @@ from tests.unit.dialects.test_openai_stream import added_up
 def answered(reply: Json) -> ModelAnswer:
     """An answer with that reply."""
     turn = replace(take_turn(new_session(), [user("hi")]), reply=reply, notes={"response_id": RESPONSE_ID})
-    return ModelAnswer(parse_request(body([user("hi")], stream=True)), turn, "m", toy_tokenizer().token_text)
+    return ModelAnswer(parse_request(WireCall(body([user("hi")], stream=True))), turn, "m", toy_tokenizer().token_text)
 
 
 def stream_of(dialect: Any, answer: ModelAnswer, said: Any) -> list[Json]:

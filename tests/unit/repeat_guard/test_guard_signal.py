@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.dialects.model_request import ModelAnswer
+from harness.dialects.model_request import ModelAnswer, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
 from harness.engines.pool.pool import EnginePool
@@ -54,7 +54,7 @@ def test_a_forced_token_is_delivered_and_not_trained() -> None:
 @pytest.mark.parametrize(("is_guarded", "signal"), [(True, {"repeat_terminate_triggered": 1}), (False, None)])
 def test_plain_chat_clients_read_the_signal_where_a_guard_is_active(is_guarded: bool, signal: object) -> None:
     """Beside the words they know: for them it is a limit."""
-    request = parse_request(chat_body([user("hi")]))
+    request = parse_request(WireCall(chat_body([user("hi")])))
     answer = ModelAnswer(request, repeated(), "m", toy_tokenizer().token_text, is_guarded=is_guarded)
     body = OpenAIChat().answer(answer)
 

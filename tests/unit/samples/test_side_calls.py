@@ -76,9 +76,13 @@ async def test_what_a_tool_or_an_answer_says_meets_no_rule():
     async with serving(*says("one", "two", "three")) as client:
         session = await client.create(selection="main", side_calls=["write a short title"])
         history = await turn(client, session, [], "Go.", tools=True)
-        read = {"role": "tool", "content": "README: please write a short title", "tool_call_id": "x"}
+        call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        read = [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "README: please write a short title", "tool_call_id": "x"},
+        ]
         own = {"role": "assistant", "content": "I will write a short title"}
-        history = await turn(client, session, [*history, read, user("On."), own], "On.", tools=True)
+        history = await turn(client, session, [*history, *read, user("On."), own], "On.", tools=True)
         await turn(client, session, history, "On.", tools=True)
         record, [sample] = await client.record(session), await client.samples(session)
 

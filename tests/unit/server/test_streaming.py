@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.dialects.model_request import AnswerHead
+from harness.dialects.model_request import AnswerHead, WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_chat_request import parse_request
 from harness.engines.base import PauseMode
@@ -284,7 +284,7 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
     async def send(message):
         sent.append(message)
 
-    asked = parse_request(body(HI, stream=True))
+    asked = parse_request(WireCall(body(HI, stream=True)))
     stream = OpenAIChat().stream(AnswerHead(asked, "1", "m", 1.0))
     turn = StreamedTurn(stream, LiveText(), serve=serve, content=pytest.fail, failure=pytest.fail, delivery=pytest.fail)
     answer = StreamedAnswer(turn, ClientConnection(receive, {}), ExitStack(), comment_every_s=0.01)

@@ -30,6 +30,8 @@ sessions = typer.Typer(no_args_is_help=True, help="The sessions of a server that
 
 _DEADLINE_S = 30.0
 """For one verb of the gate, repetitions included; a drain marks every session durably."""
+_REACH_S = 5.0
+"""For a server to answer at all: somebody waits who may have mistyped its address."""
 _TTL_S = 600.0
 """Long enough for a person, and short enough for everybody else when he has forgotten it."""
 
@@ -305,6 +307,7 @@ def _ask(server: str, admin_token: str | None, question: "Callable[[SessionServe
 
     async def ask() -> _T:
         async with SessionServerClient(address) as client:
+            await client.describe(deadline_s=_REACH_S)
             return await question(client)
 
     return asyncio.run(ask())

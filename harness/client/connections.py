@@ -121,11 +121,16 @@ class Connections:
                 ) as response,
             ):
                 answer = await response.read()
+        except _NEVER_SENT as error:
+            why = getattr(error, "os_error", error)
+            raise SessionServerError(
+                f"{method} {path}: {self._url} cannot be reached: {why}; is the server running?",
+                was_refused=True,
+                retryable=True,
+            ) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise SessionServerError(
-                f"{method} {path}: {type(error).__name__} {error}".rstrip(),
-                was_refused=isinstance(error, _NEVER_SENT),
-                retryable=True,
+                f"{method} {path}: {type(error).__name__} {error}".rstrip(), retryable=True
             ) from error
         if not response.ok:
             raise _error_of(method, path, response, answer)

@@ -26,6 +26,8 @@ def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw,
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
         field = (within + path.rstrip("`")).lstrip(".")
+        if what.startswith("Object contains unknown field") and not path:
+            what += f"; known: {', '.join(getattr(decoder.type, '__struct_fields__', ()))}"
         raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error

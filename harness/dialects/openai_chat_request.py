@@ -211,10 +211,14 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
     try:
         said = decode_json(_message_decoder, raw, f"messages[{number}]")
     except MalformedRequest as error:
-        if not (error.param or "").endswith(".role"):
+        param = error.param or ""
+        if param.endswith(".role"):
+            expected = f"expected one of {', '.join(get_args(_Role))}"
+        elif param.endswith(".type") and ".content[" in param:
+            expected = "expected a text: nothing else can be recorded"
+        else:
             raise
-        roles = ", ".join(get_args(_Role))
-        raise MalformedRequest(f"{error.message}; expected one of {roles}", param=error.param) from error
+        raise MalformedRequest(f"{error.message}; {expected}", param=param) from error
     content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
     message: Json = {"role": said.role, "content": content}
     if said.tool_calls:

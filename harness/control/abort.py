@@ -198,8 +198,12 @@ class _Abort:
                 await self._cancel_late()
         finally:
             with self._step(AbortStep.RESUME, self._budget.resume_s, is_last=True) as seconds:
-                self._resumed = await self._scope.release(seconds)
-                await self._tell([(hooks.name, hooks.clear) for hooks in self._hooks], self._budget.hooks_s)
+                began = time.monotonic()
+                try:
+                    self._resumed = await self._scope.release(seconds)
+                finally:
+                    left_s = max(OBEY_S, seconds - (time.monotonic() - began))
+                    await self._tell([(hooks.name, hooks.clear) for hooks in self._hooks], left_s)
 
     def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
         """Everything done so far, and everything collected."""

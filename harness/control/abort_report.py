@@ -55,7 +55,7 @@ class AbortBudget:
     drain_s: float = 10.0
     engines_s: float = 10.0
     hooks_s: float = 10.0
-    """For hooks to ask the agents to stop; a mark told elsewhere has as long before the drain, a clear at the end."""
+    """For hooks to ask the agents to stop; a mark told elsewhere has as long before the drain."""
     agents_s: float = 10.0
     """For agents to end by themselves, before SIGTERM."""
     kill_s: float = 5.0
@@ -65,7 +65,7 @@ class AbortBudget:
     cancel_s: float = 5.0
     """For a pending task to obey its cancellation; one that does not is left alone and reported."""
     resume_s: float = 10.0
-    """The last step; this and `cancel_s` are kept back from `total_s`."""
+    """For gates to open and hooks to be cleared, the last step; this and `cancel_s` are kept back from `total_s`."""
     total_s: float = 90.0
     hold_ttl_s: float = 60.0
     """How long gates stay shut when this process dies; holds are renewed every third of it."""

@@ -1,6 +1,7 @@
 """The choreography of an abort, step by step: what goes wrong costs its own time, and the gate is open afterwards."""
 
 import asyncio
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
-from harness.control.abort import abort_rollout
+from harness.control.abort import _Abort, abort_rollout
 from harness.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks, Fate, Keep
+from harness.control.abort_scope import NamedSessions
 from harness.control.engines import EngineInProcess, EngineServer
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
@@ -528,6 +530,33 @@ async def test_two_aborts_at_once_collect_the_same(tmp_path: Path):
 
         assert staged.gate() == "open"
     assert first.rollouts == second.rollouts
+
+
+async def test_a_hook_that_is_never_cleared_costs_what_is_left_of_the_last_step():
+    """Also where a silent server has used that up: the time of another step is not given to it."""
+    async with canned_server(SAY_NOTHING) as server:
+        hooks = AgentHooks("far", clear=lambda: stubborn(1))
+        budget = replace(PATIENT, drain_s=0.1, hooks_s=600, resume_s=0.3, cancel_s=0.1, total_s=1.0)
+        async with asyncio.timeout(60):
+            report = await abort_rollout([], session_servers=[server.url], agent_hooks=[hooks], budget=budget)
+
+    assert [each.error for each in report.hooks] == ["did not answer within 0.2 s"]
+
+
+async def test_hooks_are_cleared_although_no_gate_can_be_told():
+    """A manager that is not would begin nothing ever again."""
+    cleared = []
+
+    class Unheard(NamedSessions):
+        async def release(self, seconds: float):
+            raise OSError(errno.EMFILE, "no descriptor is left")
+
+    hooks = AgentHooks("mine", clear=lambda: cleared.append("mine"))
+    abort = _Abort([], Unheard([], []), [hooks], PATIENT)
+    with pytest.raises(OSError, match="no descriptor"):
+        await abort.leave_open()
+
+    assert cleared == ["mine"]
 
 
 # The budget

@@ -1,11 +1,15 @@
-"""The disk: its failures have names, a full one apart from a broken one, and what was written survives a power cut."""
+"""The disk: its failures have names, a full one apart from a broken one, what was written survives a power cut, and
+what an agent has left is read as what it is.
+"""
 
 import errno
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.errors import StoreError, StoreFull
 
@@ -39,3 +43,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_left_behind(path: Path) -> BinaryIO:
+    """The regular file that an agent may have left at `path`, to read.
+
+    No link is followed, which would lead to what the agent may not read, and no writer of a pipe is waited for. Raises
+    `OSError`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")

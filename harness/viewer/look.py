@@ -6,13 +6,13 @@ itself: one that is missing or damaged is a sentence in `RunView.missing`, and t
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from msgspec import Struct, convert, to_builtins
 
 from harness.errors import HarnessError, RunError
+from harness.machine.disk import open_left_behind
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.samples.rollout import ENDED_WELL
 from harness.sessions.record import session_record
@@ -148,15 +148,15 @@ def _find_tokenizer(lock: _Lock, missing: list[str]) -> Path | None:
 
 def _line(directory: RunDirectory, rollout: RolloutRecord) -> SessionLine:
     log = directory.workdir(rollout.number) / LOG_FILE
-    if not log.is_file():
+    try:
+        with open_left_behind(log) as file:
+            return SessionLine.of(rollout, log, None if rollout.outcome in ENDED_WELL else _last_line(file))
+    except OSError:  # there is none, or the agent has put something else there
         return SessionLine.of(rollout, None, None)
-    return SessionLine.of(rollout, log, None if rollout.outcome in ENDED_WELL else _last_line(log))
 
 
-def _last_line(log: Path) -> str | None:
-    """The last line with something in it; None of a log that has none, or cannot be read."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
-        lines = file.read().decode("utf-8", "replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), None)
-    return None
+def _last_line(log: BinaryIO) -> str | None:
+    """The last line with something in it; None of a log that has none."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
+    lines = log.read(_LOG_TAIL).decode("utf-8", "replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)

@@ -5,12 +5,11 @@ Programs write it to the file named by `HARNESS_RESULT_FILE`, functions return i
 """
 
 import json
-import os
-import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from harness.machine.disk import open_left_behind
 from harness.types import Json, refuse_constant
 
 MAX_RESULT_BYTES = 1 << 20
@@ -39,10 +38,7 @@ class AgentResult:
 def read_result(path: Path) -> AgentResult:
     """The result in `path`, read without following links and without waiting for a writer."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return _garbage("not readable: not a regular file")
+        with open_left_behind(path) as file:
             data = file.read(MAX_RESULT_BYTES + 1)
     except FileNotFoundError:
         return AgentResult()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -90,6 +91,25 @@ def test_a_run_says_how_each_session_ended_and_why(run: RunDirectory, capsys: py
     assert f"{run.workdir(0) / 'agent.log'}" in session
     assert "crashed, by the agent" in session
     assert "difference 0" in session
+
+
+@pytest.mark.parametrize("left", ["link", "pipe", "folder"])
+def test_what_an_agent_puts_in_the_place_of_its_log_is_not_shown(run: RunDirectory, left: str, tmp_path: Path):
+    """A link leads to what the agent may not read, and nobody writes into a pipe."""
+    log = run.workdir(0) / "agent.log"
+    log.unlink()
+    if left == "link":
+        (tmp_path / "secret").write_text("hf_secret")
+        log.symlink_to(tmp_path / "secret")
+    elif left == "pipe":
+        os.mkfifo(log)
+    else:
+        log.mkdir()
+
+    [line] = look_at(run.path).sessions
+
+    assert (line.agent_log, line.outcome) == (None, OutcomeKind.CRASHED)
+    assert "hf_secret" not in str(line)
 
 
 def test_branches_are_a_tree(run: RunDirectory, capsys: pytest.CaptureFixture[str]):

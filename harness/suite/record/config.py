@@ -140,11 +140,13 @@ class SuiteSelection:
         where the run `trains`.
         """
         if overrides.server is not None:
-            _require_shareable(folders)
+            _require_no_engine(overrides.settings or (), folders)
         if trains and (len(folders) != 1 or folders[0].scenario.train is None):
             names = ", ".join(folder.name for folder in folders)
             raise ScenarioError(f"{suite}: expected one scenario that has a table [train], got {names}")
         resolved = [replace(folder, scenario=overrides.apply(folder.scenario)) for folder in folders]
+        if overrides.server is not None:
+            _require_shareable(resolved)
         if overrides.settings is not None:  # which may name other files
             for folder in resolved:
                 check_files(folder, folder.directory / SCENARIO_FILE)
@@ -175,19 +177,23 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
 def _set_keys(scenario: Scenario, settings: Iterable[str], limit: int | None) -> Scenario:
     data: dict[str, Any] = scenario.model_dump(exclude_unset=True)
     for text in settings:
-        try:
-            wanted = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ScenarioError(
-                f"--set: expected KEY=VALUE as a line of scenario.toml, got {text!r} ({error}); text stands in quotes,"
-                " which the shell must not take: 'engine.name=\"scripted\"'"
-            ) from None
-        if not wanted or _FIXED & wanted.keys():
-            raise ScenarioError(f"--set: expected KEY=VALUE and no key of {', '.join(sorted(_FIXED))}, got {text!r}")
-        _merge(data, wanted)
+        _merge(data, _parse_setting(text))
     if limit is not None and "prompts" in data:
         data["prompts"] = data["prompts"][:limit]
     return validate(Scenario, data, source=Path(f"{scenario.name} with --set or --limit"))
+
+
+def _parse_setting(text: str) -> dict[str, Any]:
+    try:
+        wanted = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(
+            f"--set: expected KEY=VALUE as a line of scenario.toml, got {text!r} ({error}); text stands in quotes,"
+            " which the shell must not take: 'engine.name=\"scripted\"'"
+        ) from None
+    if not wanted or _FIXED & wanted.keys():
+        raise ScenarioError(f"--set: expected KEY=VALUE and no key of {', '.join(sorted(_FIXED))}, got {text!r}")
+    return wanted
 
 
 def _merge(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -213,6 +219,26 @@ def _require_shareable(folders: Iterable[ScenarioFolder]) -> None:
     ]
     if problems:
         raise ScenarioError("\n".join(problems))
+
+
+def _require_no_engine(settings: Iterable[str], folders: Iterable[ScenarioFolder]) -> None:
+    """Raises `ScenarioError` for settings of an engine or of services, whose place a running server takes."""
+    wanted: dict[str, Any] = {}
+    for text in settings:
+        _merge(wanted, _parse_setting(text))
+    engine = wanted.get("engine")
+    keys = engine if isinstance(engine, dict) else {}
+    asked = {"repeat_guard", "force_script"}
+    if keys.get("force_script", any(folder.scenario.engine.force_script for folder in folders)):
+        asked.add("script")
+    ignored = [f"engine.{key}" for key in keys if key not in asked]
+    if "services" in wanted:
+        ignored.append("services")
+    if ignored:
+        raise ScenarioError(
+            f"expected --server, or --set {ignored[0]}, got both: a server that runs has its engine, its model and its"
+            " services"
+        )
 
 
 def _leave_out_none(**values: Any) -> dict[str, Any]:

@@ -11,9 +11,13 @@ from harness.suite.scenarios.folder import bundled_scenarios
 from harness.suite.scenarios.scenario import Scenario
 from tests.harness_command import write_scenario
 
+_SERVER = "http://127.0.0.1:1"
 
-def _begin(tmp_path: Path, *settings: str, limit: int | None = None, seed: int | None = None) -> Scenario:
-    overrides = Overrides(settings=list(settings) or None, limit=limit, seed=seed)
+
+def _begin(
+    tmp_path: Path, *settings: str, limit: int | None = None, seed: int | None = None, server: str | None = None
+) -> Scenario:
+    overrides = Overrides(settings=list(settings) or None, limit=limit, seed=seed, server=server)
     return begin_run(str(write_scenario(tmp_path / "s")), overrides, tmp_path / "run").selection.folders[0].scenario
 
 
@@ -77,3 +81,34 @@ def test_what_is_not_set_stays_as_it_was(folder):
     """For everything that a scenario can have."""
     scenario = Overrides(settings=['description = "Another one."']).apply(folder.scenario)
     assert scenario.model_dump() == folder.scenario.model_dump() | {"description": "Another one."}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('faults=[{action="pause", at_turn=1, seconds=1.0}]', "s: faults changes or breaks the whole server"),
+        ('weights={updates=[{when="in_turn"}]}', "s: weights changes or breaks the whole server"),
+        ('engine.name="sglang"', "--set engine.name, got both"),
+        ('engine={model="tiny"}', "--set engine.model, got both"),
+        ('engine.script="script.toml"', "--set engine.script, got both"),
+        ('services={workers=["sglang=http://127.0.0.1:1"], router=true}', "--set services, got both"),
+    ],
+)
+def test_a_setting_that_is_not_for_others_is_refused_on_their_server(tmp_path: Path, setting: str, said: str):
+    """As the file of a scenario is, before there is a run directory."""
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/script.toml").touch()
+    with pytest.raises(ScenarioError) as refused:
+        _begin(tmp_path, setting, server=_SERVER)
+    assert said in refused.value.message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_setting_may_take_away_what_their_server_cannot_have(tmp_path: Path):
+    """The scenario counts as it is run; the guard is asked of the server."""
+    suite = write_scenario(tmp_path / "s", faults=[{"action": "engine_500", "at_turn": 1}])
+    overrides = Overrides(server=_SERVER, settings=["faults=[]", "engine.repeat_guard.max_consecutive_token_repeats=9"])
+    scenario = begin_run(str(suite), overrides, tmp_path / "run").selection.folders[0].scenario
+
+    assert not scenario.faults
+    assert scenario.engine.repeat_guard is not None

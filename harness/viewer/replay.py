@@ -1,8 +1,8 @@
 """A recorded session served again to an agent, without an engine: for debugging the agent, and for regression tests.
 
-The scenario, its files and its agent are those of now; prompt, seed, limits and answers are those of then. The session
-server is the real one, over a `RecordedEngine`, so whatever the agent reads is made of the recorded tokens. Nothing is
-written to the run. The ids of answers and tool calls are fresh ones.
+What `scenario.toml` said is that of then, as the run has recorded it, and so are the answers; the agent and its files
+are those of now. The session server is the real one, over a `RecordedEngine`, so whatever the agent reads is made of
+the recorded tokens. Nothing is written to the run. The ids of answers and tool calls are fresh ones.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from harness.server.http.access import new_admin_token
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.sqlite import SQLiteStore, read_session
-from harness.suite.record.config import Overrides, RunConfig
+from harness.suite.record.config import RunConfig, ScenarioEntry
 from harness.suite.record.lock import read_lock
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.services import EngineChoice
 from harness.suite.scenarios.agent import open_agent
+from harness.suite.scenarios.folder import INSTRUCTION_FILE, ScenarioFolder, load_scenario
 from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.viewer.damage import say_missing
@@ -54,8 +55,9 @@ class Replay:
 async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokenizer: Path | None) -> Replay:
     """Replay the session `name` of `run` with the scenario's agent, or that which `agent` names, in the folder `place`.
 
-    Raises `RunError` of a run that does not have it or of a scenario that is another one by now, `StoreError` of a
-    session whose tokens are not there, `AgentError` of an agent that cannot be prepared.
+    Raises `RunError` of a run that does not have it, of a session without an answer and of a scenario whose prompt is
+    another one by now, `StoreError` of a session whose tokens are not there, `AgentError` of an agent that cannot be
+    prepared.
     """
     view = await asyncio.to_thread(look_at, run)
     line = view.find(name)
@@ -72,6 +74,8 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     session = await asyncio.to_thread(read_session, RunDirectory(run).database, line.session_id)
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, folder, template_file=planned.folder.find_template())
     engine = RecordedEngine(session, chat_tokenizer.tokenizer, _model_name(run, planned))
+    if not engine.unasked:
+        raise RunError(f"expected a session with an answer to serve again, and no turn of {line.session_id} has one")
     settings = ServerSettings(
         admin_token=new_admin_token(), score_inputs=False, allow_forced_tokens=planned.folder.scenario.forces_tokens
     )
@@ -100,19 +104,29 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
 
 
 def _plan(run: Path, line: SessionLine) -> PlannedRollout:
-    """The rollout of `line`, as its scenario plans it today."""
+    """The rollout of `line`, as its run planned it."""
     if line.number is None or line.session_id is None:
         raise RunError(
             f"expected a rollout that came to a session, which a run directory says who played;"
             f" got {line.session_id or line.number} of {run}"
         )
-    plan = plan_rollouts(RunConfig.load(RunDirectory(run).config).reload(Overrides()).folders)
-    planned = plan[line.number] if line.number < len(plan) else None
-    if planned is None or (planned.folder.name, planned.seed) != (line.scenario, line.seed):
+    entries = RunConfig.load(RunDirectory(run).config).scenarios
+    planned = plan_rollouts([_as_recorded(entry) for entry in entries])[line.number]
+    folder = planned.folder
+    recorded = next(entry.files for entry in entries if entry.scenario.name == folder.name)
+    said = [INSTRUCTION_FILE] if planned.prompt.text is None else []
+    said += [folder.scenario.engine.template] if folder.scenario.engine.template in recorded else []
+    changed = [name for name in said if folder.digests().get(name) != recorded.get(name)]
+    if changed:
         raise RunError(
-            f"rollout {line.number} of {run} is no longer in scenario {line.scenario}: its prompts have changed"
+            f"{folder.directory / changed[0]} is not what it was when {run} was made; undo that to replay it"
         )
     return planned
+
+
+def _as_recorded(entry: ScenarioEntry) -> ScenarioFolder:
+    """The folder as it is now, with what its `scenario.toml` and the command line said when the run began."""
+    return replace(load_scenario(Path(entry.directory)), scenario=entry.scenario)
 
 
 def _model_name(run: Path, planned: PlannedRollout) -> str:

@@ -118,7 +118,7 @@ def test_the_command_says_how_it_went(small: Path, tmp_path: Path):
 
 
 def test_a_run_that_is_not_whole_is_refused_in_one_sentence(small: Path, tmp_path: Path):
-    """Its configuration, its sessions or its scenario is gone, or its prompts are others by now."""
+    """Its configuration or its sessions are gone."""
     for name, error in (("config.toml", RunError), ("run.db", RunError)):
         run = tmp_path / name
         shutil.copytree(small, run)
@@ -126,13 +126,29 @@ def test_a_run_that_is_not_whole_is_refused_in_one_sentence(small: Path, tmp_pat
         with pytest.raises(error):
             _replay(run, "0", tmp_path / f"{name}-again")
 
+
+def test_what_the_scenario_said_then_is_replayed(small: Path, tmp_path: Path):
+    """Its prompts, limits and seed may have changed since; a text that only a file had must not."""
     moved = tmp_path / "moved"
     shutil.copytree(small, moved)
+    changed = write_scenario(tmp_path / "small", seed=99, prompts=[{"text": "Else?"}], limits={"turns": 1})
     text = (moved / "config.toml").read_text()
-    changed = write_scenario(tmp_path / "small", seed=99)
     (moved / "config.toml").write_text(text.replace(str(small.parent / "small"), str(changed)))
-    with pytest.raises(RunError, match="prompts have changed"):
-        _replay(moved, "0", tmp_path / "moved-again")
+    again = _replay(moved, "2", tmp_path / "moved-again")
+    assert (again.difference, again.served) == (None, [0, 1, 2])
+
+    (changed / "instruction.md").write_text("Say something else.")
+    with pytest.raises(RunError, match=r"instruction\.md is not what it was"):
+        _replay(moved, "2", tmp_path / "not-again")
+
+
+def test_a_session_without_an_answer_is_not_replayed(tmp_path: Path):
+    """It would pass whatever the agent does."""
+    program = PROGRAM.lstrip().replace('metadata.get("turns", 2)', "0")
+    run = tmp_path / "run"
+    harness("run", write_scenario(tmp_path / "mute", program=program, check=None), "--out", run)
+    with pytest.raises(RunError, match=r"no turn of .* has one"):
+        _replay(run, "0", tmp_path / "again")
 
 
 def test_another_folder_is_not_overwritten(small: Path, tmp_path: Path):

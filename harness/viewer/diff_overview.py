@@ -28,7 +28,7 @@ def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
     for outcome, counts in diff.outcomes.items():
         table.add_row(Text(printable(outcome)), *map(str, counts))
     if diff.rewards is not None:
-        table.add_row("mean reward", *(f"{mean:.3f}" for mean in diff.rewards.means))
+        table.add_row("mean reward of pairs", *(f"{mean:.3f}" for mean in diff.rewards.means))
     table.add_row("tokens", *(f"{count:,}" for count in diff.tokens))
     if any(ledger is not None for ledger in diff.ledgers):
         sentences = ("-" if each is None else ledger_words(msgspec.convert(each, Ledger)) for each in diff.ledgers)
@@ -38,9 +38,9 @@ def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
     if diff.rewards is not None:
         found = diff.rewards
         interval = (
-            f"{CONFIDENCE:.0%} interval {found.interval[0]:+.3f} to {found.interval[1]:+.3f}, bootstrap over prompts"
+            f"{CONFIDENCE:.0%} interval {found.interval[0]:+.3f} to {found.interval[1]:+.3f}, over prompts"
             if found.interval is not None
-            else "no interval, which takes two prompts"
+            else "no interval, which takes five prompts"
         )
         yield Text(f"reward: {found.difference:+.3f} in {found.pairs} pairs of {found.prompts} prompts; {interval}")
     parted = [pair for pair in diff.pairs if pair.divergence is not None]

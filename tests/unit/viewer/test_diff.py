@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.cli.diff import diff
@@ -15,7 +16,7 @@ from harness.store.sqlite import read_session
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
-from harness.viewer.diff import SessionPair, compare_rewards
+from harness.viewer.diff import SessionPair, _keyed, compare_rewards
 from harness.viewer.look import look_at
 from harness.viewer.run_view import SessionLine
 from tests.recorded_runs import write_run
@@ -148,15 +149,48 @@ def _pair(group: int, first: float, second: float) -> SessionPair:
 
 
 def test_the_interval_keeps_the_pairs_of_a_prompt_together():
-    """A hundred pairs of two prompts say no more than the two prompts; one prompt says nothing of others."""
-    spread = compare_rewards([_pair(group, 0.0, float(group)) for group in (0, 1) for _ in range(50)])
-    assert spread is not None
-    assert spread.difference == 0.5
-    assert spread.interval == (0.0, 1.0)
-    even = compare_rewards([_pair(group, 0.25, 0.5) for group in range(9)])
-    assert even is not None
-    assert even.interval == (0.25, 0.25)
-    one = compare_rewards([_pair(0, 0.0, 1.0)])
-    assert one is not None
-    assert one.interval is None
+    """A hundred pairs of five prompts say no more than the five prompts; four say nothing of others."""
+    rewards = [0.1, 0.4, 0.2, 0.6, 0.7]  # mean 0.4, deviation 0.2550: 0.4 -+ 2.776 * 0.2550 / sqrt(5)
+    for copies in (1, 20):
+        spread = compare_rewards(
+            [_pair(group, 0.0, reward) for group, reward in enumerate(rewards) for _ in range(copies)]
+        )
+        assert spread is not None
+        assert (spread.pairs, spread.prompts) == (5 * copies, 5)
+        assert spread.interval == pytest.approx((0.0834, 0.7166), abs=2e-3)
+    few = compare_rewards([_pair(group, 0.0, float(group)) for group in range(4) for _ in range(50)])
+    assert few is not None
+    assert (few.difference, few.interval) == (1.5, None)
     assert compare_rewards([]) is None
+
+
+@pytest.mark.parametrize("prompts", [5, 10, 40])
+@pytest.mark.parametrize("kind", ["binary", "uniform"])
+def test_the_interval_has_the_true_difference_as_often_as_it_says(prompts: int, kind: str):
+    """95 %, give or take what 600 draws leave open, for prompts that differ and have three pairs each."""
+    random = np.random.default_rng(7)
+    hits = 0
+    for _ in range(600):
+        pairs = []
+        for group in range(prompts):
+            chance = random.uniform(0.2, 0.8)
+            for _ in range(3):
+                drawn = random.random(2) if kind == "uniform" else random.random(2) < (chance, chance)
+                pairs.append(_pair(group, float(drawn[0]), float(drawn[1]) + 0.1))
+        found = compare_rewards(pairs)
+        assert found is not None
+        assert found.interval is not None
+        hits += found.interval[0] <= 0.1 <= found.interval[1]
+    assert 0.925 <= hits / 600 <= 0.98
+
+
+def test_scenarios_of_a_suite_are_paired_each_in_its_own_way():
+    """One of which the runs have no seed in common is paired by place, wherever in the suite it is."""
+
+    def line(session_id: str, number: int, scenario: str, seed: int) -> SessionLine:
+        return SessionLine(session_id, number=number, scenario=scenario, group=number, seed=seed)
+
+    first = _keyed([line("a", 0, "seeded", 5), line("b", 1, "moved", 6), line("c", 2, "moved", 7)], {"seeded"})
+    second = _keyed([line("d", 0, "moved", 8), line("e", 1, "moved", 9), line("f", 2, "seeded", 5)], {"seeded"})
+
+    assert {(first[key].session_id, second[key].session_id) for key in first} == {("a", "f"), ("b", "d"), ("c", "e")}

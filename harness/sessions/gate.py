@@ -3,7 +3,8 @@
 Nobody owns the gate. All who need it shut put a *hold* on it, and the gate is as shut as the strongest hold: draining
 over paused over open. A hold ends when its holder releases it, or when its time is over and nobody renewed it: a
 controller that dies shuts nobody out for longer than that. So an abort that ends cannot open the gate under a weight
-update, and a pause never softens a drain.
+update, and a pause never softens a drain. A name is all that a holder shows: who places a hold under the name of
+another joins it, and can make it stronger and longer, neither weaker nor shorter.
 
 A hold may cover the engines: its holder pauses them while it works. One hold at a time does, because two updates that
 interleave leave weights of neither. When such a hold ends and its holder did not say that the engines go on, they are
@@ -86,7 +87,7 @@ class Hold:
     holder: str
     kind: HoldKind
     until: float
-    """Unix time in seconds; renewed by the same verb."""
+    """Unix time in seconds; the same verb makes it later, never earlier."""
     engines: bool = False
     """Its holder pauses the engines of this server."""
     work: str = ""
@@ -171,7 +172,9 @@ class Gate:
         return bool(self.left) and not any(hold.engines for hold in self.holds)
 
     def place(self, wanted: Hold) -> Hold:
-        """Put a hold on the gate, or renew the one that its holder has; a drain stays one whatever is asked later.
+        """Put a hold on the gate, or renew the one that its holder has.
+
+        A drain stays one whatever is asked later, its end is never brought forward, and its work is kept.
 
         Raises `HoldExpired` when the holder had one that ran out: what it kept shut has been open. Raises `EnginesHeld`
         when the engines are somebody else's. Nothing is changed then.
@@ -190,15 +193,18 @@ class Gate:
                 raise EnginesHeld("the engines are being continued after a hold that left them paused; ask again")
         kind = HoldKind.DRAIN if is_drain else HoldKind.PAUSE
         hold = replace(wanted, kind=kind, engines=engines)
+        if mine is not None:
+            hold = replace(hold, until=max(hold.until, mine.until), work=hold.work or mine.work)
         self._change({**self._holds, hold.holder: hold})
         return hold
 
     def renew(self, holder: str, until: float) -> Hold:
-        """Have `holder`'s hold last until then; unlike `place` it never shuts a gate that is open.
+        """Have `holder`'s hold last until then, unless it lasts longer; unlike `place` it shuts no gate that is open.
 
         Raises `HoldNotFound` when there is none, `HoldExpired` when it has run out.
         """
-        hold = replace(self._require(holder), until=until)
+        mine = self._require(holder)
+        hold = replace(mine, until=max(until, mine.until))
         self._change({**self._holds, holder: hold})
         return hold
 

@@ -1,5 +1,7 @@
 """The holds on a gate: the strongest decides, each ends by its own holder or by its time, and by nothing else."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,33 @@ def test_the_same_verb_by_the_same_holder_renews():
     assert [hold.until for hold in gate.holds] == [20.0]
     assert [hold.holder for hold in gate.expire(20.0)] == ["a"]
     assert gate.state is GateState.OPEN
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda gate: gate.place(pause("a", until=2.0)),
+        lambda gate: gate.place(drain("a", until=2.0)),
+        lambda gate: gate.renew("a", until=2.0),
+    ],
+    ids=["pause", "drain", "renew"],
+)
+def test_nothing_but_its_release_ends_a_hold_earlier(verb):
+    """Another controller under the same name would open the gate on the work of the first, whose next renewal fails."""
+    gate = Gate()
+    gate.place(pause("a", until=10.0))
+
+    assert verb(gate).until == 10.0
+    assert gate.expire(9.0) == ()
+
+
+def test_who_joins_a_hold_leaves_it_the_work_that_it_is_for():
+    """A server that is started again goes on with it."""
+    gate = Gate()
+    gate.place(replace(pause("a", engines=True), work="weights"))
+    gate.place(pause("a", until=200.0))
+
+    assert gate.holds == (Hold("a", HoldKind.PAUSE, 200.0, engines=True, work="weights"),)
 
 
 def test_a_hold_that_ran_out_does_not_come_back():
@@ -158,6 +187,7 @@ def test_nobody_pauses_engines_that_are_being_continued():
 HOLDERS = st.sampled_from(["a", "b", "c", ANONYMOUS])
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["pause", "drain"]), HOLDERS, st.integers(1, 9)),
+    st.tuples(st.just("renew"), HOLDERS, st.integers(1, 9)),
     st.tuples(st.just("release"), HOLDERS, st.just(0)),
     st.tuples(st.just("wait"), st.just(""), st.integers(1, 5)),
 )
@@ -165,7 +195,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=40))
 def test_the_gate_is_shut_exactly_while_somebody_holds_it(steps):
-    """Against a model that keeps, by holder, what was asked and until when."""
+    """Against a model that keeps, by holder, what was asked and until when at the latest."""
     gate, now, model, gone, epoch = Gate(), 0, {}, set(), 0
     for verb, holder, number in steps:
         before = gate.state
@@ -185,12 +215,18 @@ def test_the_gate_is_shut_exactly_while_somebody_holds_it(steps):
             else:
                 with pytest.raises(HoldNotFound):
                     gate.release(holder)
+        elif verb == "renew" and holder not in model:
+            with pytest.raises(HoldNotFound):
+                gate.renew(holder, now + number)
         else:
-            gate.place(Hold(holder, HoldKind(verb), now + number))
-            strongest = "drain" if "drain" in (verb, model.get(holder, ("", 0))[0]) else "pause"
-            model[holder] = (strongest, now + number)
+            kind, until = model.get(holder, ("pause", 0))
+            if verb == "renew":
+                gate.renew(holder, now + number)
+            else:
+                gate.place(Hold(holder, HoldKind(verb), now + number))
+            model[holder] = ("drain" if "drain" in (verb, kind) else "pause", max(until, now + number))
         epoch += gate.state is not before
         kinds = {kind for kind, _ in model.values()}
         assert gate.state == ("draining" if "drain" in kinds else "paused" if kinds else "open")
-        assert {hold.holder for hold in gate.holds} == set(model)
+        assert {hold.holder: (hold.kind, hold.until) for hold in gate.holds} == model
         assert gate.epoch == epoch

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from harness.cli import options, output
-from harness.errors import RunError, SessionServerError
+from harness.errors import RunError, SessionDamaged, SessionServerError
 from harness.suite.exits import ExitCode
 from harness.telemetry.printable import printable
 
@@ -180,22 +180,47 @@ def delete(
 ) -> None:
     """Take sessions off the server; their turns in flight end, and a store in a file keeps what they were.
 
-    Nothing is deleted when one of the names fits no session or several. A whole id that the server does not have
-    is gone already.
+    Nothing is deleted when one of the names fits no session or several. Each session is told of: deleted, unknown (a
+    whole id that the server does not have) or refused; unless all are deleted the exit code is 4, or 6 for a refusal.
     """
 
-    async def delete_all(client: "SessionServerClient") -> list[str]:
+    async def delete_all(client: "SessionServerClient") -> list[tuple[str, str, str | None]]:
         known = [each.session_id for each in await client.sessions()]
-        found = list(dict.fromkeys(_find_session(name, known) for name in session))
-        for each in found:
-            await client.delete(each)
-        return found
+        found = dict.fromkeys(_find_session(name, known) for name in session)
+        return await asyncio.gather(*(_delete(client, each) for each in found))
 
-    deleted = _ask(server, admin_token, delete_all)
+    ended = _ask(server, admin_token, delete_all)
     if as_json:
-        output.print_json({"deleted": deleted})
+        output.print_json(
+            {
+                "deleted": [each for each, end, _ in ended if end == "deleted"],
+                "unknown": [each for each, end, _ in ended if end == "unknown"],
+                "refused": {each: reason for each, end, reason in ended if end == "refused"},
+            }
+        )
     else:
-        output.print_text("\n".join(f"deleted   {each}" for each in deleted))
+        for each, end, reason in ended:
+            output.print_text(f"{end:8}  {each}" + (f"  {printable(reason)}" if reason else ""))
+    ends = {end for _, end, _ in ended}
+    if "refused" in ends:
+        raise typer.Exit(ExitCode.INFRASTRUCTURE)
+    if "unknown" in ends:
+        raise typer.Exit(ExitCode.USAGE)
+
+
+async def _delete(client: "SessionServerClient", session_id: str) -> tuple[str, str, str | None]:
+    """The id, `deleted`, `unknown` or `refused`, and the reason of a refusal."""
+    try:
+        try:
+            is_known = (await client.facts(session_id)).phase != "unknown"
+        except SessionServerError as error:
+            if error.code != SessionDamaged.code:
+                raise
+            is_known = True  # kept aside, and given up by the deletion
+        await client.delete(session_id)
+    except SessionServerError as error:
+        return session_id, "refused", error.message
+    return session_id, "deleted" if is_known else "unknown", None
 
 
 def _find_session(name: str, known: Sequence[str]) -> str:

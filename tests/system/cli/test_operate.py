@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from harness.client.session_server import SessionServerClient
-from harness.server.serving import RunningServer
+from harness.engines.scripted import ScriptedEngine
+from harness.errors import StoreError
+from harness.server.serving import RunningServer, serve
+from harness.sessions.paging import SessionStub
+from harness.sessions.session import Session
+from harness.store.memory import MemoryStore
+from tests.builders import toy_template
 from tests.harness_command import Ended, harness
 from tests.session_servers.scripted import scripted_server
 from tests.shard_fleet import ShardFleet
@@ -108,8 +114,40 @@ async def test_sessions_are_listed_and_deleted_by_what_their_ids_begin_with(oper
     assert ids[1] in shown.stdout
     assert [each.code for each in refused] == [4, 4, 4]
     assert len(left) == 3
-    assert deleted.document == {"deleted": [ids[1], ids[0]]}
+    assert deleted.document == {"deleted": [ids[1], ids[0]], "unknown": [], "refused": {}}
     assert [each.session_id for each in rest] == [ids[2]]
+
+
+class StubbornStore(MemoryStore):
+    """Closes no session whose id begins with a "b"."""
+
+    async def set_phase(self, session: Session | SessionStub) -> None:
+        if session.session_id.startswith("b"):
+            raise StoreError("the disk is broken")
+        await super().set_phase(session)
+
+
+async def test_a_deletion_says_what_became_of_each_session():
+    """One that is not there, and one that stays, hide neither each other nor those that are gone."""
+    here, stays, gone = "a" * 32, "b" * 32, "c" * 32
+    chat_tokenizer = toy_template()
+    async with (
+        serve(ScriptedEngine(chat_tokenizer.tokenizer, None), chat_tokenizer, StubbornStore()) as server,
+        SessionServerClient(server.url) as client,
+    ):
+        operator = Operator(server.url)
+        for each in (here, stays):
+            await client.create({"session_id": each})
+        unknown = await operator("sessions", "delete", gone)
+        mixed = await operator("sessions", "delete", stays, gone, here, "--json")
+        left = [each.session_id for each in await client.sessions()]
+
+    assert (unknown.code, unknown.stdout) == (4, f"unknown   {gone}\n")
+    assert mixed.code == 6
+    refused = mixed.document["refused"]
+    assert mixed.document == {"deleted": [here], "unknown": [gone], "refused": {stays: refused[stays]}}
+    assert "the disk is broken" in refused[stays]
+    assert left == [stays]
 
 
 async def test_a_server_that_nobody_reaches_leaves_a_hold_in_doubt():

@@ -90,9 +90,9 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-run: $(VENV)/.created pyproject.toml
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,renderers]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,ray,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,ray,renderers,dev]'
 	@touch $@

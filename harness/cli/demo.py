@@ -56,7 +56,11 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
         output.print_json({"store": str(store), "tokenizer": str(tokenizer), "session_id": session_id})
     else:
         output.print_text(f"all of it: {look}")
-        output.print_text(f"the last one: {look} {session_id[:8]} --tokens --tokenizer {quote(str(tokenizer))}")
+        texts = f"--tokenizer {quote(str(tokenizer))}"
+        output.print_text(f"the last one: {look} {session_id[:8]} --tokens {texts}")
+        output.print_text(
+            f"in a browser: harness view {quote(str(store))} --out {quote(str(out / 'demo.html'))} {texts}"
+        )
 
 
 async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:

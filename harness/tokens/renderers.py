@@ -222,7 +222,8 @@ def _config(name: str) -> Any:
 def _package() -> Any:
     """The package `renderers`, without those that its client asks engines with: stand-ins have the names it annotates.
 
-    Importing the real ones takes as long as everything else that a server does until it answers, and 10 MiB.
+    Importing the real ones takes as long as everything else that a server does until it answers, and 10 MiB. Raises
+    `TokenizerError` when the package is not there.
     """
     clients = {"openai": {"AsyncOpenAI": object}, "httpx": {}}
     stand_ins = [name for name in clients if name not in sys.modules]
@@ -231,6 +232,11 @@ def _package() -> Any:
         vars(sys.modules[name]).update(clients[name])
     try:
         return import_module("renderers")
+    except ModuleNotFoundError as error:
+        raise TokenizerError(
+            "the chat template rewrites turns that it has rendered: `pip install 'session-harness[renderers]'` has what"
+            " goes on from them in many model families; with the renderer `none` every turn begins a branch"
+        ) from error
     finally:
         for name in stand_ins:
             del sys.modules[name]

@@ -213,7 +213,6 @@ async def test_an_engine_that_a_killed_update_left_paused_goes_on_within_the_ttl
     """The update is dropped where it stands, as by `kill -9`; a new one does not have to come."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(SessionServerClient(cluster.client.url))
-        await server.gate("killed", 60).pause(deadline_s=30, engines=True)
         engines = await reach(cluster.addresses, stack, 30)
         for engine in engines.reached.values():
             await engine.pause(PauseMode.ABORT)

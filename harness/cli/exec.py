@@ -29,6 +29,8 @@ _Agent = Annotated[
     typer.Option("--agent", help="Its programs, variables and files are there, too; see `harness agent list`."),
 ]
 _URL = "http://127.0.0.1:8000"
+_REACH_S = 5.0
+"""For a server to say what it is: whoever typed a wrong address waits no longer."""
 
 
 def execute(
@@ -201,7 +203,7 @@ async def _model(url: str, admin_token: str | None) -> str:
     from harness.client.session_server import SessionServerClient
 
     async with SessionServerClient(SessionServerAddress(url, admin_token)) as client:
-        described = await client.describe(deadline_s=client.deadlines.read_s)
+        described = await client.describe(deadline_s=_REACH_S)
     return str(described.serves["model"])
 
 

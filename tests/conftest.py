@@ -25,6 +25,7 @@ pytest_plugins = (
     "tests.processes.fixtures",
     "tests.real_engines",
     "tests.real_gateways",
+    "tests.workers",
 )
 
 

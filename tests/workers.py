@@ -1,0 +1,59 @@
+"""What a test costs that takes its process down, or does not end: itself, and no other.
+
+pytest-xdist 3.8 gives the group of a test that killed its worker to the next one, with the test: that dies as well,
+until all restarts are used up and the run ends in an internal error, or a worker waits for tests that nobody gives it.
+Here the test counts as done. pytest-timeout rings once, and what it raises ends nothing where a task of the event loop
+happens to run, whose result nobody awaits: here it rings until the test has ended.
+"""
+
+import signal
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+_RINGS_AGAIN_S = 60.0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups as `--dist loadgroup` has them."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+    from xdist.workermanage import WorkerController
+
+    class Scheduling(LoadGroupScheduling):
+        def remove_node(self, node: WorkerController) -> str | None:
+            """The test by which `node` died, None where none ran; the rest of its tests wait for another worker."""
+            units = self.assigned_work.pop(node)
+            left = [name for unit in units.values() for name, is_done in unit.items() if not is_done]
+            if not left:
+                return None
+            for scope, unit in units.items():
+                if rest := {name: False for name, is_done in unit.items() if not is_done and name != left[0]}:
+                    self.workqueue[scope] = rest
+            for other in self.nodes:
+                self._reschedule(other)
+            return left[0]
+
+        def _reschedule(self, node: WorkerController) -> None:
+            if node not in self.registered_collections:  # it replaces another, and has yet to say which tests it has
+                return
+            with suppress(OSError):  # it has died just now; what it was given is taken back by `remove_node`
+                super()._reschedule(node)
+                # A worker runs a test once it knows the one after it: with a single one it waits for ever.
+                while self.workqueue and self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
+                    self._assign_work_unit(node)
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
+    """The alarm that has been set rings until it is taken back."""
+    done = yield
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, min(settings.timeout, _RINGS_AGAIN_S))
+    return done

@@ -24,6 +24,7 @@ from harness.cli import (
     operate,
     output,
     replay,
+    report,
     router,
     run,
     scenario,
@@ -51,6 +52,7 @@ app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
 app.command("view")(view.view)
+app.command("report")(report.report)
 app.command("replay")(replay.replay)
 app.command("train")(train.train)
 app.command("exec")(exec_.execute)

@@ -1,0 +1,269 @@
+"""The figures of a run, as tables, charts and a case for each session: what `harness report` writes, in any format.
+
+The same run gives the same figures: nothing of here and now is among them. All texts are as they were recorded, and
+whoever writes a format escapes them. What is missing or damaged is a sentence in `missing`; the rest is counted.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from shlex import join
+
+import msgspec
+import numpy as np
+
+from harness.samples.rollout import ENDED_WELL
+from harness.sessions.ledger import Ledger, total
+from harness.suite.record.rundir import RunDirectory
+from harness.types import Json
+from harness.viewer.damage import say_missing
+from harness.viewer.look import look_at, look_into
+from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.session_figures import SessionFigures, measure
+
+_QUANTILES = (0.0, 0.5, 0.95, 1.0)
+_SPREAD = ("count", "mean", "least", "median", "95 %", "most")
+
+
+@dataclass(frozen=True, slots=True)
+class FigureTable:
+    """Rows of texts below the names of their columns; the first column names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A histogram of `values`, or a bar for each of `bars`."""
+
+    title: str
+    label: str
+    """Of the axis along which they stand, with the unit."""
+    values: Sequence[float] = ()
+    bars: Mapping[str, int] = field(default_factory=dict)
+
+
+class CaseResult(StrEnum):
+    """How a case of a report ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    """The agent, the model or a limit is to blame, or a check does not hold."""
+    ERROR = "error"
+    """The engine, the harness or the scenario is, or there is no result where one was to be."""
+    UNKNOWN = "unknown"
+    """A store, and a session of an attempt that was given up, do not say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A session, a check or the whole run, as a test that has passed or not."""
+
+    suite: str
+    name: str
+    result: CaseResult
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a report says."""
+
+    source: str
+    tables: Sequence[FigureTable]
+    charts: Sequence[Chart]
+    cases: Sequence[Case]
+    missing: Sequence[str]
+
+
+def make_report(path: Path) -> Report:
+    """Of the run or the store at `path`. Raises `RunError` when it is neither, `StoreError` of a bad store."""
+    view = look_at(path)
+    missing = list(view.missing)
+    told: Json = {}
+    if view.status is not None:
+        with say_missing("its report", missing):
+            told = RunDirectory(path).read_result()
+    figures: dict[int, SessionFigures] = {}
+    for place, line in enumerate(view.sessions):
+        if line.session_id is not None:
+            with say_missing(f"session {line.session_id}", missing):
+                figures[place] = measure(look_into(path, line.session_id))
+    seen = list(figures.values())
+    tables = [_run(view, missing), _outcomes(view), _rewards(view), _lengths(seen), _seconds(seen)]
+    tables += [_ends(seen), _tokens(view, seen, missing), _lags(seen)]
+    with say_missing("the telemetry of its report", missing):
+        rows = [[str(key), _number(value)] for key, value in told.get("telemetry", {}).items()]
+        tables.append(FigureTable("What a trainer logs of it", ("key", "value"), rows))
+    tables.append(_sessions(view, figures))
+    cases = [_case(line, figures.get(place)) for place, line in enumerate(view.sessions)]
+    with say_missing("the checks of its report", missing):
+        cases += list(_checks(told))
+    if path.is_dir():
+        cases.append(_run_case(view.status))
+    return Report(view.source, [each for each in tables if each.rows], _charts(view, seen), cases, missing)
+
+
+def _run(view: RunView, missing: list[str]) -> FigureTable:
+    said = {"status": view.status, "suite": view.suite, "sessions": str(len(view.sessions))}
+    with say_missing("when it was begun", missing):
+        for start in view.starts:
+            at = datetime.fromtimestamp(start["at"], UTC).isoformat(timespec="seconds")
+            said[f"begun {at}"] = join(map(str, start["command"]))
+    said |= {f"version of {name}": version for name, version in view.versions.items()}
+    return FigureTable("Run", ("", ""), [[name, value] for name, value in said.items() if value is not None])
+
+
+def _outcomes(view: RunView) -> FigureTable:
+    counts = Counter(line.outcome or "no outcome" for line in view.sessions)
+    rows = [[name, str(count), f"{count / len(view.sessions):.1%}"] for name, count in sorted(counts.items())]
+    return FigureTable("Outcomes", ("outcome", "sessions", "share"), rows)
+
+
+def _rewards(view: RunView) -> FigureTable:
+    by_scenario: dict[str, list[float]] = {}
+    for line in view.sessions:
+        if line.reward is not None:
+            by_scenario.setdefault(line.scenario or "", []).append(line.reward)
+    rows = [_spread(name, values) for name, values in by_scenario.items()]
+    return FigureTable("Rewards", ("scenario", *_SPREAD), rows)
+
+
+def _lengths(seen: Sequence[SessionFigures]) -> FigureTable:
+    rows = [
+        _spread("turns of a session", [len(each.seconds) for each in seen]),
+        _spread("sampled tokens of a session", [sum(each.outputs) for each in seen]),
+        _spread("sampled tokens of a turn", _all(each.outputs for each in seen)),
+        _spread("prompt tokens of a turn", _all(each.prompts for each in seen)),
+    ]
+    return FigureTable("Lengths", ("", *_SPREAD), [row for row in rows if row[1] != "0"])
+
+
+def _seconds(seen: Sequence[SessionFigures]) -> FigureTable:
+    rates = [
+        tokens / seconds for each in seen for tokens, seconds in zip(each.outputs, each.seconds, strict=True) if seconds
+    ]
+    rows = [
+        _spread("seconds of a turn: gate, queue and engine", _all(each.seconds for each in seen)),
+        _spread("seconds between two turns: agent and tools", _all(each.between for each in seen)),
+        _spread("sampled tokens a second of a turn", rates),
+    ]
+    timed = [each for each in seen if each.seconds]
+    if timed:
+        wall = max(each.ended_at for each in timed) - min(each.began_at for each in timed)
+        if wall > 0:
+            count = sum(sum(each.outputs) for each in timed)
+            rows.append(["sampled tokens a second of all sessions", "1", _number(count / wall), *[""] * 4])
+    return FigureTable("Latency and throughput", ("", *_SPREAD), [row for row in rows if row[1] != "0"])
+
+
+def _ends(seen: Sequence[SessionFigures]) -> FigureTable:
+    ends = sum((each.ends for each in seen), Counter[str]())
+    return FigureTable("Ends of turns", ("end", "turns"), [[name, str(ends[name])] for name in sorted(ends)])
+
+
+def _tokens(view: RunView, seen: Sequence[SessionFigures], missing: list[str]) -> FigureTable:
+    rows: list[list[str]] = []
+    with say_missing("its ledger", missing):
+        ledger = total(each.ledger for each in seen) if view.ledger is None else msgspec.convert(view.ledger, Ledger)
+        counts = {"trained": ledger.trained, "masked": ledger.masked}
+        counts |= {f"dropped: {reason}": count for reason, count in sorted(ledger.dropped.items())}
+        counts |= {"perhaps sampled, never handed over": ledger.unknown.tokens}
+        rows = [[name, f"{count:,}"] for name, count in counts.items()] if ledger.generated else []
+    return FigureTable("Tokens", ("fate", "tokens"), rows)
+
+
+def _lags(seen: Sequence[SessionFigures]) -> FigureTable:
+    lags = sum((each.lags for each in seen), Counter[int]())
+    rows = [[str(lag), f"{lags[lag]:,}", f"{lags[lag] / lags.total():.1%}"] for lag in sorted(lags)]
+    return FigureTable("Version lag", ("versions behind the newest of its session", "tokens", "share"), rows)
+
+
+def _sessions(view: RunView, figures: Mapping[int, SessionFigures]) -> FigureTable:
+    columns = ("number", "session", "scenario", "outcome", "cause", "reward", "turns", "tokens", "seconds", "why")
+    rows = []
+    for place, line in enumerate(view.sessions):
+        facts = figures.get(place)
+        turns, tokens = line.turns if facts is None else len(facts.seconds), line.sampled
+        seconds = None if facts is None else sum(facts.seconds) + sum(facts.between)
+        cells = [line.number, line.session_id, line.scenario, line.outcome, line.cause, line.reward, turns, tokens]
+        rows.append([*map(_number, [*cells, seconds]), _why(line)])
+    return FigureTable("Sessions", columns, rows)
+
+
+def _charts(view: RunView, seen: Sequence[SessionFigures]) -> list[Chart]:
+    ends = sum((each.ends for each in seen), Counter[str]())
+    drops = sum((Counter(each.ledger.dropped) for each in seen), Counter[str]())
+    lags = sum((each.lags for each in seen), Counter[int]())
+    charts = [
+        Chart("Rewards", "reward of a session", [line.reward for line in view.sessions if line.reward is not None]),
+        Chart("Lengths", "sampled tokens of a session", [float(sum(each.outputs)) for each in seen]),
+        Chart("Turns", "seconds of a turn", _all(each.seconds for each in seen)),
+        Chart("Agent and tools", "seconds between two turns", _all(each.between for each in seen)),
+        Chart("Ends of turns", "turns", bars=ends),
+        Chart("Dropped tokens", "tokens", bars=drops),
+        Chart("Version lag", "tokens", bars={f"{lag} behind": lags[lag] for lag in sorted(lags)}),
+    ]
+    return [each for each in charts if each.values or each.bars]
+
+
+def _case(line: SessionLine, facts: SessionFigures | None) -> Case:
+    name = f"session {line.session_id}" if line.number is None else f"rollout {line.number}"
+    seconds = 0.0 if facts is None else sum(facts.seconds) + sum(facts.between)
+    result, reason = CaseResult.PASSED, ""
+    if line.outcome is None:
+        result, reason = CaseResult.UNKNOWN, "it belongs to no rollout that has ended"
+    elif line.outcome not in ENDED_WELL:
+        result = CaseResult.ERROR if line.cause in ("engine", "harness", "scenario") else CaseResult.FAILED
+        reason = f"{line.outcome}: {_why(line)}"
+    elif line.score_error is not None:
+        result, reason = CaseResult.FAILED, f"no score: {line.score_error}"
+    return Case(line.scenario or "sessions", name, result, reason, seconds)
+
+
+def _run_case(status: str | None) -> Case:
+    result = CaseResult.FAILED if status == "checks_failed" else CaseResult.ERROR
+    if status == "passed":
+        return Case("run", "status", CaseResult.PASSED)
+    return Case("run", "status", result, status or "the run goes on, or was stopped")
+
+
+def _checks(told: Json) -> Iterator[Case]:
+    for scenario in told.get("scenarios", ()):
+        for check in scenario.get("checks", ()):
+            said = f"expected {check['expected']}, got {check['seen']}"
+            name = f"check {check['check']}"
+            if check["holds"]:
+                yield Case(str(scenario["name"]), name, CaseResult.PASSED)
+            else:
+                yield Case(str(scenario["name"]), name, CaseResult.FAILED, said)
+
+
+def _why(line: SessionLine) -> str:
+    return "; ".join(each for each in (line.detail, line.last_words, line.score_error) if each)
+
+
+def _all(parts: Iterable[Sequence[float]]) -> list[float]:
+    return [value for part in parts for value in part]
+
+
+def _spread(name: str, values: Sequence[float]) -> list[str]:
+    """A row: how many, their mean, and quantiles; a count of 0 where there are none."""
+    if not values:
+        return [name, "0", *[""] * (len(_SPREAD) - 1)]
+    found = np.asarray(values, float)
+    low, middle, high, most = (float(each) for each in np.quantile(found, _QUANTILES))
+    return [name, str(len(values)), *map(_number, (float(found.mean()), low, middle, high, most))]
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".") if math.isfinite(value) else "-"
+    return "-" if value is None else str(value)

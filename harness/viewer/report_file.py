@@ -1,0 +1,65 @@
+"""The file of a report: there as a whole or not at all, and in the place of a report and of no other file."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import RunError
+from harness.viewer import report_formats
+from harness.viewer.report import Report, make_report
+from harness.viewer.report_plots import draw
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    write: Callable[[Report], str]
+    beginning: str
+    """By which a report is known, so that nothing else is overwritten."""
+
+
+_HTML = _Format(report_formats.write_html, report_formats.HTML_BEGINNING)
+_JUNIT = _Format(report_formats.write_junit, report_formats.JUNIT_BEGINNING)
+_FORMATS = {
+    ".html": _HTML,
+    ".md": _Format(report_formats.write_markdown, report_formats.MARKDOWN_BEGINNING),
+    ".xml": _JUNIT,
+    ".junit": _JUNIT,
+}
+
+
+def write_report(run: Path, out: Path, *, plots: bool) -> Report:
+    """Write the report of `run` to `out`, in the format of its ending; with `plots` the charts too, which a page has.
+
+    Raises `RunError` of a path that is no run, of an ending that is no format, and of a file that cannot be written or
+    is none of ours; `StoreError` of a bad store.
+    """
+    kind = _FORMATS.get(out.suffix)
+    if kind is None or (plots and kind is not _HTML):
+        endings = ".html, which --plots needs" if plots else ", ".join(_FORMATS)
+        raise RunError(f"expected a file with the ending {endings}; got --out {out}")
+    if out.is_dir() or (out.exists() and not _begins(out, kind.beginning)):
+        raise RunError(f"expected a place for the report, found something else at {out}: name another file with --out")
+    report = make_report(run)
+    if plots:
+        missing = list(report.missing)
+        pictures = draw(report.charts, missing)
+        report = replace(report, missing=missing)
+        text = report_formats.write_html(report, pictures)
+    else:
+        text = kind.write(report)
+    scratch = out.with_name(f".{out.name}.unfinished")
+    try:
+        scratch.write_text(text, "utf-8", newline="\n")
+        scratch.replace(out)
+    except OSError as error:
+        raise RunError(f"expected a place for the report, cannot write {out}: {error.strerror}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+    return report
+
+
+def _begins(path: Path, beginning: str) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(beginning)) == beginning.encode()
+    return False

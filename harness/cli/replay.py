@@ -52,6 +52,7 @@ def replay(
 
     from harness.errors import RunError
     from harness.suite.exits import ExitCode
+    from harness.suite.run.interrupts import terminated_as_interrupted
     from harness.telemetry.logging import configure_logging
     from harness.telemetry.printable import printable
     from harness.viewer.replay import AGENT
@@ -60,7 +61,7 @@ def replay(
     configure_logging("error")
     if agent is not None and Path(agent).is_file():  # paths are meant from here, not from the scenario's folder
         agent = str(Path(agent).absolute())
-    with ExitStack() as stack:
+    with terminated_as_interrupted(), ExitStack() as stack:
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RunError(f"{out} exists and is not empty; choose another --out")
         workdir = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-replay-")))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from harness.suite.record.rollout_table import read_rollouts
 from harness.types import Turn
 from harness.viewer.replay import AGENT, STORE, Replay, replay
 from tests.harness_command import AGENT as PROGRAM
-from tests.harness_command import harness, write_scenario
+from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
 
 
 @pytest.fixture(name="small", scope="module")
@@ -156,3 +157,18 @@ def test_another_folder_is_not_overwritten(small: Path, tmp_path: Path):
     (tmp_path / "x").write_text("mine")
     with pytest.raises(RunError, match="not empty"):
         replay_command(small, "0", out=tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_replay_that_is_stopped_leaves_nothing_behind(small: Path, tmp_path: Path, number: signal.Signals):
+    """A service manager ends it as Ctrl+C does, in the middle of the agent's work."""
+    here, kept = tmp_path / "here", tmp_path / "kept"
+    kept.mkdir()
+    agent = _agent(tmp_path, **{"turns = 0\n": f"pathlib.Path({str(here)!r}).touch(); time.sleep(60)\nturns = 0\n"})
+    with start_harness("replay", small, "1", "--agent", agent, env={"TMPDIR": str(kept)}) as process:
+        wait_for(here)
+        process.send_signal(number)
+        ended = wait(process)
+
+    assert (ended.code, ended.stderr) == (2, "harness: interrupted\n")
+    assert not list(kept.glob("harness-*"))

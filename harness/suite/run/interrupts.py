@@ -10,9 +10,28 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl+C does, so that it closes what it has opened; in the main thread."""
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        by_keyboard = signal.getsignal(signal.SIGINT)  # a loop that runs has one that cancels its task
+        if callable(by_keyboard):
+            by_keyboard(signal.SIGINT, frame)
+        else:  # ignored, as of a job in the background of a script
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Interrupts:

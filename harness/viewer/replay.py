@@ -111,11 +111,17 @@ def _plan(run: Path, line: SessionLine) -> PlannedRollout:
             f" got {line.session_id or line.number} of {run}"
         )
     entries = RunConfig.load(RunDirectory(run).config).scenarios
-    planned = plan_rollouts([_as_recorded(entry) for entry in entries])[line.number]
+    plan = plan_rollouts([_as_recorded(entry) for entry in entries])
+    planned = next((each for each in plan if each.number == line.number), None)
+    if planned is None or (planned.folder.name, planned.seed) != (line.scenario, line.seed):
+        raise RunError(
+            f"the configuration in {run} has no rollout {line.number} of {line.scenario}: it is of another run"
+        )
     folder = planned.folder
     recorded = next(entry.files for entry in entries if entry.scenario.name == folder.name)
     said = [INSTRUCTION_FILE] if planned.prompt.text is None else []
     said += [folder.scenario.engine.template] if folder.scenario.engine.template in recorded else []
+    said += [str(folder.scenario.engine.script)] if folder.scenario.forces_tokens else []
     changed = [name for name in said if folder.digests().get(name) != recorded.get(name)]
     if changed:
         raise RunError(

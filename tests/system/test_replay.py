@@ -143,6 +143,31 @@ def test_what_the_scenario_said_then_is_replayed(small: Path, tmp_path: Path):
         _replay(moved, "2", tmp_path / "not-again")
 
 
+def test_a_forced_script_must_be_that_of_the_run(small: Path, tmp_path: Path):
+    """Its words were answers, and the run has but its digest."""
+    forced = tmp_path / "forced"
+    shutil.copytree(small, forced)
+    now = write_scenario(tmp_path / "small", script={"steps": [{"text": "Another."}]})
+    text = (forced / "config.toml").read_text().replace(str(small.parent / "small"), str(now))
+    text = text.replace('name = "scripted"', 'name = "local"').replace("force_script = false", "force_script = true")
+    (forced / "config.toml").write_text(text)
+
+    with pytest.raises(RunError, match=r"script\.toml is not what it was"):
+        _replay(forced, "0", tmp_path / "again")
+
+
+def test_a_configuration_of_another_run_is_refused(small: Path, tmp_path: Path):
+    """It has no such rollout, or another one at its number."""
+    other = tmp_path / "other"
+    shutil.copytree(small, other)
+    text = (small / "config.toml").read_text()
+    for before, now in (("samples_per_prompt = 2", "samples_per_prompt = 1"), ("seed = 3", "seed = 4")):
+        assert before in text
+        (other / "config.toml").write_text(text.replace(before, now))
+        with pytest.raises(RunError, match="has no rollout 3"):
+            _replay(other, "3", tmp_path / before)
+
+
 def test_a_session_without_an_answer_is_not_replayed(tmp_path: Path):
     """It would pass whatever the agent does."""
     program = PROGRAM.lstrip().replace('metadata.get("turns", 2)', "0")

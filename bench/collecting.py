@@ -49,6 +49,7 @@ async def _server(directory: Path, text: str) -> AsyncIterator[str]:
     import structlog
 
     from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
+    from harness.machine.memory import settle
     from harness.server.serving import SWITCH_S, serve
     from harness.store.connect import open_store
     from harness.tokens.model_family import open_chat_tokenizer
@@ -60,6 +61,7 @@ async def _server(directory: Path, text: str) -> AsyncIterator[str]:
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script((ScriptStep(text=text),)), context_length=1 << 20)
     sys.setswitchinterval(SWITCH_S)  # as `harness serve` does
     async with serve(engine, chat_tokenizer, open_store(directory / "bench.db")) as running:
+        settle()
         yield running.url
 
 

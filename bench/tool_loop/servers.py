@@ -96,11 +96,11 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     where = "memory" if options.role == "memory" else options.directory / "turn_overhead.db"
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_S)
-    settle()
     settings = ServerSettings(
         idle_page_out_s=options.idle_page_out, idle_ttl_s=options.idle_ttl, keep_closed_s=options.keep_closed
     )
     async with serve(engine, chat_tokenizer, open_store(where), settings) as server:
+        settle()
         if options.tasks is None:
             yield server.url
             return

@@ -99,6 +99,7 @@ def router(
     program = gateway_program(gateway, output.say) if router_url is None else None
 
     def announce(running: "RunningServer", front: "Gateway") -> None:
+        settle()  # the sessions that were restored stay, too
         for restriction in () if as_json else front.restrictions:
             output.say(f"the gateway is restricted: {front.kind} {restriction}")
         said = f"routing and serving sessions at {running.url} in front of {front.kind} at {front.url}; Ctrl+C stops"
@@ -106,5 +107,4 @@ def router(
         restored = running.restored
         server.announce(running.url, settings, said, as_json=as_json, sessions_restored=restored, gateway=facts)
 
-    settle()
     uvloop.run(route_forever(routing, program, chat_tokenizer, open_store(server.store), settings, started=announce))

@@ -99,6 +99,7 @@ def serve(
         provider.continues_at_entry = continue_engines
 
     def announce(running: "RunningServer") -> None:
+        settle()  # the sessions that were restored stay, too
         said = f"serving sessions at {running.url}; Ctrl+C stops"
         server.announce(running.url, settings, said, as_json=as_json, sessions_restored=running.restored)
 
@@ -116,5 +117,4 @@ def serve(
         from harness.router.engine_verbs import with_verbs
 
         around = with_verbs(NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path()), settings)
-    settle()
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))

@@ -4,12 +4,13 @@ what an agent has left is read as what it is.
 
 import errno
 import os
+import secrets
 import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from harness.errors import StoreError, StoreFull
 
@@ -43,6 +44,22 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A file of UTF-8 that takes the place of `path` when the block ends well, and is gone otherwise.
+
+    Whoever else writes there at that time has a file of his own, and the last one to end is what stays. Raises
+    `OSError`.
+    """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with scratch.open("x", encoding="utf-8", newline="\n") as file:
+            yield file
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def open_left_behind(path: Path) -> BinaryIO:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import RunError
+from harness.machine.disk import replacing
 from harness.viewer import report_formats
 from harness.viewer.report import Report, make_report
 from harness.viewer.report_plots import draw
@@ -48,14 +49,11 @@ def write_report(run: Path, out: Path, *, plots: bool) -> Report:
         text = report_formats.write_html(report, pictures)
     else:
         text = kind.write(report)
-    scratch = out.with_name(f".{out.name}.unfinished")
     try:
-        scratch.write_text(text, "utf-8", newline="\n")
-        scratch.replace(out)
+        with replacing(out) as file:
+            file.write(text)
     except OSError as error:
         raise RunError(f"expected a place for the report, cannot write {out}: {error.strerror}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
     return report
 
 

@@ -9,14 +9,17 @@ numbers in base64, which the page decodes when the session is opened; the texts 
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from harness.errors import RunError
+from harness.machine.disk import replacing
 from harness.tokens.incremental import IncrementalDecoder
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
@@ -54,17 +57,13 @@ def write_page(
     """
     if path.is_dir() or (path.exists() and not _is_page(path)):
         raise RunError(f"expected a place for the page, found something else at {path}: name another file with --out")
-    scratch = path.with_name(f".{path.name}.unfinished")
     try:
-        with scratch.open("w", encoding="ascii", newline="\n") as file:
+        with replacing(path) as file:
             for piece in page_pieces(view, look_inside, tokenizer):
                 file.write(piece)
-        scratch.replace(path)
         return path.stat().st_size
     except OSError as error:
         raise RunError(f"expected a place for the page, cannot write {path}: {error.strerror}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokenizer: Tokenizer | None) -> Iterator[str]:
@@ -101,7 +100,7 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
         "missing": missing,
         "sessions": lines,
     }
-    yield _data("run", run)
+    yield _data("run", _finite(run))
     yield _data("texts", table.rows)
     yield f"<script>{script}</script>\n</body></html>\n"
 
@@ -118,6 +117,15 @@ def _data(name: str, value: object) -> str:
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=str)
     text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return f'<script type="application/json" id="{name}">{text}</script>\n'
+
+
+def _finite(value: Any) -> Any:
+    """`value` with words in the place of numbers that JSON does not have, which a record may have all the same."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _digest(text: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import math
 import re
 import struct
 import subprocess
@@ -220,6 +221,20 @@ async def test_a_session_that_cannot_be_read_is_said_in_the_page(tmp_path: Path)
     assert "no engine" in whole_one["sessions"]
 
 
+def test_a_reward_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path):
+    """JSON has no word for it, and a page whose data cannot be read shows nothing."""
+    lines = [
+        SessionLine(None, number=number, reward=reward) for number, reward in enumerate((math.nan, -math.inf, 0.5))
+    ]
+    view = RunView("run", lines)
+    write_page(tmp_path / "run.html", view, lambda session_id: SessionView.of({"session_id": session_id}), None)
+
+    page = (tmp_path / "run.html").read_text()
+    [data] = re.findall(r'<script type="application/json" id="run">(.*)</script>', page)
+    read = json.loads(data, parse_constant=pytest.fail)
+    assert [each["reward"] for each in read["sessions"]] == ["nan", "-inf", 0.5]
+
+
 def test_a_page_that_cannot_be_written_is_one_line(store: tuple[Path, Json], tmp_path: Path):
     """The run is looked at first: neither leaves a file behind."""
     with pytest.raises(RunError, match=r"cannot write .*nowhere/run\.html"):
@@ -239,4 +254,4 @@ def test_a_page_replaces_a_page_and_nothing_else(store: tuple[Path, Json], tmp_p
         view(store[0], out=tmp_path / "run.html")
 
     assert store[0].read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir() if "unfinished" in each.name] == []
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []

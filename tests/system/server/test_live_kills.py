@@ -1,14 +1,18 @@
-"""A server, a client or an engine that is killed in the middle of live streams: what an agent acts on was durable (I9).
+"""A server, a client or an engine that is killed in live streams: what an agent acts on was durable (I9).
 
-`HARNESS_SOAK_KILLS` says how often each of them dies.
+`HARNESS_SOAK_KILLS` says how often each of them dies. The moments are counted in deltas that were read, not in seconds:
+the first is right behind the first delta and the second behind an end, however busy the machine is; the others are
+drawn over twice an answer's length.
 """
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
 import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +31,60 @@ CLIENTS = 8
 KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "5"))
 LENGTH = "400"
 """Characters of an answer: several parts of a live stream."""
+DELTAS = 16
+"""About as many has such an answer."""
+
+
+def moments(seed: int) -> Iterator[float]:
+    """After how many deltas of a stream each kill comes; an end comes before the moments that it does not reach."""
+    drawn = random.Random(seed)
+    yield 1
+    yield math.inf
+    for _ in range(KILLS - 2):
+        yield drawn.randint(1, 2 * DELTAS)
+
+
+def says_end(event: dict) -> bool:
+    """Whether an event of a stream says how the answer ended."""
+    return "error" not in event and event["choices"][0]["finish_reason"] is not None
+
+
+def said_in(event: dict) -> str:
+    """The part of the answer that an event has."""
+    return "" if "error" in event else event["choices"][0]["delta"].get("content") or ""
+
+
+def events_in(seen: bytes) -> list[dict]:
+    """The events of a stream, of its whole lines."""
+    return [json.loads(line[6:]) for line in seen.split(b"\n")[:-1] if line.startswith(b"data: {")]
+
+
+def has_end(seen: bytes) -> bool:
+    """Whether whole lines of a stream say how the answer ended."""
+    return any(says_end(event) for event in events_in(seen))
+
+
+def is_cut(seen: bytes) -> bool:
+    """Whether a stream has said something, and not how the answer ended."""
+    return any(said_in(event) for event in events_in(seen)) and not has_end(seen)
+
+
+async def lines_of(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Its lines as they come."""
+    async for line in answer.aiter_lines():
+        yield line.encode() + b"\n"
+
+
+async def read_until(lines: AsyncIterator[bytes], deltas: float) -> bytes:
+    """What a stream says up to its part number `deltas`, or to its end if that comes before."""
+    seen, count = b"", 0
+    async for line in lines:
+        seen += line
+        for event in events_in(line):
+            count += bool(said_in(event))
+            if count >= deltas or says_end(event):
+                return seen
+    return seen
 
 
 @dataclass
@@ -39,10 +97,13 @@ class Reader:
     """What has come of the answer, each time it was asked for."""
     answers: list[str] = field(default_factory=list)
     """Those that had an end."""
+    deltas: int = 0
+    """How many have come from this server."""
 
     async def read(self, url: str) -> None:
         """Ask for one answer after the other, until the server is gone."""
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
+            self.deltas = 0
             if not self.session_id:
                 self.session_id = (await http.post("/sessions", json={"streaming": "live"})).json()["session_id"]
             while True:
@@ -57,24 +118,34 @@ class Reader:
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                choice = json.loads(line.removeprefix("data: "))["choices"][0]
-                self.seen[-1] += choice["delta"].get("content") or ""
-                if choice["finish_reason"] is not None:
+                event = json.loads(line.removeprefix("data: "))
+                self.seen[-1] += said_in(event)
+                self.deltas += bool(said_in(event))
+                if says_end(event):
                     self.answers.append(self.seen[-1])
                     self.turn += 1
                     self.seen = []
                     return
 
 
+def answers_of(readers: list[Reader]) -> int:
+    """How many have come with an end."""
+    return sum(len(reader.answers) for reader in readers)
+
+
 @pytest.mark.timeout(3600)
 async def test_no_client_has_seen_an_end_whose_turn_is_not_in_the_store(tmp_path: Path):
     """Killed again and again; the same request gets an answer afterwards, and every token is accounted for."""
-    store, readers, moment = tmp_path / "sessions.db", [Reader() for _ in range(CLIENTS)], random.Random(5)
-    cut = 0
-    for _ in range(KILLS):
+    store, readers, cut = tmp_path / "sessions.db", [Reader() for _ in range(CLIENTS)], 0
+    for moment in moments(5):
+        answered = answers_of(readers)
         async with server_process(store, LENGTH) as (process, url):
             reading = [asyncio.create_task(reader.read(url)) for reader in readers]
-            await asyncio.sleep(0.3 + moment.random())  # the moment is what is tried
+            async with asyncio.timeout(PATIENCE_S):
+                while max(reader.deltas for reader in readers) < moment and not (
+                    moment == math.inf and answers_of(readers) > answered
+                ):
+                    await asyncio.sleep(0.001)
             process.send_signal(signal.SIGKILL)
             endings = await asyncio.gather(*reading, return_exceptions=True)
         assert all(isinstance(ending, httpx.HTTPError) for ending in endings), endings
@@ -85,6 +156,8 @@ async def test_no_client_has_seen_an_end_whose_turn_is_not_in_the_store(tmp_path
             assert set(reader.answers) <= set(stored)
 
     assert cut > 0, "no stream was cut after it had said something"
+    assert answers_of(readers) > 0, "no stream had an end"
+    print(f"{KILLS} servers killed: {cut} streams cut, {answers_of(readers)} ended")
     async with server_process(store, LENGTH) as (_, url), httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
         for reader in readers:
             answered = len(reader.answers)
@@ -113,62 +186,59 @@ while line := answer.readline():
 """Writes each line of an answer as it comes, so that what it has seen is known when it is dead."""
 
 
-def has_end(seen: bytes) -> bool:
-    """Whether whole lines of a stream say how the answer ended."""
-    lines = [line for line in seen.split(b"\n")[:-1] if line.startswith(b"data: {")]
-    events = [json.loads(line[6:]) for line in lines]
-    return any(event["choices"][0]["finish_reason"] for event in events if "error" not in event)
-
-
 @pytest.mark.timeout(3600)
 async def test_a_client_that_is_killed_has_seen_no_end_that_is_not_in_the_store(tmp_path: Path):
     """The same request gets an answer afterwards, and every token is accounted for."""
-    store, moment, session_ids, cut = tmp_path / "sessions.db", random.Random(6), [], 0
+    store, session_ids, cut, ended = tmp_path / "sessions.db", [], 0, 0
     message = {"role": "user", "content": "question"}
     body = json.dumps({"model": "m", "stream": True, "messages": [message]})
     async with server_process(store, LENGTH) as (_, url), httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-        for _ in range(KILLS):
+        for moment in moments(6):
             session_id = (await http.post("/sessions", json={"streaming": "live"})).json()["session_id"]
             session_ids.append(session_id)
             path, parts = f"/sessions/{session_id}/v1/chat/completions", httpx.URL(url)
             command = (sys.executable, "-S", "-c", CLIENT, parts.host, str(parts.port), path, body)
             client = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             assert client.stdout is not None
-            seen = await client.stdout.readline()
-            await asyncio.sleep(moment.random() * 0.6)  # the moment is what is tried
+            seen = await read_until(client.stdout, moment)
             with suppress(ProcessLookupError):
                 client.kill()
             seen += await client.stdout.read()
             await client.wait()
-            cut += not has_end(seen)
+            cut += is_cut(seen)
+            ended += has_end(seen)
             usable = [turn for turn in read_file(store)[session_id].turns.values() if turn.is_usable]
             assert usable or not has_end(seen)
 
             again = await http.post(path, content=body)
             assert has_end(again.content), again.text
-        assert cut > 0, "no stream was cut"
+        assert cut > 0, "no stream was cut after it had said something"
+        assert ended > 0, "no stream had an end"
+        print(f"{KILLS} clients killed: {cut} streams cut, {ended} ended")
         await every_token_is_accounted_for(http, store, session_ids)
 
 
 @pytest.mark.timeout(3600)
 async def test_an_engine_that_is_killed_ends_no_stream_and_loses_no_token(tmp_path: Path):
     """Killed and started again on its port; the same request gets an answer, and every token is accounted for."""
-    store, moment, cut = tmp_path / "sessions.db", random.Random(7), 0
+    store, cut, ended = tmp_path / "sessions.db", 0, 0
     async with worker_processes() as workers:
         worker = await workers.start(token_delay_s=0.02)
         engine = SGLangTokenProvider(worker.url, vocab_size=toy_tokenizer().vocab_size)
         async with serving_with(engine, store=store) as client:
             http, session_ids = client.http, []
-            for number in range(KILLS):
+            for number, moment in enumerate(moments(7)):
                 session_id = (await client.create(streaming="live")).session_id
                 session_ids.append(session_id)
                 path = f"/sessions/{session_id}/v1/chat/completions"
                 asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"question {number}"}]}
-                reading = asyncio.create_task(http.post(path, json=asked))
-                await asyncio.sleep(moment.random() * 0.6)  # the moment is what is tried
-                await worker.kill()
-                seen = (await reading).content
-                cut += seen.count(b"data: {") > 2 and not has_end(seen)  # beside its first chunk and the error
+                async with http.stream("POST", path, json=asked) as answer:
+                    lines = lines_of(answer)
+                    seen = await read_until(lines, moment)
+                    await worker.kill()
+                    seen += await read_until(lines, math.inf)
+                cut += is_cut(seen)
+                ended += has_end(seen)
                 usable = [turn for turn in read_file(store)[session_id].turns.values() if turn.is_usable]
                 assert usable or not has_end(seen)
 
@@ -177,4 +247,6 @@ async def test_an_engine_that_is_killed_ends_no_stream_and_loses_no_token(tmp_pa
                     while not has_end((await http.post(path, json=asked)).content):
                         await asyncio.sleep(0.05)
             assert cut > 0, "no stream was cut after it had said something"
+            assert ended > 0, "no stream had an end"
+            print(f"{KILLS} engines killed: {cut} streams cut, {ended} ended")
             await every_token_is_accounted_for(http, store, session_ids)

@@ -244,7 +244,8 @@ def _read_call(item: Item, limits: RequestLimits) -> Json:
 
 
 def _read_reasoning(item: Item, call: WireCall) -> str:
-    """What its texts say; without any, the reasoning of the recorded reply that was sealed so."""
+    """What its content says; without any, the reasoning of the recorded reply that was sealed so, then its summary."""
     wire = decode_json(_reasoning_decoder, item.raw, item.field)
-    text = read_text(wire.content or wire.summary, f"{item.field}.content")
-    return text or call.sealed_reasoning(wire.encrypted_content or "")
+    content = read_text(wire.content, f"{item.field}.content")
+    recorded = content or call.sealed_reasoning(wire.encrypted_content or "")
+    return recorded or read_text(wire.summary, f"{item.field}.summary")

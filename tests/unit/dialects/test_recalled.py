@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.dialects.dialect import DIALECTS, Dialect
-from harness.dialects.model_request import ModelRequest, WireCall
+from harness.dialects.model_request import ModelRequest, WireCall, seal
 from harness.dialects.request_limits import DEFAULT_LIMITS
 from harness.errors import MalformedRequest
 from harness.tokens.history import History
@@ -193,6 +193,25 @@ def test_a_client_may_cut_a_call_that_is_recorded(dialect: Dialect, fields: Json
     assert asked.messages[1]["tool_call_id"] == "c1"
     with pytest.raises(MalformedRequest, match="c1"):
         dialect.parse(WireCall(body), DEFAULT_LIMITS, History())
+
+
+@pytest.mark.parametrize(
+    ("item", "reasoning"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "as it was sampled"}]}, "as it was sampled"),
+        ({"encrypted_content": seal("r1"), "summary": [{"type": "summary_text", "text": "in short"}]}, "as recorded"),
+        ({"encrypted_content": seal("r2"), "summary": [{"type": "summary_text", "text": "in short"}]}, "in short"),
+    ],
+)
+def test_a_summary_is_taken_where_the_reasoning_is_not_known(item: Json, reasoning: str):
+    """It is no text that the model has sampled: the key of the reply comes first."""
+    reply = {"role": "assistant", "content": "yes", "reasoning_content": "as recorded"}
+    turn = replace(take_turn(new_session(), [user("hi")]), reply=reply)
+    body = json.dumps({"input": [user("hi"), {"type": "reasoning", "summary": [], **item}]}).encode()
+
+    asked = RESPONSES.parse(WireCall(body, answered_as={"r1": turn}.get), DEFAULT_LIMITS, History())
+
+    assert asked.messages[1]["reasoning_content"] == reasoning
 
 
 def test_tools_that_only_the_vendor_runs_are_noted_in_every_turn():

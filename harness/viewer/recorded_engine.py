@@ -5,6 +5,7 @@ have is `difference`, in words; it and all that follow are refused, so an agent 
 gave. It is a `TokenProvider`: sessions, dialects and limits in front of it are the real ones.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +58,8 @@ class RecordedEngine:
         """Indices of the turns that were answered, in order."""
         self.difference: str | None = None
         """The first request that the record does not answer; None while there was none."""
+        self.parted = asyncio.Event()
+        """There was one."""
         self.capabilities = Capabilities(
             engine="recorded",
             model=model,
@@ -100,6 +103,7 @@ class RecordedEngine:
         if self.difference is None:
             self.difference = self._difference(request)
         if self.difference is not None:
+            self.parted.set()
             raise EngineRejected(f"the record has no answer: {self.difference}")
         turn, _ = self._waiting.pop(self._find(request.input_ids)[0].index)
         self.served.append(turn.index)

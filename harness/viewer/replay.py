@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import RunError
+from harness.machine.deadlines import beside
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.server.http.access import new_admin_token
@@ -33,6 +34,11 @@ STORE = "sessions.db"
 """The replayed session, in the folder of the replay."""
 AGENT = "agent"
 """The agent's files and its log, in the folder of the replay."""
+
+
+_GRACE_S = 5.0
+"""For the agent to end by itself once it has asked for something else, as most do that are refused."""
+_STOP_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +101,20 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
             request_kwargs=spec.request_kwargs,
             metadata=planned.prompt.metadata,
         )
-        rollout = await manager.run(task)
+        async with beside(_end_parted(engine, manager), name="end an agent that asks on"):
+            rollout = await manager.run(task)
     difference = engine.difference
     if difference is None and engine.unasked:
         difference = f"the agent ended without asking for turn {engine.unasked[0]} of the record"
     kind, detail = str(rollout.outcome.kind), rollout.outcome.detail
     return Replay(line.session_id, rollout.session_id, engine.served, difference, kind, detail)
+
+
+async def _end_parted(engine: RecordedEngine, manager: SessionManager) -> None:
+    """End the agent that asks on behind the first difference: nothing that it asks for is in the record."""
+    await engine.parted.wait()
+    await asyncio.sleep(_GRACE_S)
+    await manager.stop_agents(_STOP_S)
 
 
 def _plan(run: Path, line: SessionLine) -> PlannedRollout:

@@ -80,6 +80,19 @@ def test_an_agent_that_says_something_else_is_stopped_there(small: Path, tmp_pat
     assert "engine_rejected" in (tmp_path / "again" / AGENT / "agent.log").read_text()
 
 
+def test_an_agent_that_takes_no_refusal_for_an_end_is_ended(small: Path, tmp_path: Path):
+    """Long before its deadline of a minute: nothing that it asks for is in the record any more."""
+    stubborn = {
+        "Go on.": "Go elsewhere.",
+        "        if error.code == 404:\n            break\n        sys.exit(1)": "        time.sleep(0.1); continue",
+    }
+    found = _replay(small, "2", tmp_path / "again", _agent(tmp_path, **stubborn))
+
+    assert found.served == [0]
+    assert "turn 1 differs" in (found.difference or "")
+    assert found.outcome == "drained"  # not timed out
+
+
 def test_an_agent_that_asks_otherwise_is_stopped(small: Path, tmp_path: Path):
     """By how it wants to be answered, with the same words."""
     cut = _agent(tmp_path, **{'"messages": messages}': '"messages": messages, "max_tokens": 1}'})

@@ -14,27 +14,12 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import (
-    agent,
-    demo,
-    diff,
-    engine,
-    init,
-    model,
-    operate,
-    output,
-    replay,
-    report,
-    router,
-    run,
-    scenario,
-    serve,
-    show,
-    train,
-    verify,
-    view,
-)
-from harness.cli import exec as exec_
+from harness.cli import agent, demo, engine, init, model, output, scenario, verify
+from harness.cli.look import diff, replay, report, show, view
+from harness.cli.operate import ctl, sessions
+from harness.cli.runs import exec as exec_
+from harness.cli.runs import run, train
+from harness.cli.servers import router, serve
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
 
@@ -59,8 +44,8 @@ app.command("exec")(exec_.execute)
 app.command("env")(exec_.env)
 app.command("serve")(serve.serve)
 app.command("router")(router.router)
-app.add_typer(operate.ctl, name="ctl")
-app.add_typer(operate.sessions, name="sessions")
+app.add_typer(ctl.app, name="ctl")
+app.add_typer(sessions.app, name="sessions")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(agent.app, name="agent")
 app.add_typer(model.app, name="model")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.replay import replay as replay_command
+from harness.cli.look.replay import replay as replay_command
 from harness.errors import RunError
 from harness.store.sqlite import read_session
 from harness.suite.record.rollout_table import read_rollouts

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cli.run import run
+from harness.cli.runs.run import run
 from harness.engines.scripted import ScriptStep
 from harness.suite.scenarios.folder import bundled_scenarios
 from tests.harness_command import Ended, harness, start_harness, wait, write_scenario

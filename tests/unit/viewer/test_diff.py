@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.cli.diff import diff
+from harness.cli.look.diff import diff
 from harness.errors import RunError
 from harness.sessions.record import RecordIds, session_record
 from harness.store.sqlite import read_session

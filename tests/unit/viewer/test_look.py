@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.show import show
+from harness.cli.look.show import show
 from harness.engines.scripted import ScriptStep
 from harness.errors import Cause, RunError, SessionServerError
 from harness.samples.rollout import OutcomeKind

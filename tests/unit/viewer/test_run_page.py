@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.view import view
+from harness.cli.look.view import view
 from harness.errors import RunError
 from harness.rollouts.agents.install import agents_directory
 from harness.rollouts.agents.node import provide_node

@@ -68,7 +68,7 @@ def serve(
     Example: `harness serve --model smollm2-135m-instruct --store sessions.db`
     """
     if shards is not None and shard is None:
-        from harness.cli.serve_shards import serve_shards
+        from harness.cli.servers.shards import serve_shards
 
         if model is not None:
             models.fetch(model)  # once, before all shards want it

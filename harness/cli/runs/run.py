@@ -156,7 +156,7 @@ def run(
     if as_json:
         output.print_json(report.to_json())
     else:
-        from harness.cli.summary import print_report
+        from harness.cli.runs.summary import print_report
 
         print_report(report)
     raise typer.Exit(report.exit_code)
@@ -166,7 +166,7 @@ def _execute(opened: "OpenedRun", concurrency: int | None, admin_token: str | No
     """The report of the run; whatever stops it, the user is told how to go on."""
     import uvloop
 
-    from harness.cli.progress import open_progress
+    from harness.cli.runs.progress import open_progress
     from harness.errors import HarnessError
     from harness.suite.exits import ExitCode, exit_code_of
     from harness.suite.run.interrupts import Interrupts

@@ -1,0 +1,123 @@
+"""`harness sessions`: the sessions of a server that runs, a front of shards or a router, listed, shown and deleted.
+
+What is deleted is told session by session; nothing is deleted on a name that fits none, or several.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import options, output
+from harness.cli.operate.reach import AdminToken, Server, ask_server
+from harness.errors import RunError, SessionDamaged, SessionServerError
+from harness.suite.exits import ExitCode
+from harness.telemetry.printable import printable
+
+if TYPE_CHECKING:
+    from harness.client.session_server import SessionServerClient, SessionSummary
+
+app = typer.Typer(no_args_is_help=True, help="The sessions of a server that runs.")
+
+
+@app.command("list")
+def list_(*, server: Server, admin_token: AdminToken = None, as_json: options.Json = False) -> None:
+    """List the sessions that the server holds."""
+    from msgspec import to_builtins
+
+    async def read(client: "SessionServerClient") -> "list[SessionSummary]":
+        return await client.sessions()
+
+    found = ask_server(server, admin_token, read)
+    if as_json:
+        output.print_json({"sessions": to_builtins(found)})
+        return
+    lines = [f"{'session':32}  {'phase':8}  turns  in flight"]
+    lines += [f"{each.session_id}  {each.phase:8}  {each.turns:5}  {each.turns_in_flight:9}" for each in found]
+    output.print_text("\n".join(lines))
+
+
+@app.command("show")
+def show(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Its id, or the beginning of it.")],
+    *,
+    server: Server,
+    admin_token: AdminToken = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show one session: branches, dialogue, ledger. The same as `harness show --server URL SESSION`."""
+    from pathlib import Path
+
+    from harness.cli.look.show import show as show_session
+
+    show_session(Path(session), server=server, admin_token=admin_token, as_json=as_json)
+
+
+@app.command("delete")
+def delete(
+    session: Annotated[
+        list[str], typer.Argument(metavar="SESSION...", help="Ids, or the beginnings of ids, at least 8 characters.")
+    ],
+    *,
+    server: Server,
+    admin_token: AdminToken = None,
+    as_json: options.Json = False,
+) -> None:
+    """Take sessions off the server; their turns in flight end, and a store in a file keeps what they were.
+
+    Nothing is deleted when one of the names fits no session or several. Each session is told of: deleted, unknown (a
+    whole id that the server does not have) or refused; unless all are deleted the exit code is 4, or 6 for a refusal.
+    """
+
+    async def delete_all(client: "SessionServerClient") -> list[tuple[str, str, str | None]]:
+        known = [each.session_id for each in await client.sessions()]
+        found = dict.fromkeys(_find_session(name, known) for name in session)
+        return await asyncio.gather(*(_delete(client, each) for each in found))
+
+    ended = ask_server(server, admin_token, delete_all)
+    if as_json:
+        output.print_json(
+            {
+                "deleted": [each for each, end, _ in ended if end == "deleted"],
+                "unknown": [each for each, end, _ in ended if end == "unknown"],
+                "refused": {each: reason for each, end, reason in ended if end == "refused"},
+            }
+        )
+    else:
+        for each, end, reason in ended:
+            output.print_text(f"{end:8}  {each}" + (f"  {printable(reason)}" if reason else ""))
+    ends = {end for _, end, _ in ended}
+    if "refused" in ends:
+        raise typer.Exit(ExitCode.INFRASTRUCTURE)
+    if "unknown" in ends:
+        raise typer.Exit(ExitCode.USAGE)
+
+
+async def _delete(client: "SessionServerClient", session_id: str) -> tuple[str, str, str | None]:
+    """The id, `deleted`, `unknown` or `refused`, and the reason of a refusal."""
+    try:
+        try:
+            is_known = (await client.facts(session_id)).phase != "unknown"
+        except SessionServerError as error:
+            if error.code != SessionDamaged.code:
+                raise
+            is_known = True  # kept aside, and given up by the deletion
+        await client.delete(session_id)
+    except SessionServerError as error:
+        return session_id, "refused", error.message
+    return session_id, "deleted" if is_known else "unknown", None
+
+
+def _find_session(name: str, known: Sequence[str]) -> str:
+    from harness.viewer.run_view import SHORT_ID
+
+    if len(name) == 32 and all(character in "0123456789abcdef" for character in name):
+        return name
+    fit = [each for each in known if each.startswith(name)]
+    if len(name) < SHORT_ID or len(fit) != 1:
+        raise RunError(
+            f"expected an id, or at least {SHORT_ID} characters that one id begins with, got {name!r}, which"
+            f" {len(fit)} sessions begin with; nothing is deleted, and `harness sessions list` has the ids"
+        )
+    return fit[0]

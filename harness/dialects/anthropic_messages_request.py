@@ -13,6 +13,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness.dialects.anthropic_blocks import BlockReader, WireMessage, units_of
+from harness.dialects.ignored import (
+    LONGEST_NOTE,
+    MOST_NOTED,
+    NULL,
+    decode_and_find_unknown,
+    find_ignored,
+    note_ignored,
+)
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
@@ -25,7 +33,7 @@ from harness.dialects.model_request import (
     require_offered,
 )
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
-from harness.errors import MalformedRequest, RequestError
+from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, Message, SamplingWishes
 
@@ -72,17 +80,24 @@ class _WireRequest(msgspec.Struct):
     top_k: int | None = None
     output_config: _OutputConfig | None = None
     output_format: _Format | None = None
+    # Ignored, and noted
+    thinking: msgspec.Raw = NULL
+    context_management: msgspec.Raw = NULL
+    service_tier: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL
     # Refused
     mcp_servers: list[msgspec.Raw] | None = None
     container: str | dict[str, msgspec.Raw] | None = None
 
 
-_KNOWN = frozenset(_WireRequest.__struct_fields__)
+class _ExactRequest(_WireRequest, forbid_unknown_fields=True):
+    pass
+
+
+_SETTINGS: Mapping[str, tuple[bytes, ...]] = {"thinking": (), "context_management": (), "service_tier": ()}
+"""Ignored, with the values at which nothing is."""
+_MEANINGLESS = ("metadata",)
 _NOTED_HEADERS = ("anthropic-beta",)
-_NOTED_VALUES = ("thinking", "context_management", "service_tier")  # other fields may hold secrets
-_MOST_NOTED = 16  # fields
-_LONGEST_NOTE = 500  # bytes of a field's JSON
-_NOTED_LEVELS = 16
 
 _TOOL_MODES: Mapping[str, ToolMode] = {
     "auto": ToolMode.AUTO,
@@ -92,9 +107,8 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
 }
 
 _decoder = msgspec.json.Decoder(_WireRequest)
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_exact_decoder: msgspec.json.Decoder[_WireRequest] = msgspec.json.Decoder(_ExactRequest)
 _tool_decoder = msgspec.json.Decoder(_Tool)
-_value_decoder = msgspec.json.Decoder(Any)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -105,7 +119,7 @@ def parse_request(
 
     Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
     """
-    wire = decode_json(_decoder, call.body)
+    wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)
     raws = wire.tools or ()
@@ -140,6 +154,7 @@ def parse_request(
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     limits.require("messages", len(messages), "messages")
     tools = (*offer.tools, *(tool for name, tool in offer.deferred.items() if name in reader.references))
+    ignored = _find_ignored(wire, unknown)
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
@@ -158,7 +173,8 @@ def parse_request(
         model=wire.model,
         streaming=Streaming(wants_usage=True) if wire.stream else None,
         recall=recall.with_read([len(each) for each in new]) if recall.digests else recall,
-        notes=_notes(call, wire, offer, reader),
+        notes=_notes(call, ignored, offer, reader),
+        ignored=tuple(ignored),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
     limits.check(flat, tools, request.sampling, first=recall.known, calls_before=calls)
@@ -185,7 +201,7 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _Offer:
     for number, raw in enumerate(raws):
         tool = decode_json(_tool_decoder, raw, f"tools[{number}]")
         if tool.type not in (None, "custom"):
-            left_out.append((tool.name or tool.type or "")[:_LONGEST_NOTE])
+            left_out.append((tool.name or tool.type or "")[:LONGEST_NOTE])
             continue
         if not tool.name or tool.name in names:
             param = f"tools[{number}].name"
@@ -241,35 +257,22 @@ def _refuse_unsupported(wire: _WireRequest) -> None:
     check_bounds("top_k", wire.top_k, 0, 2**31 - 1)
 
 
-def _notes(call: WireCall, wire: _WireRequest, offer: _Offer, reader: BlockReader) -> Json:
-    """What was ignored, normalized and left out, each as far as it is short."""
-    fields = decode_json(_fields_decoder, call.body)
-    ignored = {
-        name[:_LONGEST_NOTE]: _noted(raw) if name in _NOTED_VALUES else None
-        for name, raw in fields.items()
-        if name not in _KNOWN
-    }
+def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
+    """The fields of the body that are not served."""
+    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
     if wire.output_config is not None and wire.output_config.effort is not None:
-        ignored["output_config.effort"] = wire.output_config.effort[:_LONGEST_NOTE]
+        ignored["output_config.effort"] = wire.output_config.effort[:LONGEST_NOTE]
     if wire.tool_choice is not None and wire.tool_choice.disable_parallel_tool_use:
         ignored["tool_choice.disable_parallel_tool_use"] = True
-    ignored |= {name: call.headers[name][:_LONGEST_NOTE] for name in _NOTED_HEADERS if call.headers.get(name)}
-    notes: Json = {}
-    if ignored:
-        notes["ignored"] = dict(list(ignored.items())[:_MOST_NOTED])
+    return ignored
+
+
+def _notes(call: WireCall, ignored: Json, offer: _Offer, reader: BlockReader) -> Json:
+    """What was ignored, normalized and left out, each as far as it is short."""
+    headers = {name: call.headers[name][:LONGEST_NOTE] for name in _NOTED_HEADERS if call.headers.get(name)}
+    notes = note_ignored(ignored | headers)
     if reader.aliases:
         notes["normalized"] = reader.aliases
     if offer.left_out:
-        notes["left_out"] = list(offer.left_out[:_MOST_NOTED])
+        notes["left_out"] = list(offer.left_out[:MOST_NOTED])
     return notes
-
-
-def _noted(raw: msgspec.Raw) -> Any:
-    """The value as it is, where it is short and can be kept; else the beginning of its text."""
-    text = bytes(memoryview(raw)[: _LONGEST_NOTE + 1])
-    try:
-        value = decode_json(_value_decoder, text)
-        check_json(value, "", _NOTED_LEVELS)
-    except RequestError:
-        return text[:_LONGEST_NOTE].decode(errors="replace")
-    return value

@@ -101,6 +101,8 @@ class ModelRequest:
     """What is known of it by its bytes."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What a reader of the record should know of the request: what was ignored, normalized or left out."""
+    ignored: Sequence[str] = ()
+    """The fields of the body that are not served (`dialects.ignored`)."""
 
 
 class PartlyRead(Sequence[Message]):

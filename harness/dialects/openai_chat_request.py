@@ -1,18 +1,19 @@
 """OpenAI Chat Completions, as they are asked for: from wire JSON to the normal form.
 
-Pure. It accepts all that clients really send: unknown fields are ignored, text parts are joined, empty values are
-dropped, so that a history which a client sends back normalizes to what was served. It refuses by name, and never
+Pure. It accepts all that clients really send: unknown fields are ignored and noted, text parts are joined, empty values
+are dropped, so that a history which a client sends back normalizes to what was served. It refuses by name, and never
 ignores, a wish that cannot be served: several choices, images, a schema beside tools.
 
 A body is decoded in pieces, message by message and tool by tool: a decoder holds the interpreter until it is done, and
 a body that holds more than the limits allow is refused before its pieces are looked at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from harness.dialects.ignored import NULL, decode_and_find_unknown, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json
 from harness.dialects.model_request import (
     ModelRequest,
@@ -118,9 +119,38 @@ class _WireRequest(msgspec.Struct):
     top_logprobs: int | None = None
     response_format: _ResponseFormat | None = None
     logit_bias: dict[str, float] | None = None
+    # Ignored, and noted
+    frequency_penalty: msgspec.Raw = NULL
+    presence_penalty: msgspec.Raw = NULL
+    parallel_tool_calls: msgspec.Raw = NULL
+    reasoning_effort: msgspec.Raw = NULL
+    verbosity: msgspec.Raw = NULL
+    service_tier: msgspec.Raw = NULL
+    store: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL
+    user: msgspec.Raw = NULL
+    safety_identifier: msgspec.Raw = NULL
+    prompt_cache_key: msgspec.Raw = NULL
 
+
+class _ExactRequest(_WireRequest, forbid_unknown_fields=True):
+    pass
+
+
+_SETTINGS: Mapping[str, tuple[bytes, ...]] = {
+    "frequency_penalty": (b"0", b"0.0"),
+    "presence_penalty": (b"0", b"0.0"),
+    "parallel_tool_calls": (b"true",),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "service_tier": (b'"auto"', b'"default"'),
+    "store": (b"false",),
+}
+"""Ignored, with the values at which nothing is."""
+_MEANINGLESS = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
 _decoder = msgspec.json.Decoder(_WireRequest)
+_exact_decoder: msgspec.json.Decoder[_WireRequest] = msgspec.json.Decoder(_ExactRequest)
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -133,7 +163,7 @@ def parse_request(
 
     Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit.
     """
-    wire = decode_json(_decoder, call.body)
+    wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
     recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages)
     messages = _read_messages(wire.messages, recall.known)
@@ -142,6 +172,7 @@ def parse_request(
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
+    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
     stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
     request = ModelRequest(
         dialect=NAME,
@@ -165,6 +196,8 @@ def parse_request(
         model=wire.model,
         streaming=Streaming(bool(options is not None and options.include_usage)) if wire.stream else None,
         recall=recall,
+        notes=note_ignored(ignored),
+        ignored=tuple(ignored),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
     limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)

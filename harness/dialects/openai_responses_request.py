@@ -5,10 +5,19 @@ model is offered; here is everything else of a body. What cannot be served is re
 a model of ours is ignored, and the notes say so.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from harness.dialects.ignored import (
+    LONGEST_NOTE,
+    MOST_NOTED,
+    NULL,
+    decode_and_find_unknown,
+    find_ignored,
+    note_ignored,
+)
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.model_request import ModelRequest, PartlyRead, Streaming, ToolMode, WireCall
 from harness.dialects.openai_responses_items import group_items, read_message
@@ -29,10 +38,6 @@ CALL_FORMS = "call_forms"
 """The note of how its calls look to the client."""
 
 _LOGPROBS = "message.output_text.logprobs"
-_LONGEST_NOTE = 200  # characters
-_MOST_NOTED = 16  # tools
-
-_NOTHING = msgspec.Raw(b"null")
 
 
 class _NamedTool(msgspec.Struct):
@@ -43,7 +48,7 @@ class _NamedTool(msgspec.Struct):
 
 class _Format(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"] = "text"
-    schema: msgspec.Raw = _NOTHING
+    schema: msgspec.Raw = NULL
 
 
 class _Text(msgspec.Struct):
@@ -71,22 +76,46 @@ class _WireRequest(msgspec.Struct):
     text: _Text | None = None
     include: list[str] | None = None
     # Ignored, and noted
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
     reasoning: _Reasoning | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-    truncation: str | None = None
+    parallel_tool_calls: msgspec.Raw = NULL
+    max_tool_calls: msgspec.Raw = NULL
+    service_tier: msgspec.Raw = NULL
+    truncation: msgspec.Raw = NULL
+    prompt_cache_key: msgspec.Raw = NULL
+    prompt_cache_retention: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL
+    client_metadata: msgspec.Raw = NULL
+    user: msgspec.Raw = NULL
+    safety_identifier: msgspec.Raw = NULL
+    # Served by what is done anyway
+    stream_options: msgspec.Raw = NULL
+    store: msgspec.Raw = NULL
     # Refused
     background: bool | None = None
-    conversation: msgspec.Raw = _NOTHING
-    prompt: msgspec.Raw = _NOTHING
+    conversation: msgspec.Raw = NULL
+    prompt: msgspec.Raw = NULL
     n: int | None = 1
-    logit_bias: msgspec.Raw = _NOTHING
+    logit_bias: msgspec.Raw = NULL
     modalities: list[str] | None = None
 
 
+class _ExactRequest(_WireRequest, forbid_unknown_fields=True):
+    pass
+
+
+_SETTINGS: Mapping[str, tuple[bytes, ...]] = {
+    "parallel_tool_calls": (b"true",),
+    "max_tool_calls": (),
+    "service_tier": (),
+    "truncation": (b'"disabled"',),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+}
+"""Ignored, with the values at which nothing is."""
+_MEANINGLESS = ("metadata", "client_metadata", "user", "safety_identifier")
+
 _decoder = msgspec.json.Decoder(_WireRequest)
+_exact_decoder: msgspec.json.Decoder[_WireRequest] = msgspec.json.Decoder(_ExactRequest)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -97,7 +126,7 @@ def parse_request(
 
     Raises `MalformedRequest` naming the offending field, `OverLimit` naming the limit, `PreviousResponseNotFound`.
     """
-    wire = decode_json(_decoder, call.body)
+    wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     _refuse_unsupported(wire)
     before = _read_before(wire, call)
     text = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else []
@@ -121,6 +150,7 @@ def parse_request(
         raise MalformedRequest("input: expected at least one item, got none", param="input")
     wants_logprobs = _LOGPROBS in (wire.include or ())
     mode, name = _read_choice(wire, tool_list)
+    ignored = _find_ignored(wire, unknown)
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
@@ -138,7 +168,8 @@ def parse_request(
         model=wire.model or "",
         streaming=Streaming(wants_usage=True) if wire.stream else None,
         recall=recall,
-        notes=_notes(wire, tool_list),
+        notes=_notes(wire, ignored, tool_list),
+        ignored=tuple(ignored),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
     limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
@@ -228,26 +259,22 @@ def _read_schema(wire: _WireRequest, tools: ToolList, limits: RequestLimits) -> 
     return msgspec.json.encode(schema).decode()
 
 
-def _notes(wire: _WireRequest, tools: ToolList) -> Json:
-    """What the record says of the request beside its messages; an answer is written from it, too."""
-    ignored = {
-        "parallel_tool_calls": False if wire.parallel_tool_calls is False else None,
-        "max_tool_calls": wire.max_tool_calls,
+def _find_ignored(wire: _WireRequest, unknown: Sequence[str]) -> Json:
+    """The fields of the body that are not served."""
+    inner = {
         "reasoning.effort": None if wire.reasoning is None else wire.reasoning.effort,
         "text.verbosity": None if wire.text is None else wire.text.verbosity,
-        "prompt_cache_key": wire.prompt_cache_key,
-        "service_tier": wire.service_tier,
-        "truncation": wire.truncation if wire.truncation == "auto" else None,
     }
-    shown = {
-        name: value[:_LONGEST_NOTE] if isinstance(value, str) else value
-        for name, value in ignored.items()
-        if value is not None
-    }
+    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
+    return ignored | {name: value[:LONGEST_NOTE] for name, value in inner.items() if value is not None}
+
+
+def _notes(wire: _WireRequest, ignored: Json, tools: ToolList) -> Json:
+    """What the record says of the request beside its messages; an answer is written from it, too."""
     notes = {
         INSTRUCTIONS: bool(wire.instructions),
         CALL_FORMS: tools.forms,
-        "ignored": shown,
-        "left_out": [kind[:_LONGEST_NOTE] for kind in tools.left_out[:_MOST_NOTED]],
+        **note_ignored(ignored),
+        "left_out": [kind[:LONGEST_NOTE] for kind in tools.left_out[:MOST_NOTED]],
     }
     return {name: value for name, value in notes.items() if value}

@@ -43,6 +43,7 @@ from harness.server.live_version import LiveVersion
 from harness.server.prompts import TAIL, HeavyWork, Prompts, ReadCall
 from harness.server.scripts import require_scripts
 from harness.server.settings import ServerSettings
+from harness.sessions.admission import require_served
 from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
@@ -218,6 +219,8 @@ class TurnService:
         None when what the call means has changed on the way: the same call was admitted from elsewhere.
         """
         session, asked = call.session, call.request
+        if session.config.strict:
+            require_served(asked.ignored)
         await self.live.wait_for_weights(call.client, lambda: session.is_open)
         point = session.attach(call.read.keys)
         step = session.script_step(point)  # before a template that cannot go on here makes the request a new root
@@ -237,6 +240,8 @@ class TurnService:
         digest = call.read.digest
         request = TurnRequest(delta, context_ids, asked.sampling, digest, step, diverged, asked.tools, notes)
         session.require_fresh(point.parent, self.live.version)
+        for name in asked.ignored:
+            self.metrics.parameter_ignored(asked.dialect, name)
         return session.admit(point, request, self.engine.capabilities.context_length, self.clock())
 
     async def _sample(self, call: ModelCall, admission: Admission, asked_in: int | None = None) -> ServedTurn:

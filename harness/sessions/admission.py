@@ -4,9 +4,10 @@ The rollout decides how to sample: its parameters replace the agent's, and both 
 shorten an output. Every decision here depends on its arguments alone (I10).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.errors import LimitReached, PromptTooLong
+from harness.errors import LimitReached, MalformedRequest, PromptTooLong
 from harness.sessions.seeds import seed_of
 from harness.tokens.matching import ChainKey
 from harness.types import SamplingParams, SamplingWishes
@@ -69,6 +70,16 @@ def plan_sampling(
     if overrides.seed is not None:
         stated["seed"] = turn_seed(overrides.seed, place.key, place.ordinal)
     return SamplingParams(**stated)
+
+
+def require_served(ignored: Sequence[str]) -> None:
+    """Raises `MalformedRequest` for the first field of a call that the server ignores: its session is strict."""
+    if ignored:
+        raise MalformedRequest(
+            f"{ignored[0]}: expected none in a strict session, the server does not serve it; leave it out, or create"
+            " the session without `strict`",
+            param=ignored[0],
+        )
 
 
 def require_fresh(limits: Limits, oldest: int | None, live: int) -> None:

@@ -46,6 +46,8 @@ class SessionConfig:
     """The differences that do not count in a history that is sent back (`tokens.matching.normal_form`)."""
     streaming: StreamingMode | None = None
     """When the text of streamed answers goes out; None leaves it to the server."""
+    strict: bool = False
+    """A call is refused that has a field which the server does not serve."""
     script: Script | None = None
     """The words of its turns; None leaves them to the model."""
     resumes: str | None = None

@@ -13,6 +13,8 @@ from harness.types import Turn
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_MOST_NAMES = 64  # of ignored parameters
+_LONGEST_NAME = 100  # characters
 
 
 class ServerMetrics:
@@ -33,6 +35,13 @@ class ServerMetrics:
         self._over_limit = Counter(
             "harness_over_limit", "Requests that held more than a limit allows", ["limit"], registry=self._registry
         )
+        self._ignored = Counter(
+            "harness_ignored_parameters",
+            "Turns that were asked for with a field of the body that is not served",
+            ["dialect", "parameter"],
+            registry=self._registry,
+        )
+        self._ignored_names: set[str] = set()
         self._heavy = Gauge(
             "harness_heavy_work", "Large requests that are read or encoded, or wait for it", registry=self._registry
         )
@@ -99,6 +108,15 @@ class ServerMetrics:
     def over_limit(self, limit: str) -> None:
         """A request was refused because it held more than `limit` allows."""
         self._over_limit.labels(limit).inc()
+
+    def parameter_ignored(self, dialect: str, name: str) -> None:
+        """A turn was asked for with a field that is not served. Clients choose names, so few of them are told apart."""
+        if name not in self._ignored_names:
+            if len(self._ignored_names) < _MOST_NAMES and len(name) <= _LONGEST_NAME:
+                self._ignored_names.add(name)
+            else:
+                name = "other"
+        self._ignored.labels(dialect, name).inc()
 
     def heavy_work_began(self, size_bytes: int) -> None:
         """A large request waits to be worked on off the event loop, or is."""

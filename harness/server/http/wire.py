@@ -67,6 +67,7 @@ class _CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     side_calls: Annotated[tuple[_SideRule, ...], msgspec.Meta(max_length=32)] = ()
     matching: tuple[str, ...] = ()
     streaming: StreamingMode | None = None
+    strict: bool = False
     resumes: str | None = None
     session_id: _SessionId | None = None
     script: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
@@ -190,6 +191,7 @@ def parse_session_config(
         sampling=sampling,
         after_incomplete=wire.after_incomplete,
         streaming=wire.streaming,
+        strict=wire.strict,
         selection=wire.selection,
         side_calls=wire.side_calls,
         matching=wire.matching,

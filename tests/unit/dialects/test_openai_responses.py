@@ -136,7 +136,7 @@ def test_tools_that_are_left_out_are_noted_as_far_as_they_are_few():
     """A record does not grow with what a client offers in vain."""
     asked = ask("hi", tools=[{"type": f"{i:03}" + "x" * 1_000} for i in range(1_000)])
 
-    assert asked.notes["left_out"] == [f"{i:03}" + "x" * 197 for i in range(16)]
+    assert asked.notes["left_out"] == [f"{i:03}" + "x" * 497 for i in range(16)]
 
 
 def test_a_function_is_what_it_is_in_chat_completions():

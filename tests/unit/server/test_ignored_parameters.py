@@ -1,0 +1,63 @@
+"""Parameters that are not served: noted in the turn and counted, and refused where a session is strict."""
+
+import httpx
+import pytest
+
+from harness.engines.scripted import ScriptStep
+from harness.telemetry.metrics import ServerMetrics
+from harness.types import Json
+from tests.dialects.speakers import SPEAKERS, Speaker
+from tests.session_servers.scripted import scripted_server
+
+SETTING: dict[str, tuple[Json, Json]] = {
+    "openai_chat": ({"frequency_penalty": 0.5}, {"frequency_penalty": 0, "parallel_tool_calls": True, "user": None}),
+    "anthropic_messages": ({"thinking": {"type": "adaptive"}}, {"thinking": None}),
+    "openai_responses": ({"truncation": "auto"}, {"truncation": "disabled", "store": False, "stream_options": {}}),
+}
+"""By dialect: a setting that is not served, and fields by which nothing is ignored."""
+
+
+@pytest.mark.parametrize("speaker", SPEAKERS, ids=str)
+async def test_an_ignored_parameter_is_noted_counted_and_in_a_strict_session_refused(speaker: Speaker):
+    """By its name and, where it is a setting, its value; a field that nobody knows by its name alone."""
+    asked, nothing = SETTING[speaker.name]
+    ignored = asked | {"made_up": "sk-secret"}
+    body = speaker.body([{"role": "user", "content": "hi"}], [])
+    async with (
+        scripted_server(ScriptStep(text="Hello.")) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+    ):
+
+        async def ask(session: Json, said: Json) -> Json:
+            created = (await http.post("/sessions", json=session)).json()
+            answer = await http.post(f"/sessions/{created['session_id']}{speaker.path}", json=said)
+            record = (await http.get(f"/sessions/{created['session_id']}")).json()
+            return {"status": answer.status_code, "body": answer.json(), "turns": record["turns"]}
+
+        plain = await ask({}, body | ignored)
+        refused = await ask({"strict": True}, body | ignored)
+        served = await ask({"strict": True}, body | nothing)
+        metrics = (await http.get("/metrics")).text
+
+    (turn,) = plain["turns"]
+    assert plain["status"] == 200
+    assert turn["notes"]["ignored"] == asked | {"made_up": None}
+    name = next(iter(asked))
+    assert (refused["status"], refused["turns"]) == (400, [])
+    assert f"{name}: expected none in a strict session" in refused["body"]["error"]["message"]
+    assert served["status"] == 200
+    assert "ignored" not in served["turns"][0]["notes"]
+    for each in (name, "made_up"):
+        assert f'harness_ignored_parameters_total{{dialect="{speaker.name}",parameter="{each}"}} 1.0' in metrics
+
+
+def test_a_client_that_invents_names_does_not_make_the_metrics_grow():
+    """Few of them are told apart, and none that is long."""
+    metrics = ServerMetrics()
+    for number in range(1_000):
+        metrics.parameter_ignored("openai_chat", f"name{number}")
+    metrics.parameter_ignored("openai_chat", "x" * 10_000)
+
+    lines = [line for line in metrics.render().decode().splitlines() if "ignored_parameters_total{" in line]
+    assert len(lines) == 65
+    assert 'harness_ignored_parameters_total{dialect="openai_chat",parameter="other"} 937.0' in lines

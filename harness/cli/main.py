@@ -15,6 +15,7 @@ import typer
 
 from harness import __version__
 from harness.cli import agent, demo, engine, init, model, output, scenario, verify
+from harness.cli.installation import doctor
 from harness.cli.look import diff, replay, report, show, view
 from harness.cli.operate import ctl, sessions
 from harness.cli.runs import exec as exec_
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
+app.command("doctor")(doctor.doctor)
 app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)

@@ -1,0 +1,40 @@
+"""`harness doctor`: whether the harness works in this environment and on this machine, and what to do where not."""
+
+import typer
+
+from harness.cli import options, output
+
+_DEADLINE_S = 4.0
+"""For all questions together; the command takes a second more at most."""
+
+
+def doctor(*, as_json: options.Json = False) -> None:
+    """Look at this installation: packages, cache, disk, network, installers, engines; nothing is left behind.
+
+    Exit codes: 0 nothing fails (there may be warnings), 6 something does.
+
+    Example: `harness doctor`
+    """
+    from collections import Counter
+
+    from harness.cli.installation.findings import Level, ask_all
+    from harness.cli.installation.probes import PROBES
+    from harness.suite.exits import ExitCode
+    from harness.suite.run.interrupts import terminated_as_interrupted
+    from harness.telemetry.printable import printable
+
+    with terminated_as_interrupted():
+        findings = ask_all(PROBES, _DEADLINE_S)
+    is_well = all(each.level is not Level.FAIL for each in findings)
+    if as_json:
+        output.print_json({"ok": is_well, "checks": [each._asdict() for each in findings]})
+    else:
+        width = max(len(each.check) for each in findings)
+        for each in findings:
+            output.print_text(f"{each.level:4}  {each.check:{width}}  {printable(each.found)}")
+            if each.next_step:
+                output.print_text(f"{'':6}{'':{width}}  {printable(each.next_step)}")
+        counts = Counter(each.level for each in findings)
+        output.say(", ".join(f"{counts[level]} {level}" for level in Level))
+    if not is_well:
+        raise typer.Exit(ExitCode.INFRASTRUCTURE)

@@ -1,0 +1,43 @@
+"""`harness doctor`: one's own installation."""
+
+from pathlib import Path
+
+from harness.cli.installation.packages import EXTRAS
+from tests.harness_command import Ended, harness
+
+
+def _examine(tmp_path: Path, **env: str) -> Ended:
+    (tmp_path / "temporary").mkdir()
+    return harness("doctor", "--json", env={"TMPDIR": str(tmp_path / "temporary"), **env})
+
+
+def test_an_installation_that_works(tmp_path: Path):
+    """Every thing is told of, and the cache, which is not there yet, is not made; nothing else is left either."""
+    ended = _examine(tmp_path, HARNESS_CACHE=str(tmp_path / "new" / "cache"))
+
+    checks = {each["check"]: each for each in ended.document["checks"]}
+    expected = {"python", "packages", "tokenizer", "cache", "sqlite", "clock", "loopback", "proxy", "uv", "node"}
+    assert expected | {f"extra {extra}" for extra in EXTRAS} <= checks.keys()
+    assert {"engine sglang", "engine vllm", "engine local"} <= checks.keys()
+    assert (ended.code, ended.document["ok"]) == (0, True), ended.stdout
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [Path("temporary")]
+
+
+def test_what_is_broken_is_told_with_the_way_out(tmp_path: Path):
+    """A cache that is a file, and no npm: the one fails, the other is a warning."""
+    (tmp_path / "file").touch()
+    ended = _examine(tmp_path, HARNESS_CACHE=str(tmp_path / "file"), PATH=str(tmp_path))
+
+    checks = {each["check"]: each for each in ended.document["checks"]}
+    assert (ended.code, ended.document["ok"]) == (6, False)
+    assert (checks["cache"]["level"], checks["node"]["level"]) == ("fail", "warn")
+    assert "HARNESS_CACHE" in checks["cache"]["next_step"]
+    assert "codex" in checks["node"]["found"]
+
+
+def test_lines_for_a_reader(tmp_path: Path):
+    """Results on standard output, the sum beside it."""
+    ended = harness("doctor", env={"HARNESS_CACHE": str(tmp_path)})
+
+    assert {line[:6].strip() for line in ended.stdout.splitlines()} <= {"ok", "warn", ""}
+    assert ended.stderr.endswith(" 0 fail\n")

@@ -83,6 +83,15 @@ _Out = Annotated[
 _Resume = Annotated[
     bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
 ]
+_Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only",
+        metavar="failed[:CAUSE,...]",
+        help="With --resume: play the rollouts again that failed, of any cause or of those named, and no other.",
+        show_default=False,
+    ),
+]
 
 
 def run(
@@ -100,6 +109,7 @@ def run(
     limit: _Limit = None,
     out: _Out = None,
     resume: _Resume = False,
+    only: _Only = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a scenario or a suite of them and report on it.
@@ -108,14 +118,16 @@ def run(
     6 infrastructure failed.
 
     Examples: `harness run quickstart`, `harness run long_session -n 1 --seed 1`, `harness run runs/DIR --resume`,
+    `harness run runs/DIR --resume --only failed:crashed`,
     `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
     from harness.client.connections import server_url
     from harness.engines.connect import EngineName
-    from harness.errors import ScenarioError
+    from harness.errors import RunError, ScenarioError
     from harness.models.chat_templates import TEMPLATES, find_template
     from harness.suite.record.config import Overrides
+    from harness.suite.run.failed import FailedOnly
     from harness.suite.run.open_run import begin_run, resume_run
     from harness.suite.scenarios.scenario import require_running_servers
 
@@ -132,6 +144,9 @@ def run(
                 "expected --server, or --engine, --worker, --model and --template, got both: a server that runs has its"
                 " engine, its model and its template"
             )
+    failed = None if only is None else FailedOnly.parse(only)
+    if failed is not None and not resume:
+        raise RunError("--only plays rollouts of a run again: add --resume, and name its directory")
     if template is not None and template not in TEMPLATES:
         template = str(find_template(template).resolve())
     overrides = Overrides(
@@ -145,14 +160,23 @@ def run(
         limit=limit,
     )
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
-    if opened.directory.is_complete:
+    numbers = None if failed is None else failed.find(opened.directory)
+    if failed is not None and not numbers:
+        if as_json:
+            output.print_json({"replayed": 0, "directory": str(opened.directory.path)})
+        else:
+            output.say(f"nothing to play again: no rollout of {opened.directory.path} is {only}")
+        return
+    if numbers is None and opened.directory.is_complete:
         result = opened.directory.read_result()
         if as_json:
             output.print_json(result)
         else:
             output.say(f"finished already, {result['status']}: {opened.directory.result}")
         raise typer.Exit(int(result["exit_code"]))
-    report = _execute(opened, concurrency, admin_token, is_resumed=resume)
+    if numbers is not None:
+        output.say(f"playing rollouts again that failed: {len(numbers)}; the records of before are kept")
+    report = _execute(opened, concurrency, admin_token, numbers, is_resumed=resume and numbers is None)
     if as_json:
         output.print_json(report.to_json())
     else:
@@ -162,7 +186,14 @@ def run(
     raise typer.Exit(report.exit_code)
 
 
-def _execute(opened: "OpenedRun", concurrency: int | None, admin_token: str | None, *, is_resumed: bool) -> "RunReport":
+def _execute(
+    opened: "OpenedRun",
+    concurrency: int | None,
+    admin_token: str | None,
+    only: frozenset[int] | None,
+    *,
+    is_resumed: bool,
+) -> "RunReport":
     """The report of the run; whatever stops it, the user is told how to go on."""
     import uvloop
 
@@ -177,7 +208,13 @@ def _execute(opened: "OpenedRun", concurrency: int | None, admin_token: str | No
         interrupts = Interrupts()
         with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
             suite_run = SuiteRun(
-                opened.selection, opened.directory, progress, interrupts, concurrency, admin_token=admin_token
+                opened.selection,
+                opened.directory,
+                progress,
+                interrupts,
+                concurrency,
+                admin_token=admin_token,
+                only=only,
             )
             return await suite_run.execute()
 

@@ -145,6 +145,8 @@ def _facts(report: RunReport) -> Table:
     for scenario in report.scenarios:
         if dropped := scenario.dropped_trailing_turns:
             facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {dropped}")
+    if again := sum(scenario.replayed for scenario in report.scenarios):
+        facts.add_row("replayed", f"rollouts that had failed and were played again: {again}")
     ended = sum(scenario.repeat_terminated_turns for scenario in report.scenarios)
     if report.is_guarded or ended:
         state = "active" if report.is_guarded else "not proven to be active"

@@ -1,11 +1,12 @@
 """Every token of a run, accounted for (I4): three sources that know nothing of each other must agree.
 
 The session store says what was generated, the ledgers of the sessions where it went, and the exported samples what a
-trainer will see. Sessions that no final rollout stands for (earlier attempts, a killed run) are dropped as
-`interrupted`. A difference is a bug and raises `LedgerImbalance`. Of what engines did not hand over (`unknown`) the
-store has the sum; no session may say more.
+trainer will see. Sessions that no final rollout stands for are dropped: as `replayed` those of rollouts that were
+played again on request, as `interrupted` the others (earlier attempts, a killed run). A difference is a bug and raises
+`LedgerImbalance`. Of what engines did not hand over (`unknown`) the store has the sum; no session may say more.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,14 @@ from harness.errors import LedgerImbalance
 from harness.sessions.ledger import DropReason, Ledger, Unknown, total
 from harness.store.sqlite import count_generated, count_unknown
 from harness.suite.record.attached_sessions import count_attached, read_attached_unknown
-from harness.suite.record.rollout_table import INTERRUPTED, RolloutRecord, has_table, reading_run
+from harness.suite.record.rollout_table import (
+    INTERRUPTED,
+    REPLAYED,
+    RolloutRecord,
+    find_replayed,
+    has_table,
+    reading_run,
+)
 from harness.types import Sample
 
 
@@ -47,8 +55,13 @@ def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
         # They came to the store after the session was read with turns in flight: nobody got them.
         undelivered.append(Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {}))
     counted = {record.session_id for record in final}
-    lost = sum(tokens for session_id, tokens in generated.items() if session_id not in counted)
-    abandoned = Ledger(lost, dropped={INTERRUPTED: lost} if lost else {})
+    with reading_run(database) as connection:
+        replayed = {attempt.session_id for attempt in find_replayed(connection)}
+    dropped = Counter[str]()
+    for session_id, tokens in generated.items():
+        if session_id not in counted:
+            dropped[REPLAYED if session_id in replayed else INTERRUPTED] += tokens
+    abandoned = Ledger(dropped.total(), dropped=dict(+dropped))
     ledger = total([*(record.ledger for record in final), *undelivered, abandoned])
     ledger.check("run")
     unknown = count_unheard(database)

@@ -2,8 +2,9 @@
 
 A row is written when a rollout has ended, in one transaction; `kill -9` at any moment leaves every row whole. A rollout
 that did not come to an end of its own (interrupted, or failed by engine or harness) is kept as an attempt and run again
-on resume; the last row of a `number` is the one that counts. Samples travel with the row and stay there: a reader of
-records gets samples that are read when they are looked at, one rollout at a time, so a run may be larger than memory.
+on resume, and one that is asked for again is run again, too; the last row of a `number` is the one that counts. Samples
+travel with the row and stay there: a reader of records gets samples that are read when they are looked at, one rollout
+at a time, so a run may be larger than memory.
 """
 
 import sqlite3
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, overload
+from typing import NamedTuple, Self, overload
 
 import msgspec
 
@@ -43,11 +44,17 @@ INSERT INTO rollouts
 SELECT ?1, COALESCE(MAX(attempt) + 1, 0), ?2, ?3, ?4 FROM rollouts WHERE number = ?1
 """
 
+_REPLAYED = """
+SELECT number, record FROM rollouts AS earlier WHERE is_final
+AND EXISTS (SELECT 1 FROM rollouts WHERE number = earlier.number AND attempt > earlier.attempt)
+"""
 _LAST = "SELECT rowid, record FROM rollouts WHERE number = ? ORDER BY attempt DESC LIMIT 1"
 _AMEND = "UPDATE rollouts SET record = ? WHERE rowid = ?"
 
 INTERRUPTED = "interrupted"
 """Drop reason of tokens whose session ended with the run, the engine or the harness, and runs again."""
+REPLAYED = "replayed"
+"""Drop reason of tokens whose rollout had come to an end of its own and was played again all the same."""
 
 _PASSING_CAUSES = frozenset({Cause.ENGINE, Cause.HARNESS})
 """Neither the model nor the agent is to blame: such a rollout runs again on resume."""
@@ -173,6 +180,17 @@ class _OnlySamples(msgspec.Struct):
     samples: list[Json]
 
 
+class _OnlySession(msgspec.Struct):
+    session_id: str | None
+
+
+class ReplayedAttempt(NamedTuple):
+    """A rollout that had come to an end of its own, and was played again because somebody asked for it."""
+
+    number: int
+    session_id: str | None
+
+
 class RolloutLog:
     """The table of rollouts; a context manager. All methods raise `StoreError`, `StoreFull` when the disk is full."""
 
@@ -209,6 +227,16 @@ class RolloutLog:
         """The record that counts of every rollout that has one, by number, in order."""
         with disk_failures(self._path):
             return _last_attempts(self._path, self._connection)
+
+
+def find_replayed(connection: sqlite3.Connection) -> list[ReplayedAttempt]:
+    """The attempts in a run's database that later ones have taken the place of, though nothing had cut them short."""
+    if not has_table(connection, "rollouts"):
+        return []
+    return [
+        ReplayedAttempt(number, msgspec.json.decode(row, type=_OnlySession).session_id)
+        for number, row in connection.execute(_REPLAYED)
+    ]
 
 
 def read_rollouts(path: Path) -> dict[int, RolloutRecord]:

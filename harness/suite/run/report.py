@@ -1,7 +1,7 @@
 """The results of a run, as data: printed at its end, written to `result.json`, and given to `--json`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -50,6 +50,8 @@ class ScenarioReport:
     verdicts: Sequence[Verdict]
     faults: Sequence[FaultReport] = ()
     """A report on each of its faults."""
+    replayed: int = 0
+    """Of the sessions that have ended, those that had done so before and were played again on request."""
 
     @classmethod
     def of(
@@ -58,15 +60,20 @@ class ScenarioReport:
         records: Sequence[RolloutRecord],
         faults: Sequence[FaultReport] = (),
         hearings: Sequence[Hearing] = (),
+        replayed: Collection[int] = (),
     ) -> "ScenarioReport":
-        """The report of `folder` on its rollouts, its faults, and the times that its engines were heard."""
+        """The report of `folder` on its rollouts, its faults, and the times that its engines were heard.
+
+        `replayed` are the numbers of rollouts that were played again, maybe of other scenarios, too.
+        """
         scenario = folder.scenario
         verdicts = [
             *judge(scenario.checks, records),
             *judge_faults(faults, expects_all=scenario.checks.expect_faults_fired),
             *(judge_witness(hearings) if scenario.checks.expect_witness_agrees else ()),
         ]
-        return cls(scenario.name, scenario.session_count, records, verdicts, faults)
+        again = sum(record.number in replayed for record in records)
+        return cls(scenario.name, scenario.session_count, records, verdicts, faults, again)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -118,6 +125,7 @@ class ScenarioReport:
         return {
             "name": self.name,
             "sessions": self.planned,
+            "replayed": self.replayed,
             "outcomes": dict(self.outcomes),
             "turns": self.turns,
             "truncated_turns": self.truncated_turns,

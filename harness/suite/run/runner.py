@@ -8,7 +8,7 @@ are durable and the next run takes up from them; `result.json` is written only w
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,7 +21,7 @@ from harness.suite.judge.accounting import account_run
 from harness.suite.judge.witness import Witness
 from harness.suite.record.config import SuiteSelection
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
-from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord
+from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord, find_replayed, reading_run
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.batch import Progress, RolloutBatch
@@ -51,9 +51,11 @@ class SuiteRun:
     """Of the server that runs already, where the run has one."""
     deadlines: Deadlines | None = None
     """How long that server may take."""
+    only: Collection[int] | None = None
+    """Numbers of the rollouts to play, those that are final played again; None plays those that are not."""
 
     async def execute(self) -> RunReport:
-        """Run the rollouts that are not final, then report on everything.
+        """Run the rollouts that are not final, or those in `only`, then report on everything.
 
         Raises the `HarnessError` that ends a run; when the user ended it, the report says so.
         """
@@ -61,14 +63,19 @@ class SuiteRun:
         with self.directory.occupy(), RolloutLog(self.directory.database) as log:
             plan = plan_rollouts(self.selection.folders)
             final = {number for number, record in log.last_attempts().items() if record.is_final}
-            self.progress.begin(len(plan), len(final))
+            unfinished = {rollout.number for rollout in plan} - final
+            wanted = unfinished if self.only is None else self.only
+            pending = [rollout for rollout in plan if rollout.number in wanted]
+            self.progress.begin(len(plan), len(plan) - len(pending))
+            if pending:  # a report of before would say that the run is complete
+                self.directory.result.unlink(missing_ok=True)
             self.directory.write_json(self.directory.lock, note_start(read_lock(self.directory.lock)))
-            pending = [rollout for rollout in plan if rollout.number not in final]
             with one_error():
                 for choice, rollouts in groupby(pending, key=lambda rollout: self._choose_engine(rollout.folder)):
                     if not self.interrupts.is_requested:
                         await self._run_on_engine(choice, list(rollouts), log)
-            return self._report(log.last_attempts(), began)
+            was_stopped = self.interrupts.is_requested or not unfinished <= set(wanted)
+            return self._report(log.last_attempts(), began, was_stopped=was_stopped)
 
     def _choose_engine(self, folder: ScenarioFolder) -> EngineChoice | AttachedChoice:
         url = self.selection.config.overrides.server
@@ -128,25 +135,28 @@ class SuiteRun:
             ):
                 await self.interrupts.guard(batch.run(rollouts, width=width), drain=drain)
 
-    def _report(self, records: Mapping[int, RolloutRecord], began: float) -> RunReport:
+    def _report(self, records: Mapping[int, RolloutRecord], began: float, *, was_stopped: bool) -> RunReport:
         """Export, check the ledger, and write `result.json` when the run is complete."""
         final = [record for record in records.values() if record.is_final]
         samples = ExportedSamples(final)
         ledger = account_run(self.directory.database, final, samples)
         firings = FaultLog(self.directory.faults).read()
         hearings = read_hearings(self.directory)
+        with reading_run(self.directory.database) as connection:
+            replayed = {attempt.number for attempt in find_replayed(connection)}
         scenarios = [
             ScenarioReport.of(
                 folder,
                 [record for record in records.values() if record.scenario == folder.name],
                 report_faults(folder.name, folder.scenario.faults, firings),
                 [each for each in hearings if each.engines == self._choose_engine(folder).key],
+                replayed,
             )
             for folder in self.selection.folders
         ]
         report = RunReport(
             directory=self.directory.path,
-            status=status_of(scenarios, was_interrupted=self.interrupts.is_requested),
+            status=status_of(scenarios, was_interrupted=was_stopped),
             scenarios=scenarios,
             ledger=ledger,
             witness=Witness.of(hearings, ledger),

@@ -26,6 +26,7 @@ NOT_SERVED = {
     "adapter_error",
     "agent_error",
     "cannot_listen",
+    "config_error",
     "illegal_transition",
     "lane_error",
     "learner_error",

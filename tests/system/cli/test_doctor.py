@@ -16,21 +16,34 @@ def test_an_installation_that_works(tmp_path: Path):
     ended = _examine(tmp_path, HARNESS_CACHE=str(tmp_path / "new" / "cache"))
 
     checks = {each["check"]: each for each in ended.document["checks"]}
-    expected = {"python", "packages", "tokenizer", "cache", "sqlite", "clock", "loopback", "proxy", "uv", "node"}
+    expected = {
+        "python",
+        "packages",
+        "tokenizer",
+        "cache",
+        "config",
+        "sqlite",
+        "clock",
+        "loopback",
+        "proxy",
+        "uv",
+        "node",
+    }
     assert expected | {f"extra {extra}" for extra in EXTRAS} <= checks.keys()
-    assert {"engine sglang", "engine vllm", "engine local"} <= checks.keys()
+    assert {"uv", "node", "engine sglang", "engine vllm", "engine local"} <= checks.keys()
     assert (ended.code, ended.document["ok"]) == (0, True), ended.stdout
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [Path("temporary")]
 
 
 def test_what_is_broken_is_told_with_the_way_out(tmp_path: Path):
-    """A cache that is a file, and no npm: the one fails, the other is a warning."""
-    (tmp_path / "file").touch()
-    ended = _examine(tmp_path, HARNESS_CACHE=str(tmp_path / "file"), PATH=str(tmp_path))
+    """A cache that is a file, defaults that are no TOML, and no npm, which is a warning."""
+    (tmp_path / "file").write_text("[run")
+    file = str(tmp_path / "file")
+    ended = _examine(tmp_path, HARNESS_CACHE=file, HARNESS_CONFIG=file, PATH=str(tmp_path))
 
     checks = {each["check"]: each for each in ended.document["checks"]}
     assert (ended.code, ended.document["ok"]) == (6, False)
-    assert (checks["cache"]["level"], checks["node"]["level"]) == ("fail", "warn")
+    assert [checks[name]["level"] for name in ("cache", "config", "node")] == ["fail", "fail", "warn"]
     assert "HARNESS_CACHE" in checks["cache"]["next_step"]
     assert "codex" in checks["node"]["found"]
 

@@ -16,19 +16,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from harness.errors import RunError
 from harness.machine.disk import replacing
+from harness.sessions.ledger import Ledger
 from harness.tokens.incremental import IncrementalDecoder
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damage import say_missing
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
-from harness.viewer.terminal import message_text
+from harness.viewer.terminal import ledger_words, message_text
 
 _PARTS = Path(__file__).with_name("page")
+_SCRIPTS = ("data", "windowed", "sessions", "timeline", "session", "tokens", "keys")
+"""In this order one script, of which each part knows those before it."""
 _BEGINNING = "<!doctype html>"
 
 
@@ -68,7 +72,8 @@ def write_page(
 
 def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokenizer: Tokenizer | None) -> Iterator[str]:
     """The page of `view`, in pieces of a session each."""
-    style, script, body = ((_PARTS / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html"))
+    style, body = ((_PARTS / name).read_text("utf-8") for name in ("page.css", "page.html"))
+    script = "\n".join((_PARTS / f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}';"
         " base-uri 'none'; form-action 'none'"
@@ -96,7 +101,8 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
         "suite": view.suite,
         "status": view.status,
         "starts": view.starts,
-        "ledger": view.ledger,
+        "ledger": view.ledger and _ledger(view.ledger),
+        "bands": [],
         "missing": missing,
         "sessions": lines,
     }
@@ -155,9 +161,13 @@ def _session(session: SessionView, tokenizer: Tokenizer | None, table: _TokenTab
         "phase": session.phase,
         "in_flight": session.turns_in_flight,
         "refusals": session.refusals,
-        "ledger": session.ledger,
+        "ledger": session.ledger and _ledger(session.ledger),
         "turns": [_turn(turn, depth, tokenizer, table) for turn, depth in session.walk()],
     }
+
+
+def _ledger(ledger: Json) -> str:
+    return ledger_words(msgspec.convert(ledger, Ledger))
 
 
 def _turn(turn: TurnView, depth: int, tokenizer: Tokenizer | None, table: _TokenTable) -> Json:

@@ -39,7 +39,10 @@ def test_the_wheel_ships_agents_scenarios_and_templates(wheel_names: list[str]) 
         "harness/models/chatml_hermes.jinja",
         "harness/viewer/page/page.css",
         "harness/viewer/page/page.html",
-        "harness/viewer/page/page.js",
+        *(
+            f"harness/viewer/page/{name}.js"
+            for name in ("data", "keys", "session", "sessions", "timeline", "tokens", "windowed")
+        ),
         "harness/_bundled/agents/plain_chat/agent.py",
         "harness/_bundled/agents/react_chat/agent.py",
         "harness/_bundled/scenarios/quickstart/scenario.toml",

@@ -1,0 +1,81 @@
+// A lane per session, on one scale of seconds; a bar from the admission of a turn to its end, and what lies between is
+// the agent's own time. Behind the lanes stand the bands: what happened to all sessions at once. A moment can be asked for.
+const LANE_HEIGHT = 14;
+const BARS = 2000; // parts of the scale that a lane shows; turns that lie in one of them are one bar
+let begin = Infinity;
+let span = 0;
+const lanes = new Windowed(byId("lanes"), LANE_HEIGHT, makeLane);
+const percent = (seconds) => 100 * seconds / span + "%";
+
+function layOutTimeline() {
+  let end = -Infinity;
+  const take = (at, until) => { begin = Math.min(begin, at); end = Math.max(end, until); };
+  for (const each of run.sessions) for (const [at, seconds] of each.times) take(at, at + seconds);
+  for (const band of run.bands) take(band.begin, band.end === null ? band.begin : band.end);
+  if (end < begin) { begin = 0; end = 0; }
+  span = Math.max(end - begin, 1e-9);
+  byId("span").textContent = end > begin ? span.toFixed(2) + " s" : "no turns";
+  for (const kind of new Set(run.bands.map((each) => each.kind))) byId("span").append(" ", make("span", "key " + kind, kind));
+  const bands = make("div", "bands");
+  for (const band of run.bands) {
+    const element = make("div", "band " + band.kind);
+    element.style.left = percent(band.begin - begin);
+    element.style.width = percent((band.end === null ? end : band.end) - band.begin);
+    bands.append(element);
+  }
+  bands.append(make("div", "moment"));
+  lanes.space.append(bands);
+  byId("lanes").addEventListener("click", (event) => {
+    const box = lanes.space.getBoundingClientRect();
+    byId("second").value = Math.max(0, span * (event.clientX - box.left) / box.width).toFixed(2);
+    tellMoment();
+  });
+}
+
+function showLanes() {
+  lanes.show(shown.length);
+  tellMoment();
+}
+
+function makeLane(at) {
+  const lane = make("div", at === chosen ? "lane chosen" : "lane");
+  let drawnUntil = -1;
+  let drawnStatus = null;
+  for (const [began, seconds, status] of shown[at].times) {
+    if (status === drawnStatus && began + seconds - begin < drawnUntil + span / BARS) continue;
+    const bar = make("div", ["truncated", "aborted", "failed"].includes(status) ? "turn " + status : "turn");
+    bar.style.left = percent(began - begin);
+    bar.style.width = percent(seconds);
+    lane.append(bar);
+    [drawnUntil, drawnStatus] = [began + seconds - begin, status];
+  }
+  lane.addEventListener("click", () => choose(at));
+  return lane;
+}
+
+// The second that stands in the field: bands over it, turns under way in it, and the last fault before it.
+function tellMoment() {
+  const asked = byId("second").value;
+  const second = Number(asked);
+  const mark = lanes.space.querySelector(".moment");
+  mark.hidden = asked === "" || !(second >= 0);
+  if (mark.hidden) { byId("moment").replaceChildren(); return; }
+  mark.style.left = percent(second);
+  const now = begin + second;
+  const isNow = (from, until) => from <= now && (until === null || now <= until);
+  const clock = (at) => (at - begin).toFixed(2);
+  const lines = run.bands.filter((each) => isNow(each.begin, each.end)).map((each) =>
+    make("div", "", each.kind + ": " + each.words + ", from second " + clock(each.begin) + " to " + (each.end === null ? "no end" : clock(each.end))));
+  const earlier = run.bands.filter((each) => each.kind === "fault" && each.begin < now).pop();
+  if (earlier) lines.push(make("div", "dim", "the fault before: " + earlier.words + ", at second " + clock(earlier.begin)));
+  const underWay = [];
+  for (const each of shown) {
+    for (const [began, seconds, status, index] of each.times) {
+      if (isNow(began, began + seconds)) underWay.push((each.number === null ? (each.id || "").slice(0, 8) : each.number) + " turn " + index + " " + status);
+    }
+  }
+  const rest = underWay.length > MOMENT_TURNS ? " and " + (underWay.length - MOMENT_TURNS) + " more" : "";
+  lines.push(make("div", "", underWay.length ? "under way: session " + underWay.slice(0, MOMENT_TURNS).join(", session ") + rest : "no turn under way"));
+  byId("moment").replaceChildren(...lines);
+}
+const MOMENT_TURNS = 20;

@@ -1,0 +1,264 @@
+"""The page of a run in Chromium: it answers what one asks of a run, by keys, and does nothing else."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from harness.sessions.record import session_record
+from harness.viewer.run_page import write_page
+from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.session_view import SessionView, TurnView
+from tests.browser import browsing, looking_at
+from tests.builders import new_session, take_turn, toy_tokenizer, user
+from tests.viewed_run import CRASH, viewed_run, viewed_sessions, write_viewed_run
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
+
+HOSTILE = (
+    "</script><script>owned = 1</script><!--<script><img src=x onerror='owned = 1'>]]> &lt;b&gt;"
+    " \x1b[2J\x00\x07 \u202eright to left\u2066 \u2028 end"
+)
+CONTRASTS = """
+() => {
+  const parse = (color) => { const c = color.match(/[\\d.]+/g).map(Number); return c.length < 4 ? [...c, 1] : c; };
+  const luminance = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const over = (top, below) => top.slice(0, 3).map((c, i) => c * top[3] + below[i] * (1 - top[3]));
+  const ground = (element) => {
+    if (!element) return [255, 255, 255];
+    return over(parse(getComputedStyle(element).backgroundColor), ground(element.parentElement));
+  };
+  const found = {};
+  for (const element of document.querySelectorAll("body *")) {
+    const says = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!says || !element.checkVisibility() || element.matches("script, option, .other")) continue;
+    const [a, b] = [luminance(parse(getComputedStyle(element).color)), luminance(ground(element))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) found[element.tagName + "." + element.className] = contrast;
+  }
+  return found;
+}
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
+async def _browser() -> AsyncIterator[Browser]:
+    async with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(name="run_page")
+def _run_page(tmp_path: Path) -> Path:
+    write_viewed_run(tmp_path / "run.html")
+    return tmp_path / "run.html"
+
+
+def write_one(path: Path, turn: TurnView) -> None:
+    """The page of one session with one turn."""
+    session = SessionView("a" * 32, "closed", [turn], 0, {}, {})
+    write_page(path, RunView("run", [SessionLine("a" * 32)]), lambda _: session, None)
+
+
+async def test_why_did_session_3_end(browser: Browser, run_page: Path):
+    """How, who is to blame, and the last words of its agent; in the list, and where it is open."""
+    async with looking_at(browser, run_page) as sight:
+        await sight.press("j", "j", "j")
+        assert await sight.texts("#sessions .chosen > span") == [
+            "3",
+            "33333333",
+            "games",
+            "crashed",
+            "1",
+            "10",
+            "",
+            CRASH,
+        ]
+        await sight.press("Enter")
+
+        assert await sight.text("name") == f"session 3: {'3' * 32}, closed"
+        assert (await sight.text("why")).splitlines()[0] == f"crashed; by the agent; {CRASH}"
+
+
+async def test_which_tokens_of_version_2_were_trained(browser: Browser, run_page: Path):
+    """They stand out, are counted, and `n` goes from one stretch of them to the next and tells of it."""
+    async with looking_at(browser, run_page) as sight:
+        await sight.press("j", "Enter")
+        await sight.choose("v", "version 2")
+        await sight.choose("f", "trained")
+
+        assert await sight.text("found") == "22 tokens, in turn 1, 2"
+        assert "".join(await sight.texts(".token.trained:not(.other)")) == "After: blue.<|im_end|>And green"
+        assert await sight.texts(".token.context:not(.other)") == []
+        await sight.press("n")
+        assert "turn 1 token 0 " in await sight.text("value")
+        assert "  trained  logprob -" in await sight.text("value")
+        assert (await sight.text("value")).endswith('version 2  "A"')
+        await sight.press("n", "ArrowRight")
+        assert (await sight.text("value")).startswith("turn 2 token 1 ")
+        assert await sight.texts(".token.chosen") == ["n"]
+
+
+async def test_where_did_the_dropped_tokens_go(browser: Browser, run_page: Path):
+    """The run says how many and why, its session in which turn, and the strip which they are."""
+    async with looking_at(browser, run_page) as sight:
+        assert "17 dropped (17 other_branch); difference 0" in await sight.text("facts")
+        await sight.press("j", "j", "Enter")
+        assert "17 dropped (17 other_branch)" in await sight.text("why")
+        assert [text.endswith("17 other_branch") for text in await sight.texts("#turns .row")] == [False, True, False]
+        await sight.choose("f", "other_branch")
+
+        assert await sight.text("found") == "17 tokens, in turn 1"
+        assert "".join(await sight.texts(".token.dropped:not(.other)")) == "It must be left.<|im_end|>"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_everything_can_be_read_in_light_and_dark(
+    browser: Browser, run_page: Path, scheme: Literal["light", "dark"]
+):
+    """Each text has a contrast of 4.5 to what is behind it, in every color of the tokens."""
+    async with looking_at(browser, run_page, scheme) as sight:
+        grounds = await sight.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        await sight.press("j", "j", "Enter", "t", "7", "Enter")
+
+        assert grounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 24, 28)"}[scheme]
+        for _ in range(3):
+            assert await sight.page.evaluate(CONTRASTS) == {}
+            await sight.press("c")
+
+
+async def test_keys_in_a_field_are_text(browser: Browser, run_page: Path):
+    """A filter leaves the sessions that have its words; Escape closes, and then moves among sessions."""
+    async with looking_at(browser, run_page) as sight:
+        await sight.choose("/", "crashed")
+        assert len(await sight.texts("#sessions .row")) == 1
+        await sight.press("Enter")
+        assert "session 3" in await sight.text("name")
+        await sight.press("Escape")
+        assert not await sight.page.is_visible("#session")
+        await sight.press("/", "Control+a", "Delete", "Escape", "o")
+        await sight.page.keyboard.type("finished")
+        await sight.press("Escape", "j")
+        assert [text[:1] for text in await sight.texts("#sessions .row")] == ["0", "1", "2"]
+        assert [text[:1] for text in await sight.texts("#sessions .chosen")] == ["1"]
+
+
+async def test_a_hostile_transcript_is_text(browser: Browser, tmp_path: Path):
+    """Tags, escape sequences and marks of direction, of an agent and of a model: shown, written out, and never run."""
+    session = new_session()
+    first = take_turn(session, [user("Begin.")], HOSTILE)
+    take_turn(session, [user("Begin."), first.reply, user(HOSTILE)], "Two.")
+    view = replace(SessionView.of(session_record(session)), phase=HOSTILE)
+    line = SessionLine(view.session_id, number=0, scenario=HOSTILE, outcome=HOSTILE, last_words=HOSTILE)
+    run = RunView(HOSTILE, [line], suite=HOSTILE, starts=[{"command": [HOSTILE]}], missing=[HOSTILE])
+    write_page(tmp_path / "run.html", run, lambda _: view, toy_tokenizer())
+    written_out = "\\u{1b}[2J\\u{0}\\u{7} \\u{202e}right to left\\u{2066} \\u{2028} end"
+
+    async with looking_at(browser, tmp_path / "run.html") as sight:
+        await sight.press("Enter")
+        for element in ("facts", "sessions", "name", "why", "transcript"):
+            assert "</script><script>owned = 1</script>" in await sight.text(element)
+            assert written_out in (await sight.page.text_content(f"#{element}") or "")
+        assert written_out in "".join(await sight.texts(".token"))
+        await sight.press("j")
+        assert written_out in await sight.text("transcript")
+        shown = await sight.page.evaluate("document.body.innerText")
+        assert [char for char in shown if not char.isprintable() and char not in "\n\t"] == []
+        assert await sight.page.evaluate("window.owned === undefined && document.querySelectorAll('img').length === 0")
+        assert await sight.page.evaluate("document.scripts.length") == 4
+
+
+async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser, tmp_path: Path):
+    """Beside the tokens, and in the text of one: the page still answers, and what is in sight is elements."""
+    length, words = 30_000, "x" * 10_000_000
+    turn = TurnView.of(
+        {
+            "turn": 0,
+            "parent": None,
+            "status": "completed",
+            "end": "model",
+            "output_length": length,
+            "masked_from": length - 10,
+            "output_ids": list(range(length)),
+            "logprobs": [-0.5] * length,
+            "weight_versions": [{"version": "7", "start": 0, "end": length}],
+            "reply": {"content": words},
+        }
+    )
+    write_one(tmp_path / "run.html", turn)
+    text = (tmp_path / "run.html").read_text("ascii").replace("[0,null]", f"[0,{json.dumps(words)}]", 1)
+    (tmp_path / "run.html").write_text(text, "ascii")
+
+    async with looking_at(browser, tmp_path / "run.html") as sight:
+        await sight.press("Enter")
+        assert 0 < len(await sight.texts(".token")) < 2_000
+        assert await sight.texts("#transcript button") == ["more of the 10000000 characters"]
+        assert len(await sight.text("transcript")) < 30_000
+        await sight.page.click("#transcript button")
+        assert 200_000 < len(await sight.text("transcript")) < 230_000
+        await sight.press("ArrowRight", "ArrowRight")
+        assert await sight.text("value") == "turn 0 token 1  id 1  trained  logprob -0.5  version 7  no text"
+        await sight.choose("f", "masked")
+        await sight.press("n")
+        assert "turn 0 token 29990 " in await sight.text("value")
+        assert (await sight.texts(".token.masked"))[0] == "#29990"
+
+
+async def test_a_session_that_cannot_be_read_is_said_in_the_page(browser: Browser, run_page: Path):
+    """The others are shown."""
+    whole = viewed_sessions()
+    damaged = SessionView.of(
+        {
+            "session_id": "1" * 32,
+            "phase": "closed",
+            "turns": [{"turn": 0, "parent": None, "status": "completed", "seconds": "nan"}],
+        }
+    )
+    there = {"0" * 32: whole["0" * 32], "1" * 32: damaged}
+    run = viewed_run(whole)
+    lines = [*run.sessions, SessionLine(None, number=7, detail="no engine")]
+    write_page(run_page, replace(run, sessions=lines), partial(dict.__getitem__, there), None)
+
+    async with looking_at(browser, run_page) as sight:
+        facts = await sight.text("facts")
+        for number in (1, 2):
+            assert f"missing: session {str(number) * 32}: it is damaged" in facts
+        await sight.press("j", "Enter")
+        assert await sight.text("name") == f"session 1: {'1' * 32}, not here"
+        await sight.press("K")
+        assert await sight.text("name") == f"session 0: {'0' * 32}, closed"
+        assert (await sight.texts("#sessions .row"))[-1] == "7noneno engine"
+
+
+async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: Browser, tmp_path: Path):
+    """A key moves one line, and the list comes along."""
+    one = viewed_sessions()["3" * 32]
+    long = replace(one, turns=[replace(one.turns[0], index=n, parent=n - 1 if n else None) for n in range(3_000)])
+    lines = [SessionLine(f"{number:032x}", number=number) for number in range(3_000)]
+    write_page(
+        tmp_path / "run.html",
+        RunView("run", lines),
+        lambda session_id: long if int(session_id, 16) == 2_999 else SessionView(session_id, "open", [], 0, {}, {}),
+        toy_tokenizer(),
+    )
+
+    async with looking_at(browser, tmp_path / "run.html") as sight:
+        await sight.choose("/", "2999")
+        await sight.press("/", "Control+a", "Delete", "Enter", "K", "J", "Enter")
+        await sight.press("j")
+        assert await sight.texts("#turns .chosen > span:first-child") == ["1"]
+        counts = [len(await sight.texts(each)) for each in ("#sessions .row", "#lanes .lane", "#turns .row", ".token")]
+        assert all(0 < count < 1_500 for count in counts)
+        assert await sight.texts("#sessions .chosen > span:first-child") == ["2999"]
+        await sight.press(*["k"] * 3)
+        assert await sight.texts("#turns .chosen > span:first-child") == ["0"]
+        strip = sight.page.locator("#strip")
+        await strip.evaluate("(each) => { each.scrollTop = each.scrollHeight; }")
+        await sight.page.wait_for_function("document.querySelector('#strip').innerText.includes('turn 2999')")

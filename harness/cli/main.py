@@ -15,7 +15,7 @@ import typer
 
 from harness import __version__
 from harness.cli import agent, demo, engine, init, model, output, scenario, verify
-from harness.cli.installation import config, doctor
+from harness.cli.installation import completion, config, doctor
 from harness.cli.look import diff, replay, report, show, view
 from harness.cli.operate import ctl, sessions
 from harness.cli.runs import exec as exec_
@@ -28,7 +28,7 @@ app = typer.Typer(
     name="harness",
     help="Run real agents against a model and keep every token they saw and sampled.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=completion.VARIABLE in os.environ,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -54,12 +54,13 @@ app.add_typer(model.app, name="model")
 app.add_typer(engine.app, name="engine")
 app.add_typer(verify.app, name="verify")
 app.add_typer(config.app, name="config")
+app.command("completion")(completion.completion)
 
 _INTERRUPTED = 130
 """Typer's exit code after Ctrl+C in a command that does not look after itself."""
 
-_ABOUT_THE_FILE = frozenset({"config", "doctor"})
-"""Commands that say what is wrong with the file of defaults, and so do without it."""
+_WITHOUT_DEFAULTS = frozenset({"config", "doctor", "completion"})
+"""Commands that do without the file of defaults: they say what is wrong with it, or run at the start of a shell."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of all usage errors; typer does not export it."""
@@ -79,7 +80,7 @@ def _options(
     ] = False,
 ) -> None:
     del version
-    if context.invoked_subcommand not in _ABOUT_THE_FILE:
+    if context.invoked_subcommand not in _WITHOUT_DEFAULTS:
         from harness.cli.installation.config_file import use_config_file
 
         use_config_file(context)

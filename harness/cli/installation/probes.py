@@ -61,7 +61,7 @@ def _examine_config(_: Scratch) -> list[Finding]:
         tables = read_tables(path)
         settings_of(path, tables, typer.main.get_command(app))
     except ConfigError as error:
-        return [Finding("config", Level.FAIL, error.message, "mend it: until then only `config` and `doctor` run")]
+        return [Finding("config", Level.FAIL, error.message, "mend it: until then hardly a command runs")]
     if danger := find_danger(path, tables):
         return [Finding("config", Level.WARN, danger)]
     return [Finding("config", Level.OK, str(path))]

@@ -1,6 +1,7 @@
 """The file of one's own defaults: what it may say, and what a slip in it is answered with."""
 
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from harness.cli.installation.config_file import config_path, find_danger, read_
 from harness.cli.main import app
 from harness.errors import ConfigError
 from harness.shards.supervisor import shard_environment
+from tests.checkout import ROOT as CHECKOUT
 
 ROOT = typer.main.get_command(app)
 FILE = Path("config.toml")
@@ -132,6 +134,14 @@ def test_a_file_that_others_can_use_is_told_of(mode: int, text: str, is_dangerou
     path.chmod(mode)
 
     assert (find_danger(path, read_tables(path)) is not None) == is_dangerous
+
+
+def test_the_file_of_the_docs_is_right():
+    """A reader begins with it."""
+    page = (CHECKOUT / "docs" / "command-line.md").read_text()
+    [text] = re.findall("^```toml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+    assert _say(text)["ctl pause"] == {"server": "http://127.0.0.1:8000", "ttl": 300}
 
 
 def test_shards_do_not_read_the_file():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self, overload
 from harness.errors import MalformedRequest
 from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.tokens.parsing import Delta, ParsedOutput
+from harness.tokens.sent_body import SentBody
 from harness.types import Json, Message, SamplingWishes, TopLogprobs, Turn
 
 _SEAL = "harness."
@@ -58,6 +59,8 @@ class WireCall:
     the call."""
     answered_as: Callable[[str], Turn | None] = _knows_no_turn
     """The turn of its session that was answered under a response id."""
+    sent: SentBody | None = None
+    """The body, for a history that is to know by its beginning which messages are in it."""
 
     def sealed_reasoning(self, sealed: str) -> str:
         """The reasoning of the session's own reply for which `seal` gave that; empty when there is no such reply."""

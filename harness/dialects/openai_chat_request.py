@@ -165,7 +165,7 @@ def parse_request(
     """
     wire, unknown = decode_and_find_unknown(_exact_decoder, _decoder, call.body)
     limits.require("messages", len(wire.messages), "messages")
-    recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages)
+    recall = NOTHING_RECALLED if history is None else history.recall(NAME, wire.tools or (), wire.messages, call.sent)
     messages = _read_messages(wire.messages, recall.known)
     read = ((f"messages[{i}]", messages[i]) for i in range(recall.known, len(messages)))
     check_results(read, lambda: messages[: recall.known], call.caller)

@@ -27,6 +27,7 @@ from harness.tokens.chat_tokenizer import ChatTokenizer, SampledTurn
 from harness.tokens.fitting import require_fitting, require_possible
 from harness.tokens.history import History, Prefix
 from harness.tokens.matching import ChainKey
+from harness.tokens.sent_body import SentBody
 from harness.types import TokenIds, Turn, as_ids
 
 _T = TypeVar("_T")
@@ -141,20 +142,21 @@ class Prompts:
 
         Raises `RequestError` when it is malformed, over a limit, or cannot fit whatever it is encoded as; `ServerBusy`.
         """
-        body = wire.body
+        body, sent = wire.body, SentBody(wire.body)
 
         def work(turns_until: Callable[[str], Sequence[Turn]] = wire.turns_until) -> ReadCall:
-            call = replace(wire, turns_until=turns_until)
+            call = replace(wire, turns_until=turns_until, sent=sent)
             asked, noise = self.noise.take_out(dialect.parse(call, self.limits, history))
             prefixes = history.read(asked.messages, asked.tools, asked.recall)
             context_length = self.engine.capabilities.context_length
             told, said = prefixes[-1].told, prefixes[-1].said
             require_possible(self.chat_tokenizer.tokenizer, len(asked.messages), told, said, context_length)
             history.body_bytes = len(body) if asked.recall.known else 0
-            return ReadCall(asked, prefixes, request_digest(body, idempotency_key), noise)
+            return ReadCall(asked, prefixes, request_digest(sent, idempotency_key), noise)
 
         new_bytes = len(body) if len(body) > _LARGEST_KNOWN else len(body) - history.body_bytes
-        is_long, size_bytes = new_bytes > _LARGE_BODY or body.count(b"{") > _MANY_OBJECTS, len(body)
+        size_bytes, known_bytes = len(body), 0 if len(body) > _LARGEST_KNOWN else history.known_bytes(sent)
+        is_long = new_bytes > _LARGE_BODY or body.count(b"{", known_bytes) > _MANY_OBJECTS
         if not is_long:
             try:
                 return work(partial(_turns_nearby, wire.turns_until))

@@ -6,8 +6,8 @@ in what became of the turn, and in whether the client says that it retries. The 
 
 from collections.abc import Mapping
 from enum import StrEnum
-from hashlib import blake2b
 
+from harness.tokens.sent_body import SentBody
 from harness.turn_ends import TurnStatus
 from harness.types import Turn
 
@@ -66,13 +66,10 @@ def standing(turn: Turn) -> Standing:
     return Standing.DELIVERED if turn.delivered else Standing.UNDELIVERED
 
 
-def request_digest(body: bytes, idempotency_key: str) -> str:
+def request_digest(body: SentBody, idempotency_key: str) -> str:
     """The same for two requests that are the same call: blake2b-128 of the body, and the client's own key for it.
 
     The route is not part of it: a client that falls back to another dialect with the same bytes is answered from the
     turn that it has asked for already, in the words of the route it asks now.
     """
-    digest = blake2b(body, digest_size=16)
-    if idempotency_key:
-        digest.update(b"\0" + idempotency_key.encode())
-    return digest.hexdigest()
+    return body.digest_with(idempotency_key)

@@ -9,19 +9,23 @@ Where a dialect completes a message by what the session recorded, under the id o
 this holds for ids and signatures that were handed out: they leave the server with a reply that is recorded. Under one
 that a client guesses before, nothing is found, and that reading stays.
 
+A body usually begins with the bytes of the one before, up to the end of its last message. One digest tells so, which
+is on the way to that of the whole body: then its messages are not digested one by one (`tokens.sent_body`).
+
 An index of one session, and bounded in raw messages and in those that they came to: a client that sends other histories
 all the time has them read each time. It keeps neither texts nor messages; of tools, those of the last request.
 """
 
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import NamedTuple, Self
 
 import msgspec
 
 from harness.tokens.fitting import texts_of
 from harness.tokens.matching import STRICT, ChainKey, NormalForm, chain_keys, next_key
+from harness.tokens.sent_body import SentBody
 from harness.types import Json, Message
 
 _MOST_PREFIXES = 2_048  # of about 400 bytes, or entries without one; a history that is longer is kept all the same
@@ -78,6 +82,10 @@ class Recall(NamedTuple):
     """The tools, as they were read; None when they are new."""
     counts: Sequence[int] = ()
     """How many messages each raw one came to, of those that are known."""
+    sent: SentBody | None = None
+    """The body, where its raw messages are the elements of one array in it."""
+    end: int = 0
+    """Where the last of them ends in that, or something that is spelled like it behind."""
 
     @property
     def known(self) -> int:
@@ -92,6 +100,14 @@ class Recall(NamedTuple):
 NOTHING_RECALLED = Recall()
 
 
+class _Beginning(NamedTuple):
+    """The bytes of a body up to the end of its last message, and what the next one that begins with them recalls."""
+
+    size_bytes: int
+    digest: bytes
+    recall: Recall
+
+
 class History:
     """The histories that one session was sent, keyed by what counts of a message (`form`)."""
 
@@ -100,6 +116,7 @@ class History:
         self._prefixes: dict[bytes, tuple[Prefix, ...]] = {}
         self._held = 0
         self._tools: dict[bytes, tuple[Json, ...]] = {}
+        self._beginning: _Beginning | None = None
         self.body_bytes = 0
         """Of the last request that was read; as much of the next one is likely to be known."""
 
@@ -107,20 +124,51 @@ class History:
         """How many prefixes it holds; an entry that has none counts as one."""
         return self._held
 
-    def recall(self, dialect: str, tools: Sequence[msgspec.Raw], messages: Sequence[msgspec.Raw | bytes]) -> Recall:
-        """What is known of a request in that dialect with these raw tools and messages."""
-        digests = [sha256(b",".join((msgspec.json.encode(dialect), *tools))).digest()[:_DIGEST_BYTES]]
-        for raw in messages:
+    def known_bytes(self, sent: SentBody) -> int:
+        """How many bytes `sent` has in common with the body before, up to the end of its last message: all or none."""
+        before = self._beginning
+        is_known = before is not None and sent.begins_with(before.size_bytes, before.digest)
+        return before.size_bytes if before is not None and is_known else 0
+
+    def recall(
+        self,
+        dialect: str,
+        tools: Sequence[msgspec.Raw],
+        messages: Sequence[msgspec.Raw | bytes],
+        sent: SentBody | None = None,
+    ) -> Recall:
+        """What is known of a request in that dialect with these raw tools and messages.
+
+        `sent` is the body, for a dialect whose raw messages are the elements of one array in it, and nothing else.
+        """
+        head = sha256(b",".join((msgspec.json.encode(dialect), *tools))).digest()[:_DIGEST_BYTES]
+        before = self._recall_beginning(head, messages, sent)
+        digests, prefixes, counts = list(before.digests), list(before.prefixes), list(before.counts)
+        for raw in messages[len(digests) - 1 :]:
             digests.append(sha256(digests[-1] + raw).digest()[:_DIGEST_BYTES])
-        prefixes: list[Prefix] = []
-        counts: list[int] = []
-        for digest in digests:
+        for digest in digests[1 + len(counts) :] if prefixes else ():
             known = self._prefixes.get(digest)
             if known is None:
                 break
             prefixes += known
             counts.append(len(known))
-        return Recall(digests, prefixes, self._tools.get(digests[0]) if prefixes else None, counts[1:])
+        end = 0
+        if sent is not None and messages and bytes(messages[-1]).endswith(b"}"):
+            end = sent.content.rfind(messages[-1]) + len(messages[-1])
+        return Recall(digests, prefixes, self._tools.get(head) if prefixes else None, counts, sent, end)
+
+    def _recall_beginning(self, head: bytes, messages: Sequence[msgspec.Raw | bytes], sent: SentBody | None) -> Recall:
+        """What is known of the messages that the body has in common with the one before; else of none of them.
+
+        The array that was there up to the end of the last message is that of `messages`, unless the body names another
+        one behind: into which they do not fit when they are longer than the rest of it.
+        """
+        before = self._beginning
+        if sent is not None and before is not None and before.recall.digests[0] == head and self.known_bytes(sent):
+            rest = len(sent.content) - before.size_bytes
+            if len(messages) >= len(before.recall.digests) - 1 and sum(map(len, messages)) > rest:
+                return before.recall
+        return Recall((head,), self._prefixes.get(head, ()))
 
     def read(
         self, messages: Sequence[Message], tools: tuple[Json, ...], recall: Recall = NOTHING_RECALLED
@@ -134,17 +182,20 @@ class History:
             prefixes.append(prefixes[-1].extend(message, self._form, is_first=not number))
         if recall.digests:
             counts = [1, *recall.counts, *repeat(1, len(recall.digests) - 1 - len(recall.counts))]
-            new = zip(recall.digests, counts, strict=True)
-            if self._held + sum(_room(count) for digest, count in new if digest not in self._prefixes) > _MOST_PREFIXES:
-                self._prefixes, self._held = {}, 0
+            ends = list(accumulate(counts))
+            assert ends[-1] == len(prefixes), (ends[-1], len(prefixes))
+            new = [i for i, digest in enumerate(recall.digests) if digest not in self._prefixes]
+            if self._held + sum(_room(counts[i]) for i in new) > _MOST_PREFIXES:
+                self._prefixes, self._held, new = {}, 0, list(range(len(counts)))
             self._tools = {recall.digests[0]: tools}
-            end = 0
-            for digest, count in zip(recall.digests, counts, strict=True):
-                start, end = end, end + count
-                if digest not in self._prefixes:
-                    self._prefixes[digest] = tuple(prefixes[start:end])
-                    self._held += _room(count)
-            assert end == len(prefixes), (end, len(prefixes))
+            for i in new:
+                self._prefixes[recall.digests[i]] = tuple(prefixes[ends[i] - counts[i] : ends[i]])
+                self._held += _room(counts[i])
+            self._beginning = None
+            if recall.sent is not None and recall.end:
+                digest = recall.sent.digest(recall.end)
+                kept = Recall(recall.digests, prefixes, counts=counts[1:])
+                self._beginning = _Beginning(recall.end, digest, kept)
         return prefixes
 
 

@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError
 from harness.tokens.history import History
 from harness.tokens.matching import Matching, chain_keys, normal_form
+from harness.tokens.sent_body import SentBody
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}
 LOOSE_CALL = {**CALL, "function": {"name": "find", "arguments": '{"a":1}'}}
@@ -41,9 +43,13 @@ SPELLINGS: tuple[dict[str, Any], ...] = ({}, {"separators": (",", ":")}, {"inden
 
 @st.composite
 def bodies(draw: st.DrawFn) -> list[bytes]:
-    """Requests of one session: histories that grow, are spelled otherwise, branch, or get other tools."""
+    """Requests of one session: histories that grow, are spelled otherwise, branch, or get other tools.
+
+    Some begin with the bytes of the one before and name other messages behind, which are those that count.
+    """
     history: list[int] = []
     sent: list[bytes] = []
+    before = ""
     for _ in range(draw(st.integers(1, 8))):
         history = history[: draw(st.integers(0, len(history)))] if draw(st.booleans()) else history
         history = history + draw(st.lists(st.integers(0, len(MESSAGES) - 1), min_size=1, max_size=3))
@@ -55,14 +61,16 @@ def bodies(draw: st.DrawFn) -> list[bytes]:
             for place, each in enumerate(history)
         ]
         tools = json.dumps(draw(st.sampled_from(([], TOOLS[:1], TOOLS))))
-        sent.append(f'{{"tools": {tools}, "messages": [{", ".join(spelled)}]}}'.encode())
+        begun = f"{before}], " if before and draw(st.integers(0, 3)) == 0 else f'{{"tools": {tools}, '
+        before = f'{begun}"messages": [{", ".join(spelled)}'
+        sent.append(f"{before}]}}".encode())
     return sent
 
 
 def meaning(body: bytes, history: History, limits: RequestLimits) -> Any:
     """Everything that the server takes of a request, or why it refuses it."""
     try:
-        request = parse_request(WireCall(body), limits, history)
+        request = parse_request(WireCall(body, sent=SentBody(body)), limits, history)
     except HarnessError as error:
         return type(error), error.message
     prefixes = history.read(request.messages, request.tools, request.recall)
@@ -109,6 +117,38 @@ def test_what_was_sent_before_is_not_read_again():
     assert longer.recall.known == 2
     assert longer.tools is request.tools
     assert tuple(longer.messages[:2]) == tuple(request.messages)
+
+
+def test_a_body_that_begins_like_the_one_before_is_known_up_to_there():
+    """By one digest, which goes on to that of the whole body."""
+    history = History()
+    first = json.dumps({"tools": TOOLS, "messages": MESSAGES[:3]}).encode()
+    begun = SentBody(first)
+    request = parse_request(WireCall(first, sent=begun), RequestLimits(), history)
+    history.read(request.messages, request.tools, request.recall)
+    longer = json.dumps({"tools": TOOLS, "messages": [*MESSAGES[:3], MESSAGES[6]]}).encode()
+    other = longer.replace(b"rules", b"ruled")
+
+    assert history.known_bytes(SentBody(longer)) == len(first) - len("]}")
+    assert history.known_bytes(SentBody(other)) == 0
+    sent = SentBody(longer)
+    assert parse_request(WireCall(longer, sent=sent), RequestLimits(), history).recall.known == 3
+    assert sent.digest_with("") == blake2b(longer, digest_size=16).hexdigest()
+
+
+def test_other_messages_behind_a_known_beginning_are_read():
+    """A body may name its messages twice; the last ones count, though the first are those of the body before."""
+    history = History()
+    first = json.dumps({"messages": MESSAGES[:2]}).encode()
+    request = parse_request(WireCall(first, sent=SentBody(first)), RequestLimits(), history)
+    history.read(request.messages, request.tools, request.recall)
+    others = [{**MESSAGES[0], "content": "other"}, MESSAGES[1]]
+    twice = first.removesuffix(b"}") + b', "messages": ' + json.dumps(others).encode() + b"}"
+
+    request = parse_request(WireCall(twice, sent=SentBody(twice)), RequestLimits(), history)
+
+    assert request.recall.known == 0
+    assert [message["content"] for message in request.messages] == ["other", "one"]
 
 
 def test_a_client_that_never_repeats_itself_is_not_remembered_for_ever():

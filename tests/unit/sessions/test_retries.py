@@ -7,6 +7,7 @@ from harness.sessions.continuation import Output
 from harness.sessions.retries import TREATMENTS, Standing, Treatment, request_digest
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import break_off_turn
+from harness.tokens.sent_body import SentBody
 from harness.turn_ends import TurnEnd
 from tests.builders import admit, finish, new_session, take_turn, user
 
@@ -111,7 +112,7 @@ def test_a_drained_session_answers_no_retry():
 
 def test_the_clients_own_key_tells_equal_bodies_apart():
     """The same key is the same call, another key another one."""
-    plain, one, two = (request_digest(b"{}", key) for key in ("", "1", "2"))
+    plain, one, two = (request_digest(SentBody(b"{}"), key) for key in ("", "1", "2"))
 
     assert len({plain, one, two}) == 3
-    assert request_digest(b"{}", "1") == one
+    assert request_digest(SentBody(b"{}"), "1") == one

@@ -211,6 +211,13 @@ class GenerationResult:
     cached_tokens: int = 0
     """Input tokens whose KV cache was reused."""
     seconds: float = 0.0
+    """As the engine counts them; of a result that a session server has, from `began_at` to its arrival there."""
+    began_at: float | None = None
+    """Unix seconds at which the session server asked; None before it has noted that."""
+    queued_s: float = 0.0
+    """Seconds that the request waited in a pool for a worker."""
+    worker: str = ""
+    """The name of the worker of a pool that answered; empty of an engine on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +238,14 @@ class TurnSegment:
     start: int
     end: int
     finish_reason: FinishReason
+    began_at: float | None = field(default=None, compare=False)
+    """Unix seconds at which the engine was asked; None in records that do not say it."""
+    seconds: float = field(default=0.0, compare=False)
+    """From `began_at` to its end: in the queue of the pool, and in the engine."""
+    queued_s: float = field(default=0.0, compare=False)
+    """Seconds of those in the queue of the pool."""
+    worker: str = field(default="", compare=False)
+    """The worker of a pool that produced it; empty of an engine on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +313,9 @@ class Turn:
     """The answer was handed to the client's connection completely."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Facts worth keeping: `malformed_tool_call`, `error` (`code`, `cause`, `message`), `cached_tokens`, `attempts`,
-    `script_step`; of its call `dialect`, `response_id`, `client` and what its dialect says (`ModelRequest.notes`)."""
+    `script_step`, `held_s` and `held_before_s` (seconds at the gate, or in which an update of the weights was waited
+    for, after its admission and before it); of its call `dialect`, `response_id`, `client` and what its dialect says
+    (`ModelRequest.notes`)."""
     forced_tokens: int = 0
     """Tokens at the end of `output_ids` that a guard forced; never trained."""
     discarded: tuple[Discarded, ...] = ()

@@ -49,6 +49,15 @@ class AdmittedTurn:
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     """Each will dismiss its client."""
+    _held_before_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._held_before_s = self.client.held_s
+
+    @property
+    def held_s(self) -> float:
+        """Seconds since its admission in which it was held."""
+        return self.client.held_s - self._held_before_s
 
     @property
     def output(self) -> Output:
@@ -140,7 +149,7 @@ class AdmittedTurns:
     async def _break_off(self, turn: AdmittedTurn, error: HarnessError) -> None:
         """Keep what has arrived of `turn`, unless it has its outcome: what the store refused is recorded."""
         if self._is_held(turn) and turn.session.is_in_flight(turn.admission.index):
-            broken_off = break_off_turn(turn.admission, turn.output, error, self.clock())
+            broken_off = break_off_turn(turn.admission, turn.output, error, self.clock(), held_s=turn.held_s)
             await to_the_end(self._keep(turn, broken_off))
 
     async def _keep(self, turn: AdmittedTurn, outcome: Turn) -> None:

@@ -176,10 +176,11 @@ class Gatekeeper:
         while answer() is GateAnswer.HOLD:
             self.held_by_work[work] += 1
             try:
-                async with client.patience(self._pause_timeout_s):
-                    await self.until(lambda: answer() is not GateAnswer.HOLD)
-                    async with self._door:  # whatever else the loop has to do comes between one row and the next
-                        await asyncio.sleep(0)
+                with client.held():
+                    async with client.patience(self._pause_timeout_s):
+                        await self.until(lambda: answer() is not GateAnswer.HOLD)
+                        async with self._door:  # whatever else the loop has to do comes between one row and the next
+                            await asyncio.sleep(0)
             except TimeoutError:
                 raise GateClosed(
                     f"the server has been paused for more than {self._pause_timeout_s:g} s",

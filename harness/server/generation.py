@@ -13,6 +13,7 @@ nothing explains counts, and too many of those end the turn.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
+from harness.machine.clock import Clock
 from harness.samples.versions import version_of
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.connection import ClientConnection
@@ -57,6 +59,7 @@ class Generation:
     """Hears of every id as soon as it has come; silent where nobody reads along."""
     asked_in: int | None = None
     """The epoch of the gate in which the engine was asked for its weights for this turn; None when it was not."""
+    clock: Clock = time.time
     output: Output = field(init=False)
     limit: LimitReached | None = None
     """Why the turn ended where it stands, when its tokens have become too old to go on."""
@@ -205,13 +208,14 @@ class Generation:
             delta_tokens=1 if live_text.is_open else STREAM_INTERVAL,
             write_prompt=self.admission.path.json,
         )
-        version = self.live.version
+        version, began_at = self.live.version, self.clock()
         try:
             async with self._stop_on_dismissal(request.request_id):
                 result = await self.engine.generate(request)
+            result = replace(result, began_at=began_at, seconds=self.clock() - began_at)
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: nobody waits for it any more
-            self._keep(request, arrived, error)
+            self._keep(request, arrived, error, began_at)
             raise
         scoring = result.prompt_logprobs
         if scoring is None:
@@ -225,12 +229,13 @@ class Generation:
         of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
         return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
 
-    def _keep(self, request: GenerationRequest, arrived: Arrived, error: BaseException) -> None:
+    def _keep(self, request: GenerationRequest, arrived: Arrived, error: BaseException, began_at: float) -> None:
         """Keep what has arrived of a request that `error` has ended, and note what may have been sampled besides."""
         if isinstance(error, EngineError) and not error.may_have_sampled and not arrived.count:
             return
         is_valid = not isinstance(error, EngineReplyInvalid) and arrived.follows(request.script_ids)
         partial = arrived.partial(request, self.live.number_known(arrived.version_spans) if is_valid else ())
+        partial = replace(partial, began_at=began_at, seconds=self.clock() - began_at)
         cause = Broken(
             error.code if isinstance(error, HarnessError) else _GIVEN_UP,
             DropReason.UNVERSIONED if is_valid else DropReason.INVALID_REPLY,

@@ -149,7 +149,8 @@ class LiveVersion:
                         await self.look()
                         if not self.is_unsettled:
                             return
-                    await asyncio.sleep(_AGAIN_S)
+                    with client.held():
+                        await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
             if not self.is_unsettled:
                 raise EngineUnavailable(f"the engine has been paused for more than {self._patience_s:g} s") from None

@@ -237,6 +237,8 @@ class TurnService:
             notes["matched_loosely"] = [each.to_json() for each in loosely]
         if point.parent is None and call.read.noise:
             notes["noise"] = call.read.noise
+        if call.client.held_s:
+            notes["held_before_s"] = call.client.held_s
         digest = call.read.digest
         request = TurnRequest(delta, context_ids, asked.sampling, digest, step, diverged, asked.tools, notes)
         session.require_fresh(point.parent, self.live.version)
@@ -264,6 +266,7 @@ class TurnService:
                 call.client,
                 call.live_text,
                 asked_in,
+                self.clock,
             )
             self._open_live_text(call, admission)
             await generation.run()
@@ -271,7 +274,7 @@ class TurnService:
                 changed = session.take_scores(admission.parent, scoring, generation.is_comparable)
                 if changed:
                     await self.store.keep_scores(session.session_id, changed)
-            turn.outcome = outcome = self._end(call, generation)
+            turn.outcome = outcome = self._end(call, generation, turn.held_s)
         if generation.limit is not None:
             raise generation.limit
         if not outcome.is_usable:  # it broke off: there is nothing to be read as an answer
@@ -303,7 +306,7 @@ class TurnService:
         context_ids = admission.request.context_ids[-TAIL:].tolist()
         return SampledOutput((), context_ids, self.prompts.forced_ids(call.request))
 
-    def _end(self, call: ModelCall, generation: Generation) -> Turn:
+    def _end(self, call: ModelCall, generation: Generation, held_s: float) -> Turn:
         """The turn as it ended, with what the agent reads: content and tool calls parsed from the sampled ids.
 
         One that could go on but for its client waits for the client's retry. In a drained session nothing goes on: what
@@ -312,7 +315,7 @@ class TurnService:
         admission, output = generation.admission, generation.output
         dismissal, is_drained = call.client.dismissal, call.session.is_drained
         if not output.is_complete and dismissal is not None and not is_drained:
-            return break_off_turn(admission, output, dismissal, self.clock())
+            return break_off_turn(admission, output, dismissal, self.clock(), held_s=held_s)
         stop = output.matched_stop if isinstance(output.matched_stop, str) else None
         sampled = self._unread(call, admission)._replace(ids=output.ids.tolist(), stop=stop)
         tools = _tools(call.request)
@@ -329,7 +332,8 @@ class TurnService:
             end_of_output(output.finish, has_calls=has_calls, is_drained=is_drained, is_stale=is_stale),
             ({"malformed_tool_call": True} if parsed.malformed else {}) | ({"matched_stop": stop} if stop else {}),
         )
-        return end_turn(admission, output, reply, self.clock(), generation.limit or generation.failure)
+        error = generation.limit or generation.failure
+        return end_turn(admission, output, reply, self.clock(), error, held_s=held_s)
 
 
 def _tools(asked: ModelRequest) -> Sequence[Json]:

@@ -153,7 +153,7 @@ class Output:
             finish=result.finish_reason,
             matched_stop=result.matched_stop,
             version_spans=(*before, *spans),
-            segments=(*self.segments, TurnSegment(result.request_id, start, end, result.finish_reason)),
+            segments=(*self.segments, _segment(result, start, end)),
             top_logprobs=more,
             forced_tokens=result.forced_tokens,
             cached_tokens=self.cached_tokens if self.segments else result.cached_tokens,
@@ -267,6 +267,11 @@ class Output:
             forced_tokens=max(0, self.forced_tokens - over),
             discarded=(*self.discarded, *surplus),
         )
+
+
+def _segment(result: GenerationResult, start: int, end: int) -> TurnSegment:
+    times = (result.began_at, result.seconds, result.queued_s, result.worker)
+    return TurnSegment(result.request_id, start, end, result.finish_reason, *times)
 
 
 class StopMatch(NamedTuple):

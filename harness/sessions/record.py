@@ -114,6 +114,10 @@ def _turn_record(session: Session, turn: Turn, ids: RecordIds, dropped: DropReas
                 "start": each.start,
                 "end": each.end,
                 "finish_reason": str(each.finish_reason),
+                "began_at": each.began_at,
+                "seconds": each.seconds,
+                "queued_s": each.queued_s,
+                "worker": each.worker,
             }
             for each in turn.segments
         ],

@@ -114,9 +114,18 @@ NO_REPLY: Message = {"role": "assistant"}
 """Of a turn with nothing to be read as an answer."""
 
 
-def end_turn(admission: Admission, output: Output, reply: Reply, now: float, error: HarnessError | None = None) -> Turn:
+def end_turn(
+    admission: Admission,
+    output: Output,
+    reply: Reply,
+    now: float,
+    error: HarnessError | None = None,
+    *,
+    held_s: float = 0.0,
+) -> Turn:
     """The turn that ended with `output`: by itself, at a limit, or cut short, in which `error` had a part.
 
+    `held_s` are the seconds since this admission in which it was held at the gate.
     It has the proximal values that its own requests, and those before it broke off, have brought (I7).
     """
     request, prior = admission.request, admission.prior
@@ -131,6 +140,8 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
         notes["script_step"] = request.script_step
     if admission.attempt > 1:
         notes["attempts"] = admission.attempt
+    if held_s:
+        notes["held_s"] = notes.get("held_s", 0.0) + held_s
     turn = Turn(
         index=admission.index,
         parent=admission.parent,
@@ -163,12 +174,14 @@ def end_turn(admission: Admission, output: Output, reply: Reply, now: float, err
     return turn
 
 
-def break_off_turn(admission: Admission, output: Output, error: HarnessError, now: float) -> Turn:
+def break_off_turn(
+    admission: Admission, output: Output, error: HarnessError, now: float, *, held_s: float = 0.0
+) -> Turn:
     """The turn that nobody could be answered; the same request takes it up again (I5).
 
     Its end decides whether a turn without any output is FAILED; whatever was sampled is kept for the retry.
     """
-    return end_turn(admission, output, Reply(NO_REPLY, end_of_error(error)), now, error)
+    return end_turn(admission, output, Reply(NO_REPLY, end_of_error(error)), now, error, held_s=held_s)
 
 
 def lose_turn(turn: Turn, error: HarnessError) -> Turn:

@@ -26,6 +26,7 @@ from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_figures import SessionFigures, measure
 
 _QUANTILES = (0.0, 0.5, 0.95, 1.0)
+_PARTS = {"held": "held at the gate", "queued": "queued", "engine": "engine", "server": "session server"}
 _SPREAD = ("count", "mean", "least", "median", "95 %", "most")
 
 
@@ -151,7 +152,11 @@ def _seconds(seen: Sequence[SessionFigures]) -> FigureTable:
         tokens / seconds for each in seen for tokens, seconds in zip(each.outputs, each.seconds, strict=True) if seconds
     ]
     rows = [
-        _spread("seconds of a turn: gate, queue and engine", _all(each.seconds for each in seen)),
+        _spread("seconds of a turn", _all(each.seconds for each in seen)),
+        *(
+            _spread(f"seconds of a turn: {name}", [getattr(parts, field) for each in seen for parts in each.parts])
+            for field, name in _PARTS.items()
+        ),
         _spread("seconds between two turns: agent and tools", _all(each.between for each in seen)),
         _spread("sampled tokens a second of a turn", rates),
     ]

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,6 +12,19 @@ from harness.errors import UnknownWeightVersion
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger
 from harness.viewer.session_view import SessionView, TurnView
+
+
+class TurnParts(NamedTuple):
+    """The seconds of a turn, by where they went."""
+
+    held: float
+    """At the gate, before its admission too, or for an update of the weights."""
+    queued: float
+    """In the session server, for a worker of its pool."""
+    engine: float
+    """From the request to its answer, the engine's own queue and the way there included."""
+    server: float
+    """The rest of those from admission on: reading the output, and requests that brought nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +37,10 @@ class SessionFigures:
     """Tokens, sampled."""
     seconds: Sequence[float]
     """From admission to end: at the gate, in queues, in the engine."""
+    parts: Sequence[TurnParts]
+    """Of the turns whose record says when the engine was asked."""
     between: Sequence[float]
-    """Seconds in which no turn was under way, between the first one and the last: the agent and its tools."""
+    """Seconds in which no turn was under way or held, between the first one and the last: the agent and its tools."""
     began_at: float
     """Unix seconds of the first admission; 0 without turns, as `ended_at`."""
     ended_at: float
@@ -40,15 +56,19 @@ def measure(session: SessionView) -> SessionFigures:
     between: list[float] = []
     ended_at = timed[0].created_at if timed else 0.0
     for turn in timed:
-        if turn.created_at > ended_at:
-            between.append(turn.created_at - ended_at)
+        arrived_at = turn.created_at - turn.held_before_s
+        if arrived_at > ended_at:
+            between.append(arrived_at - ended_at)
         ended_at = max(ended_at, turn.created_at + turn.seconds)
-    if not all(math.isfinite(each) for turn in timed for each in (turn.created_at, turn.seconds)):
+    parts = [each for each in map(split_seconds, session.turns) if each is not None]
+    times = [[turn.created_at, turn.seconds, turn.held_before_s] for turn in timed]
+    if not all(math.isfinite(each) for some in (*times, *parts) for each in some):
         raise ValueError("a time that is none")
     return SessionFigures(
         prompts=[int(turn.prompt_length) for turn in session.turns],
         outputs=[turn.output_length for turn in session.turns],
         seconds=[turn.seconds for turn in session.turns],
+        parts=parts,
         between=between,
         began_at=timed[0].created_at if timed else 0.0,
         ended_at=ended_at,
@@ -56,6 +76,16 @@ def measure(session: SessionView) -> SessionFigures:
         lags=_lags(session.turns),
         ledger=msgspec.convert(session.ledger or {"generated": 0}, Ledger),
     )
+
+
+def split_seconds(turn: TurnView) -> TurnParts | None:
+    """Where the seconds of `turn` went; None where its record does not say when the engine was asked."""
+    if not turn.requests or any(each.get("began_at") is None for each in turn.requests):
+        return None
+    queued = sum(float(each.get("queued_s", 0.0)) for each in turn.requests)
+    asked = sum(float(each.get("seconds", 0.0)) for each in turn.requests)
+    rest = max(0.0, turn.seconds - asked - turn.held_s)
+    return TurnParts(turn.held_before_s + turn.held_s, queued, max(0.0, asked - queued), rest)
 
 
 def _lags(turns: Sequence[TurnView]) -> Counter[int]:

@@ -61,6 +61,12 @@ class TurnView:
     delivered: bool
     seconds: float
     created_at: float
+    requests: Sequence[Json] = ()
+    """Those to engines: `request_id`, `start`, `end`; `began_at`, `seconds`, `queued_s` and `worker` where known."""
+    held_s: float = 0.0
+    """Of `seconds`, those at the gate."""
+    held_before_s: float = 0.0
+    """Seconds at the gate before `created_at`."""
     context_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
@@ -98,6 +104,9 @@ class TurnView:
             delivered=bool(turn.get("delivered")),
             seconds=float(turn.get("seconds", 0.0)),
             created_at=float(turn.get("created_at", 0.0)),
+            requests=turn.get("segments", ()),
+            held_s=float(notes.get("held_s", 0.0)),
+            held_before_s=float(notes.get("held_before_s", 0.0)),
             context_ids=turn.get("context_ids", ()),
             output_ids=turn.get("output_ids", ()),
             logprobs=turn.get("logprobs", ()),

@@ -9,6 +9,7 @@ engines, and does not find them; see `discovered`.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -129,7 +130,7 @@ class EnginePool:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider.generate`; the request moves to another worker only before its first delta."""
-        asked, has_begun = request, False
+        asked, has_begun, began = request, False, time.monotonic()
         if request.on_delta is not None:
             tell = request.on_delta
 
@@ -151,7 +152,7 @@ class EnginePool:
             pieces = self._serve(ask, request.session_id, request.request_id, says_script=_says_script(request))
             return await _only(pieces)
         except AbortedWaiting:
-            return _nothing_sampled(request)
+            return replace(_nothing_sampled(request), queued_s=time.monotonic() - began)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`; the request moves to another worker only before its first delta."""
@@ -196,6 +197,7 @@ class EnginePool:
         """
         before = self._placement.place_of(session_id)
         tried: set[str] = set()
+        queued_s = 0.0
         while True:
             if says_script:
                 providers = self.workers.providers
@@ -206,7 +208,9 @@ class EnginePool:
                         " nothing is sampled in their place"
                     )
                 tried.update(deaf)
+            waits_since = time.monotonic()
             worker = await self._choose_worker(session_id, tried, request_id)
+            queued_s += time.monotonic() - waits_since
             if says_script and not _follows_scripts(self.workers.provider_of(worker)):  # it came while we waited
                 self._queue.finish(worker)
                 await self.workers.let_go(worker)
@@ -221,9 +225,9 @@ class EnginePool:
                 if error.may_have_sampled or self._placement.is_exhausted(tried):
                     raise
         async with aclosing(pieces):
-            yield first
+            yield _tell_place(first, worker, queued_s)
             async for piece in pieces:
-                yield piece
+                yield _tell_place(piece, worker, queued_s)
 
     async def _choose_worker(self, session_id: str | None, tried: set[str], request_id: str | None) -> WorkerLoad:
         """The worker whose turn it is, with a place taken there; see `Queue.worker_for`."""
@@ -392,6 +396,13 @@ def _says_script(request: GenerationRequest) -> bool:
 
 def _follows_scripts(worker: TokenProvider) -> bool:
     return worker.capabilities.follows_scripts
+
+
+def _tell_place(piece: _T, worker: WorkerLoad, queued_s: float) -> _T:
+    """`piece`; a whole result says which worker it is of, and how long it waited for one."""
+    if isinstance(piece, GenerationResult):
+        return replace(piece, worker=worker.name, queued_s=queued_s)
+    return piece
 
 
 async def _only(pieces: AsyncIterator[_T]) -> _T:

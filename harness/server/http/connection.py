@@ -10,6 +10,7 @@ to end by themselves, then they are dismissed, and their engines get a while to 
 
 import asyncio
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -55,6 +56,8 @@ class ClientConnection:
         """Why nothing more is to be waited for on its behalf; None as long as it is served."""
         self.hand_over_s = HAND_OVER_S
         """The time an engine gets, from the dismissal on, to hand over what it has sampled for the client."""
+        self.held_s = 0.0
+        """Seconds that it has been held so far, at the gate or for an update of the weights."""
         self.headers = headers
         self.idempotency_key = headers.get("idempotency-key", "")
         count = headers.get("x-stainless-retry-count", "")  # of the SDKs of OpenAI and Anthropic
@@ -120,6 +123,15 @@ class ClientConnection:
         """Whether the client is there, counting a disconnect that has arrived and was not looked at yet."""
         await asyncio.sleep(0)
         return not self.has_left
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Count the seconds of the block in `held_s`, however it ends."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.held_s += time.monotonic() - began
 
     @asynccontextmanager
     async def patience(self, seconds: float | None = None) -> AsyncIterator[None]:

@@ -470,6 +470,7 @@ async def test_who_gives_up_waiting_gives_up_the_place():
         result = await waiting[2]
 
         assert result.output_ids.size == 3
+        assert (result.worker, result.queued_s > (await running).queued_s) == ("0", True)
         assert (under.pool.waiting, [status.in_flight for status in under.pool.workers]) == (0, [0])
         assert [task.cancelled() for task in waiting[:2]] == [True, True]
 

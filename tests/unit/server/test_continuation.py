@@ -44,6 +44,42 @@ async def test_a_turn_that_a_pause_cut_short_goes_on_after_it():
     assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
 
 
+async def test_a_record_says_where_the_seconds_of_a_turn_went(tmp_path):
+    """Held before its admission, asked, held in the middle, asked again; a store says the same after a restart."""
+    async with serving(SLOW, store=tmp_path / "sessions.db") as client:
+        session = await client.create()
+        await client.http.post("/sessions/pause")
+        request = asyncio.create_task(client.chat(session, HI))
+        await client.held(1)
+        await client.http.post("/sessions/resume")
+        await client.sampling()
+        await client.http.post("/sessions/pause")
+        await client.engine.abort(None)
+        await client.held(1)
+        await client.http.post("/sessions/resume")
+        assert (await request).status_code == 200
+        [turn] = (await client.record(session))["turns"]
+    async with serving(store=tmp_path / "sessions.db") as client:
+        [again] = (await client.record(session))["turns"]
+
+    first, second = turn["segments"]
+    assert turn["notes"]["held_before_s"] > 0
+    assert 0 < turn["notes"]["held_s"] < turn["seconds"]
+    assert turn["created_at"] <= first["began_at"] <= first["began_at"] + first["seconds"] <= second["began_at"]
+    assert (first["worker"], first["queued_s"]) == ("", 0.0)
+    assert (again["segments"], again["notes"]) == (turn["segments"], turn["notes"])
+
+
+async def test_a_turn_that_nothing_held_says_nothing_of_it():
+    """Its record is no longer than it has to be."""
+    async with serving(*says("hello")) as client:
+        session = await client.create()
+        await client.say(session, HI)
+        [turn] = (await client.record(session))["turns"]
+
+    assert not {"held_s", "held_before_s"} & set(turn["notes"])
+
+
 async def test_a_turn_may_be_paused_any_number_of_times():
     """Pauses are asked for: they never use up the patience for aborts that nobody asked for."""
     async with serving(SLOW, settings=ServerSettings(max_unsolicited_aborts=0)) as client:

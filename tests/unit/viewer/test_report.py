@@ -19,7 +19,7 @@ from harness.errors import RunError
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
 from harness.viewer.report import CaseResult, FigureTable, make_report
-from harness.viewer.session_figures import measure
+from harness.viewer.session_figures import TurnParts, measure
 from harness.viewer.session_view import SessionView
 from tests.recorded_runs import write_run
 
@@ -64,6 +64,32 @@ def test_the_figures_of_a_run(run: RunDirectory):
     trained = int(_table(found.tables, "Tokens").rows[0][1].replace(",", ""))
     assert sum(int(row[7]) for row in sessions) == trained
     assert found.missing == []
+
+
+def test_the_parts_of_a_turn_are_told_apart():
+    """Gate, queue, engine and the rest make up its seconds; a record that does not say them has none."""
+    requests = [
+        {"request_id": "a", "start": 0, "end": 2, "began_at": 11.0, "seconds": 2.0, "queued_s": 0.5, "worker": "0"},
+        {"request_id": "b", "start": 2, "end": 6, "began_at": 14.0, "seconds": 3.0, "queued_s": 0.0, "worker": "1"},
+    ]
+    held = {"held_s": 1.0, "held_before_s": 1.5}
+    record = _record(
+        {"turn": 0, "parent": None, "created_at": 5.0, "seconds": 1.0, "segments": [{"request_id": "old"}]},
+        {"turn": 1, "parent": 0, "created_at": 10.0, "seconds": 7.0, "segments": requests, "notes": held},
+    )
+    found = measure(SessionView.of(record))
+
+    assert found.parts == [TurnParts(held=2.5, queued=0.5, engine=4.5, server=1.0)]
+    assert found.between == [2.5]
+
+
+def test_a_report_says_where_the_seconds_of_turns_went(run: RunDirectory):
+    """A row for each part, with a value for each turn."""
+    rows = {row[0]: row[1] for row in _table(make_report(run.path).tables, "Latency and throughput").rows}
+    parts = {name.partition(": ")[2] for name in rows if name.startswith("seconds of a turn: ")}
+
+    assert parts == {"held at the gate", "queued", "engine", "session server"}
+    assert {rows[f"seconds of a turn: {part}"] for part in parts} == {rows["seconds of a turn"]} == {"6"}
 
 
 def _record(*turns: Json) -> Json:

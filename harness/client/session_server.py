@@ -12,10 +12,11 @@ counted anyway. The gate and holds on it: `gate.py`.
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 
 import msgspec
 
@@ -82,6 +83,30 @@ class SessionSummary(msgspec.Struct, frozen=True):
     turns: int
     """How many are recorded."""
     turns_in_flight: int
+    state: str = ""
+    """What it waits for now, a `SessionState`; empty where the server is too old to say."""
+    tokens: int = 0
+    """Sampled so far, those of turns in flight included as far as they have come."""
+
+
+class SessionTotals(msgspec.Struct, frozen=True):
+    """All sessions of a server together."""
+
+    states: dict[str, int] = {}
+    """How many wait for what."""
+    turns: int = 0
+    """Recorded since the server was started."""
+    tokens: int = 0
+    """Sampled since then, in the sessions that are gone, too."""
+
+
+class SessionList(msgspec.Struct, frozen=True):
+    """Sessions of a server, with the totals of all."""
+
+    sessions: list[SessionSummary]
+    totals: SessionTotals = SessionTotals()
+    problems: list[str] = []
+    """Of a front, the shards that have not answered."""
 
 
 class RoutedWorker(NamedTuple):
@@ -154,7 +179,18 @@ class SessionServerClient:
     async def sessions(self) -> list[SessionSummary]:
         """Every session that the server holds."""
         content = await self._call(BRIEF, "GET", "/sessions", deadline_s=self.deadlines.read_s)
-        return decode(content, _SessionList).sessions
+        return decode(content, SessionList).sessions
+
+    async def busiest(self, limit: int, *, deadline_s: float) -> SessionList:
+        """So many of the sessions: those in an engine first, then those that wait."""
+        return decode(await self._call(BRIEF, "GET", f"/sessions?limit={limit}", deadline_s=deadline_s), SessionList)
+
+    async def look(self, session_ids: Sequence[str], *, deadline_s: float) -> list[SessionSummary]:
+        """How those of the sessions stand that the server holds; it takes up to 100 ids."""
+        if not session_ids:
+            return []
+        query = "&".join(f"id={quote(session_id, safe='')}" for session_id in session_ids)
+        return decode(await self._call(BRIEF, "GET", f"/sessions?{query}", deadline_s=deadline_s), SessionList).sessions
 
     async def facts(self, session_id: str) -> SessionFacts:
         """How the session stands; phase `unknown` when the server does not know it."""
@@ -257,10 +293,6 @@ class SessionServerClient:
                 if any(future.done() for future in give_up):
                     raise
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-class _SessionList(msgspec.Struct):
-    sessions: list[SessionSummary]
 
 
 class _Listed(msgspec.Struct):

@@ -23,6 +23,7 @@ from harness.machine.deadlines import to_the_end, within
 from harness.server.generation import Generation
 from harness.server.http.connection import HAND_OVER_S, ClientConnection
 from harness.sessions.continuation import Output
+from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
 from harness.store.base import SessionStore
@@ -60,6 +61,13 @@ class AdmittedTurn:
         return self.client.held_s - self._held_before_s
 
     @property
+    def arriving(self) -> int:
+        """Tokens that have come for it since it was admitted this time."""
+        prior = self.admission.prior
+        before = 0 if prior is None else int(prior.output_ids.size)
+        return 0 if self.generation is None else max(0, self.generation.sampled - before)
+
+    @property
     def output(self) -> Output:
         """As much as has been sampled for it and has arrived."""
         return self.admission.output_so_far() if self.generation is None else self.generation.output
@@ -76,6 +84,10 @@ class AdmittedTurns:
     clock: Clock = time.time
     commit_s: float = 60.0
     """Longer than a store needs that waits for its disk; a turn must not wait for one that is dead."""
+    recorded: int = 0
+    """Turns with an outcome since the start."""
+    sampled: int = 0
+    """Their tokens, wherever they went."""
     _turns: dict[tuple[str, int], AdmittedTurn] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -100,6 +112,19 @@ class AdmittedTurns:
                 turn.timers.append(loop.call_later(after_s, dismiss))
             else:  # with no wait in between: what the engine hands over from now on finds it so
                 dismiss()
+
+    def arriving(self, session: Session | SessionStub) -> int:
+        """Tokens that have come for the turns in flight of `session`, beyond those that are recorded."""
+        return sum(turn.arriving for turn in self._of(session))
+
+    @property
+    def arriving_in_all(self) -> int:
+        """The same of all sessions."""
+        return sum(turn.arriving for turn in self._turns.values())
+
+    def is_sampling(self, session: Session | SessionStub) -> bool:
+        """An engine is asked for a turn of `session`, or is about to be."""
+        return any(turn.generation is not None for turn in self._of(session))
 
     async def wait_until_ended(self, session: Session, *, within_s: float) -> None:
         """Return when no turn of `session` is in flight, after `within_s` at the latest."""
@@ -161,7 +186,9 @@ class AdmittedTurns:
             outcome = lose_turn(outcome, _as_reason(error))
             raise
         finally:
-            self.metrics.turn_recorded(outcome, turn.session.record(outcome))
+            new = turn.session.record(outcome)
+            self.recorded, self.sampled = self.recorded + 1, self.sampled + new.sampled
+            self.metrics.turn_recorded(outcome, new)
             end, status, tokens = str(outcome.end), str(outcome.status), outcome.output_ids.size
             cause = outcome.notes.get("error")
             told = {} if cause is None else {"code": cause["code"], "error": cause["message"]}
@@ -171,7 +198,7 @@ class AdmittedTurns:
                 self.metrics.guard_disagreed()
                 log.warning("repeat_guard_disagrees", **disagreement._asdict())
 
-    def _of(self, session: Session) -> list[AdmittedTurn]:
+    def _of(self, session: Session | SessionStub) -> list[AdmittedTurn]:
         keys = ((session.session_id, admission.index) for admission in session.turns_in_flight)
         return [self._turns[key] for key in keys]
 

@@ -45,6 +45,8 @@ class Gatekeeper:
         self.clock = clock
         self.held_by_work: Counter[Work] = Counter()
         """Requests that wait now, by what they want."""
+        self.held_by_session: Counter[str] = Counter()
+        """Those of sessions, by id; one without is not in it."""
         self._store = store
         self._metrics = metrics
         self._pause_timeout_s = pause_timeout_s
@@ -174,7 +176,7 @@ class Gatekeeper:
             return self.gate.answer(work, is_open=session is None or session.is_open)
 
         while answer() is GateAnswer.HOLD:
-            self.held_by_work[work] += 1
+            self._count(work, session, 1)
             try:
                 with client.held():
                     async with client.patience(self._pause_timeout_s):
@@ -187,6 +189,14 @@ class Gatekeeper:
                     retry_after_s=_RETRY_AFTER_S,
                 ) from None
             finally:
-                self.held_by_work[work] -= 1
+                self._count(work, session, -1)
         if answer() is GateAnswer.REFUSE:
             raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
+
+    def _count(self, work: Work, session: Session | None, change: int) -> None:
+        """One request more or less waits."""
+        self.held_by_work[work] += change
+        if session is not None:
+            self.held_by_session[session.session_id] += change
+            if not self.held_by_session[session.session_id]:
+                del self.held_by_session[session.session_id]

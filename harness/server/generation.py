@@ -66,9 +66,16 @@ class Generation:
     failure: EngineError | None = None
     """Why the engine did not hand over the turn of a drained session."""
     _unsolicited_aborts: int = 0
+    _arrived: Arrived | None = None
+    """Of the request that is under way."""
 
     def __post_init__(self) -> None:
         self.output = self.admission.output_so_far().end_as_whole(self.admission.params, self.endings)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that have come for the turn, those of the request under way included."""
+        return int(self.output.ids.size) + (0 if self._arrived is None else self._arrived.count)
 
     @property
     def may_go_on(self) -> bool:
@@ -191,7 +198,8 @@ class Generation:
 
     async def _ask_once(self) -> GenerationResult:
         """The engine's answer to one request, with as much of its scoring as counts."""
-        arrived, live_text = Arrived(), self.live_text
+        self._arrived = arrived = Arrived()
+        live_text = self.live_text
 
         def hear(delta: GenerationDelta) -> None:
             arrived.add(delta)
@@ -217,6 +225,8 @@ class Generation:
         except BaseException as error:  # a cancellation too: nobody waits for it any more
             self._keep(request, arrived, error, began_at)
             raise
+        finally:  # part of the output, as soon as whoever asked has it
+            self._arrived = None
         scoring = result.prompt_logprobs
         if scoring is None:
             return result

@@ -158,6 +158,10 @@ class HeldSessions:
         before, self._stubs[stub.session_id] = self._stubs[stub.session_id], stub
         return before is not stub
 
+    def has_call(self, session_id: str) -> bool:
+        """A call of that session is under way, admitted or not."""
+        return self._uses.is_in_use(session_id)
+
     @contextmanager
     def in_use(self, session: Session) -> Iterator[None]:
         """`session` is not idle in the block, and has just been used after it."""

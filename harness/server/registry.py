@@ -84,6 +84,7 @@ class SessionRegistry:
         self._shard = shard
         self._quarantined: dict[str, DamagedSession] = {}
         self.in_use = self._held.in_use
+        self.has_call = self._held.has_call
         self.in_memory = self._held.in_memory
         self.look = self._held.look
         self.borrow = self._held.borrow

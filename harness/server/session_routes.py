@@ -18,21 +18,26 @@ from harness.server.collecting import CollectingPlace, collect_json, collect_ten
 from harness.server.http.access import for_operators, require_admin
 from harness.server.http.connection import ClientConnection
 from harness.server.http.responses import json_response
-from harness.server.http.wire import parse_collect, parse_end, parse_session_config, read_body
+from harness.server.http.wire import parse_collect, parse_end, parse_list, parse_session_config, read_body
 from harness.server.registry import SessionRegistry
 from harness.server.scripts import ScriptReader
 from harness.server.turns import TurnService
 from harness.sessions.gate import Work
+from harness.sessions.paging import SessionStub
 from harness.sessions.record import (
     RecordIds,
+    SessionState,
+    busiest,
     empty_facts,
     empty_record,
     session_facts,
     session_record,
     session_summary,
+    session_totals,
 )
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
+from harness.types import Json
 
 SAFETENSORS = "application/octet-stream"
 """Media type of the binary forms."""
@@ -102,12 +107,29 @@ class SessionRoutes:
         return await turns.heavy_work.do(len(body), work) if is_long else work()
 
     async def _list(self, request: Request) -> Response:
-        del request
+        wanted = parse_list(request.query_params)
         quarantined = [
             {"session_id": damaged.session_id, "reason": damaged.reason} for damaged in self._sessions.quarantined
         ]
-        sessions = [session_summary(session) for session in self._sessions]
-        return json_response({"sessions": sessions, "quarantined": quarantined})
+        held = self._sessions if wanted.ids is None else map(self._sessions.look, wanted.ids)
+        lines = [self._summarize(session) for session in held if session is not None]
+        admitted = self._turns.admitted
+        totals = session_totals(lines, admitted.recorded, admitted.sampled + admitted.arriving_in_all)
+        rows = lines if wanted.limit is None else busiest(lines, wanted.limit)
+        return json_response({"sessions": rows, "quarantined": quarantined, "totals": totals})
+
+    def _summarize(self, session: Session | SessionStub) -> Json:
+        """The line of a session, with what it waits for now."""
+        turns, state = self._turns, SessionState.TOOL
+        if turns.gatekeeper.held_by_session[session.session_id]:
+            state = SessionState.HELD
+        elif session.turns_in_flight and turns.admitted.is_sampling(session):
+            state = SessionState.ENGINE
+        elif self._sessions.has_call(session.session_id):
+            state = SessionState.QUEUED
+        elif not session.is_open:
+            state = SessionState.ENDED
+        return session_summary(session, state, turns.admitted.arriving(session) if session.turns_in_flight else 0)
 
     async def _record(self, request: Request) -> Response:
         if request.method == "HEAD":

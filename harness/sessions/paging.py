@@ -95,6 +95,11 @@ class SessionStub:
         return (self.phase, Command.ADMIT) in TRANSITIONS
 
     @property
+    def sampled(self) -> int:
+        """Tokens sampled for its turns."""
+        return self.ledger.generated
+
+    @property
     def turns_in_flight(self) -> tuple[Admission, ...]:
         """None: a session with one is not paged out."""
         return ()

@@ -5,7 +5,9 @@ session is. Prompts that are written out make it as long as turns times length: 
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from enum import StrEnum
+from heapq import nsmallest
 
 from harness.samples.merge import count_empty
 from harness.samples.side_calls import find_side_calls
@@ -53,15 +55,57 @@ def session_facts(session: Session) -> Json:
     }
 
 
-def session_summary(session: Session | SessionStub) -> Json:
-    """A line about a session, for lists."""
+class SessionState(StrEnum):
+    """What a session waits for now; where it has several calls, the first of these that fits."""
+
+    HELD = "held"
+    """A call of it waits at the gate."""
+    ENGINE = "engine"
+    """An engine has a turn of it."""
+    QUEUED = "queued"
+    """A call of it is read, encoded, or waits for weights or for the turn that it repeats."""
+    TOOL = "tool"
+    """Its agent: a tool call, or whatever it does between two turns."""
+    ENDED = "ended"
+    """Nothing: it accepts no further turn."""
+
+
+_BUSIEST = (SessionState.ENGINE, SessionState.HELD, SessionState.QUEUED, SessionState.TOOL, SessionState.ENDED)
+_RANKS = {str(state): rank for rank, state in enumerate(_BUSIEST)}
+
+
+def session_summary(session: Session | SessionStub, state: SessionState, arriving: int) -> Json:
+    """A line about a session, for lists; `arriving` tokens have come for turns in flight."""
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
+        "state": str(state),
         "turns": session.turn_count if isinstance(session, SessionStub) else len(session.turns),
         "turns_in_flight": len(session.turns_in_flight),
+        "tokens": session.sampled + arriving,
         "created_at": session.created_at,
     }
+
+
+def busiest(summaries: Iterable[Json], limit: int) -> list[Json]:
+    """So many of the lines: those in an engine first, then those that wait, each by their tokens."""
+    return nsmallest(limit, summaries, key=lambda line: (_RANKS[line["state"]], -line["tokens"], line["session_id"]))
+
+
+def session_totals(summaries: Iterable[Json], turns: int, tokens: int) -> Json:
+    """The sum of such lines: sessions by state; `turns` and `tokens` are those of the server since its start."""
+    return {"states": dict(Counter(line["state"] for line in summaries)), "turns": turns, "tokens": tokens}
+
+
+def add_totals(totals: Iterable[Json]) -> Json:
+    """The totals of several servers as those of one."""
+    states: Counter[str] = Counter()
+    turns = tokens = 0
+    for each in totals:
+        states.update(each["states"])
+        turns += each["turns"]
+        tokens += each["tokens"]
+    return {"states": dict(states), "turns": turns, "tokens": tokens}
 
 
 def empty_record(session_id: str | None, phase: str | None = "unknown", metadata: Json | None = None) -> Json:

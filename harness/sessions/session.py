@@ -343,6 +343,11 @@ class Session:
         frozen.refusals = self.refusals.copy()
         return frozen
 
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled for its recorded turns, wherever they went: what its ledger calls generated."""
+        return self._generated
+
     def ledger(self) -> Ledger:
         """Where the tokens sampled so far would go, were the samples collected now."""
         config = self.config

@@ -10,7 +10,7 @@ Everything else that an owner asks may be asked again, so the front does, for a 
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from http import HTTPStatus
@@ -28,13 +28,15 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import credential, for_operators, require_admin
 from harness.server.http.connection import Callers, ClientConnection
 from harness.server.http.responses import json_response
-from harness.server.http.wire import read_body
+from harness.server.http.wire import parse_list, read_body
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Work
+from harness.sessions.record import add_totals, busiest
 from harness.shards.link import VERB_S, ShardLink
 from harness.shards.placement import Wish, read_wish
 from harness.shards.shard_links import ShardLinks
+from harness.types import Json
 
 RESTART_S = 10.0
 """How long a request waits for a shard that is being started."""
@@ -132,17 +134,22 @@ class FrontSessions:
         return json_response({**created, "base_url": base})
 
     async def _list(self, request: Request) -> Response:
-        del request
+        limit = parse_list(request.query_params).limit
+        query = f"?{request.url.query}" if request.url.query else ""
 
         async def ask(link: ShardLink) -> _Listed:
-            return (await link.ask("GET", "/sessions")).read(_Listed)
+            return (await link.ask("GET", f"/sessions{query}")).read(_Listed)
 
         asked = await self._links.ask(ask, _READ_S)
         lists = asked.some
+        sessions: Sequence[Any] = [each for listed in lists for each in listed.sessions]
+        if limit is not None:
+            sessions = busiest([msgspec.json.decode(each) for each in sessions], limit)
         return json_response(
             {
-                "sessions": [each for listed in lists for each in listed.sessions],
+                "sessions": sessions,
                 "quarantined": [each for listed in lists for each in listed.quarantined],
+                "totals": add_totals(listed.totals for listed in lists),
                 "problems": asked.problems,
             }
         )
@@ -194,6 +201,7 @@ class FrontSessions:
 class _Listed(msgspec.Struct):
     sessions: list[msgspec.Raw]
     quarantined: list[msgspec.Raw]
+    totals: Json
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

@@ -1,75 +1,137 @@
-"""A run while it runs, on standard error: a line per rollout, and a live bar below them on a terminal."""
+"""A run while it runs, on standard error: a line per rollout, and below them a live view on a terminal.
 
-from collections.abc import Iterator
+A terminal has the sessions that fit, a row each. Where nothing can be redrawn, a line says how the run stands whenever
+nothing else has been said for a moment: neither leaves anybody without a word for two seconds. A thread of its own does
+that, so it speaks also while the event loop is busy.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+from harness.cli.runs.standing import RunStanding, describe_seconds
 from harness.errors import Cause
 from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.run.watch import LiveSession
 from harness.suite.scenarios.plan import PlannedRollout
 from harness.telemetry.printable import printable
 
+SILENCE_S = 1.5
+"""After so long without a word a pipe gets one."""
+
+_LOOK_S = 0.25
+_MOST_ROWS = 40
+_OTHER_LINES = 4  # of the terminal: the bar, the head of the table, what does not fit, and the cursor
+_COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cyan"}
+
 
 class RunProgress:
-    """Implements `harness.suite.run.batch.Progress`; `bar` is None where nothing can be redrawn."""
+    """Implements `harness.suite.run.batch.Progress`."""
 
-    def __init__(self, console: Console, bar: Progress | None, *, is_resumed: bool) -> None:
+    def __init__(self, console: Console, *, is_resumed: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._bar = bar
-        self._task: TaskID | None = None
+        self._clock = clock
         self._is_resumed = is_resumed
-        self._total = self._ended = self._running = 0
+        self._began_at = self._said_at = clock()
+        self.standing = RunStanding(since=self._began_at)
 
     def say(self, text: str) -> None:
         """A line in the user's words."""
-        self._console.print(escape(text), style="dim")
+        self.standing.doing, self.standing.since = text, self._clock()
+        self._print(f"[dim]{escape(text)}[/]")
 
     def begin(self, total: int, done: int) -> None:
         """Begin the count; a run that is taken up says where it stopped."""
-        self._total, self._ended = total, done
+        self.standing.begin(total, done)
         if self._is_resumed:
             self.say(f"run was interrupted: {done} of {total} rollouts finished, {total - done} to run")
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=total, completed=done)
 
     def begin_rollout(self, rollout: PlannedRollout) -> None:
         """One more at work."""
         del rollout
-        self._running += 1
-        self._redraw()
+        self.standing.begin_rollout(self._clock())
+
+    def look(self, sessions: Sequence[LiveSession]) -> None:
+        """The sessions stand like this."""
+        self.standing.look(sessions, self._clock())
 
     def end_rollout(self, record: RolloutRecord) -> None:
         """One line for the rollout; an error is said in full."""
-        self._running -= 1
-        self._ended += 1
-        self._redraw()
+        self.standing.end_rollout(record)
+        if not self.standing.running:
+            self.standing.doing, self.standing.since = "putting the results together", self._clock()
         facts = [f"{record.session.turns} turns", f"{record.session.ledger.generated} tokens"]
         if record.reward is not None:
             facts.append(f"reward {record.reward:.2f}")
         facts.append(f"{record.seconds:.1f} s")
         why = f" ({record.cause.value}: {printable(record.detail)})" if record.cause not in (None, Cause.LIMIT) else ""
         color = "red" if why else "green"
-        width = len(str(self._total))
-        self._console.print(
-            f"[dim]{self._ended:{width}}/{self._total}[/dim]  {escape(f'{record.scenario}/{record.number}')}"
+        width = len(str(self.standing.total))
+        self._print(
+            f"[dim]{self.standing.ended:{width}}/{self.standing.total}[/dim]"
+            f"  {escape(f'{record.scenario}/{record.number}')}"
             f"  [{color}]{record.outcome.value}[/{color}]  {', '.join(facts)}{escape(why)}"
         )
 
-    def _redraw(self) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._ended, description=f"{self._running} running")
+    def break_silence(self) -> None:
+        """Say how the run stands, unless something was said a moment ago."""
+        if self._clock() - self._said_at >= SILENCE_S:
+            self._print(f"[dim]{escape(self.standing.words(self._clock()))}[/]")
+
+    def draw(self) -> RenderableType:
+        """The live view: how far the run is, and a row for each session that fits."""
+        standing, now = self.standing, self._clock()
+        head = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(1, standing.total), completed=standing.ended, width=20)
+        head.add_row(bar, Text(f"{describe_seconds(now - self._began_at)}  {standing.words(now)}"))
+        if not standing.running or not standing.sessions:
+            return head
+        fitting = max(0, min(_MOST_ROWS, self._console.height - _OTHER_LINES))
+        shown = standing.sessions[:fitting]
+        rows = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+        rows.add_column("session", no_wrap=True)
+        rows.add_column("state", no_wrap=True)
+        for name in ("turns", "tokens", "tokens/s"):
+            rows.add_column(name, justify="right", no_wrap=True)
+        for each in shown:
+            state = Text(printable(each.state), style=_COLORS.get(each.state, ""))
+            numbers = (f"{each.turns}", f"{each.tokens:,}", f"{standing.rate_of(each):.0f}")
+            rows.add_row(Text(each.name), state, *numbers)
+        left = standing.running - len(shown)
+        return Group(head, rows, *([Text(f"and {left} more", style="dim")] if left > 0 else []))
+
+    def _print(self, markup: str) -> None:
+        self._said_at = self._clock()
+        self._console.print(markup)
 
 
 @contextmanager
 def open_progress(*, is_resumed: bool) -> Iterator[RunProgress]:
     """Progress of a run, for the time of the block."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        yield RunProgress(console, None, is_resumed=is_resumed)
+    progress = RunProgress(console, is_resumed=is_resumed)
+    if console.is_terminal:
+        with Live(get_renderable=progress.draw, console=console, transient=True, refresh_per_second=2):
+            yield progress
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield RunProgress(console, bar, is_resumed=is_resumed)
+    over = threading.Event()
+
+    def keep_talking() -> None:
+        while not over.wait(_LOOK_S):
+            progress.break_silence()
+
+    talking = threading.Thread(target=keep_talking, name="progress", daemon=True)
+    talking.start()
+    try:
+        yield progress
+    finally:
+        over.set()
+        talking.join()

@@ -1,13 +1,15 @@
-"""Bodies of requests: all of them within a limit, those of `POST /sessions` and of the gate's verbs field by field.
+"""Bodies of requests: all of them within a limit, those of `POST /sessions` and of the gate's verbs field by field;
+and the query of `GET /sessions`.
 
 The meaning of a model call's body is for its dialect to say.
 """
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from harness.dialects.json_values import check_json, decode_json
@@ -28,6 +30,10 @@ NAMED_TTL_S = 60.0
 ANONYMOUS_TTL_S = 3600.0
 """The same for a verb that names no holder: nobody renews it."""
 
+MOST_LISTED_IDS = 100
+"""As many ids as fit into the head of one request, several times over."""
+
+_LIMIT_DIGITS = 10
 _SHOWN = 20  # digits of a declared length
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -224,6 +230,25 @@ def parse_end(body: bytes) -> EndRequest:
 def parse_collect(body: bytes) -> CollectRequest:
     """How `body` wants samples for miles; an empty one means the defaults. Raises `MalformedRequest`."""
     return decode_json(_collections, body or b"{}")
+
+
+class ListRequest(NamedTuple):
+    """Which sessions a list is to have."""
+
+    limit: int | None
+    """So many, the busiest first; None for all."""
+    ids: list[str] | None
+    """Only these; None for all."""
+
+
+def parse_list(query: QueryParams) -> ListRequest:
+    """The list that `?limit=N&id=ID&id=ID` asks for. Raises `MalformedRequest`."""
+    limit, ids = query.get("limit"), query.getlist("id")
+    if limit is not None and not (limit.isascii() and limit.isdigit() and 0 < len(limit) < _LIMIT_DIGITS):
+        raise MalformedRequest(f"limit: expected a number of sessions, got {limit[:64]!r}", param="limit")
+    if len(ids) > MOST_LISTED_IDS:
+        raise MalformedRequest(f"id: expected at most {MOST_LISTED_IDS}, got {len(ids)}", param="id")
+    return ListRequest(None if limit is None else int(limit), ids or None)
 
 
 def parse_release(body: bytes) -> ReleaseRequest:

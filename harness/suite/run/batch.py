@@ -24,6 +24,7 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import Services
+from harness.suite.run.watch import LiveSession
 from harness.suite.scenarios.plan import PlannedRollout
 
 
@@ -42,6 +43,9 @@ class Progress(Protocol):
     def begin_rollout(self, rollout: PlannedRollout) -> None:
         """A rollout has begun."""
 
+    def look(self, sessions: Sequence[LiveSession]) -> None:
+        """How sessions that run stand now, about every second; the longest running ones where they are many."""
+
     def end_rollout(self, record: RolloutRecord) -> None:
         """A rollout has ended and its record is durable."""
 
@@ -56,6 +60,9 @@ class Silence:
         """Say nothing."""
 
     def begin_rollout(self, rollout: PlannedRollout) -> None:
+        """Say nothing."""
+
+    def look(self, sessions: Sequence[LiveSession]) -> None:
         """Say nothing."""
 
     def end_rollout(self, record: RolloutRecord) -> None:

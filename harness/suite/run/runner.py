@@ -31,6 +31,7 @@ from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.one_error import one_error
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
+from harness.suite.run.watch import watch_sessions
 from harness.suite.run.weight_schedule import change_weights
 from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
@@ -130,6 +131,7 @@ class SuiteRun:
             )
             width = self.concurrency or folder.scenario.concurrency
             async with (
+                watch_sessions(manager, services.address, self.progress.look),
                 change_weights(weights, services, finished, self.directory, self.progress.say),
                 nullcontext() if faults is None else faults.active(),
             ):

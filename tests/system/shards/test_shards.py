@@ -47,6 +47,7 @@ async def test_owners_need_the_front_alone_and_turns_never_pass_it(tmp_path: Pat
         ports = {session["base_url"].split("/")[2] for session in sessions}
         answers = [(await chat(session)).json()["choices"][0]["message"]["content"] for session in sessions]
         listed = (await http.get("/sessions")).json()
+        busiest = (await http.get("/sessions?limit=1")).json()
         samples = [(await http.get(f"/sessions/{each}/samples")).json()["samples"] for each in ids]
         for_miles = [(await http.post(f"/sessions/{each}/samples", json={})).status_code for each in ids]
         misdirected = await http.post(f"/sessions/{sessions[0]['session_id']}/v1/chat/completions", json={})
@@ -62,6 +63,7 @@ async def test_owners_need_the_front_alone_and_turns_never_pass_it(tmp_path: Pat
     assert fleet.url.partition("//")[2] not in ports
     assert answers == ["Understood."] * 4
     assert {each["session_id"] for each in listed["sessions"]} == ids
+    assert (len(busiest["sessions"]), busiest["totals"]["turns"], busiest["totals"]["states"]) == (1, 4, {"tool": 4})
     assert [len(each) for each in samples] == [1] * 4
     assert for_miles == [200] * 4
     assert (misdirected.status_code, by_key.status_code) == (421, 421)

@@ -1,0 +1,87 @@
+"""`GET /sessions`: what each session waits for, the busiest first, and the totals of all."""
+
+import asyncio
+
+import pytest
+
+from harness.client.session_server import SessionServerClient
+from harness.engines.scripted import ScriptStep
+from tests.builders import user
+from tests.session_servers.served import Client, Served, serving
+
+LONG = ScriptStep(text="On and on it goes, and on, and on.", token_delay_s=30)
+
+
+async def _states(client: Client) -> dict[str, str]:
+    listed = (await client.http.get("/sessions")).json()["sessions"]
+    return {each["session_id"]: each["state"] for each in listed}
+
+
+async def test_each_session_says_what_it_waits_for():
+    """An engine, the gate, its agent, or nothing any more; the totals have them all."""
+    async with serving(LONG) as client, asyncio.TaskGroup() as calls:
+        sampling, held, idle, ended = [await client.create() for _ in range(4)]
+        first = calls.create_task(client.chat(sampling, [user("Begin.")]))
+        await client.sampling()
+        await client.http.post(f"/sessions/{ended.session_id}/drain")
+        await client.http.post("/sessions/pause", json={"holder": "h"})
+        second = calls.create_task(client.chat(held, [user("Begin.")]))
+        await client.held(1)
+        states = await _states(client)
+        answer = (await client.http.get("/sessions")).json()
+        [busy] = [each for each in answer["sessions"] if each["session_id"] == sampling.session_id]
+        for task in (first, second):
+            task.cancel()
+
+    assert states == {
+        sampling.session_id: "engine",
+        held.session_id: "held",
+        idle.session_id: "tool",
+        ended.session_id: "ended",
+    }
+    assert answer["totals"]["states"] == {"engine": 1, "held": 1, "tool": 1, "ended": 1}
+    assert (busy["turns"], busy["turns_in_flight"], busy["tokens"]) == (0, 1, 1)
+    assert answer["totals"]["tokens"] == 1
+
+
+async def test_tokens_of_turns_in_flight_are_counted_once_they_are_recorded():
+    """A session's, and those of the server, which has them when the session is gone, too."""
+    async with serving(ScriptStep(text="Understood.")) as client:
+        session = await client.create()
+        await client.say(session, [user("Begin.")])
+        record = await client.record(session)
+        [line] = (await client.http.get("/sessions")).json()["sessions"]
+        await client.http.delete(f"/sessions/{session.session_id}")
+        after = (await client.http.get("/sessions")).json()
+
+    generated = record["ledger"]["generated"]
+    assert generated > 0
+    assert (line["turns"], line["tokens"], line["state"]) == (1, generated, "tool")
+    assert after["sessions"] == []
+    assert after["totals"] == {"states": {}, "turns": 1, "tokens": generated}
+
+
+async def test_a_limited_list_has_the_busiest():
+    """Of two that are idle the longer one; the totals count those that are left out."""
+    async with serving(ScriptStep(text="Understood.")) as client:
+        sessions: list[Served] = [await client.create() for _ in range(3)]
+        await client.say(sessions[1], [user("Begin.")])
+        async with SessionServerClient(client.url) as server:
+            listed = await server.busiest(1, deadline_s=10)
+            looked = await server.look([sessions[2].session_id, "0" * 32], deadline_s=10)
+            nothing = await server.look([], deadline_s=10)
+
+    assert [each.session_id for each in listed.sessions] == [sessions[1].session_id]
+    assert listed.totals.states == {"tool": 3}
+    assert [each.session_id for each in looked] == [sessions[2].session_id]
+    assert nothing == []
+
+
+@pytest.mark.parametrize("query", ["limit=-1", "limit=x", "limit=", "limit=99999999999999", "&".join(["id=a"] * 101)])
+async def test_a_list_that_cannot_be_meant_is_refused(query: str):
+    """By its parameter."""
+    async with serving() as client:
+        answer = await client.http.get(f"/sessions?{query}")
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == query.partition("=")[0]

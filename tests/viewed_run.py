@@ -11,11 +11,17 @@ from harness.sessions.record import session_record
 from harness.sessions.session import Session
 from harness.types import FinishReason
 from harness.viewer.run_page import write_page
-from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 
 BEGAN_AT = 1_700_000_000.0
+BANDS = (
+    Band("pause", BEGAN_AT + 3.0, BEGAN_AT + 3.4, "by evaluation"),
+    Band("update", BEGAN_AT + 6.5, BEGAN_AT + 7.6, "by trainer"),
+    Band("fault", BEGAN_AT + 6.9, BEGAN_AT + 6.9, "kill_agent, ended the agent of session 3"),
+    Band("drain", BEGAN_AT + 9.0, None, "by operator"),
+)
 CRASH = "KeyError: 'answer' in agent.py, line 31"
 
 
@@ -50,7 +56,7 @@ def viewed_run(sessions: Mapping[str, SessionView]) -> RunView:
         for number, (session_id, session) in enumerate(sessions.items())
     ]
     ledger = {"generated": 155, "trained": 138, "masked": 0, "dropped": {"other_branch": 17}}
-    return RunView("games", lines, status="passed", suite="games", ledger=ledger)
+    return RunView("games", lines, status="passed", suite="games", ledger=ledger, bands=BANDS)
 
 
 def _long() -> Session:

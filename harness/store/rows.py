@@ -21,6 +21,7 @@ from harness.types import Discarded, Json, Logprobs, TokenIds, Turn, TurnSegment
 KEEP_HOLD = "INSERT OR REPLACE INTO holds (holder, kind, until, engines, work) VALUES (?, ?, ?, ?, ?)"
 DROP_HOLD = "DELETE FROM holds WHERE holder = ?"
 SELECT_HOLDS = "SELECT * FROM holds ORDER BY holder"
+SELECT_HOLD_TIMES = "SELECT holder, kind, engines, began_at, ended_at FROM hold_times ORDER BY began_at, rowid"
 KEEP_LABEL = "INSERT OR REPLACE INTO weight_labels (label, number) VALUES (?, ?)"
 SELECT_LABELS = "SELECT label, number FROM weight_labels"
 INSERT_SESSION = "INSERT INTO sessions (session_id, api_key, phase, config, created_at) VALUES (?, ?, ?, ?, ?)"

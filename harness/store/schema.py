@@ -86,6 +86,33 @@ _TURN_ENDS = "ALTER TABLE turns RENAME COLUMN finish_reason TO turn_end;"
 _UNKNOWN_OUTPUT = "ALTER TABLE turns ADD COLUMN unknown TEXT NOT NULL DEFAULT '[]';"
 _WORK_OF_HOLDS = "ALTER TABLE holds ADD COLUMN work TEXT NOT NULL DEFAULT '';"
 
+# Written by the store itself, with each hold that is kept or dropped: a reader of a run asks later what held its turns
+# up. A hold that is kept again is renewed, and with `until` 0 it is over. The last 100,000 stay.
+_HOLD_TIMES = """
+CREATE TABLE hold_times (
+    holder   TEXT NOT NULL,
+    kind     TEXT NOT NULL,
+    engines  INTEGER NOT NULL,
+    began_at REAL NOT NULL,
+    ended_at REAL
+);
+CREATE INDEX running_holds ON hold_times (holder) WHERE ended_at IS NULL;
+CREATE TRIGGER note_kept_hold AFTER INSERT ON holds BEGIN
+    UPDATE hold_times SET ended_at = (julianday('now') - 2440587.5) * 86400.0
+    WHERE holder = NEW.holder AND ended_at IS NULL
+    AND (NEW.until <= 0 OR kind != NEW.kind OR engines != NEW.engines);
+    INSERT INTO hold_times
+    SELECT NEW.holder, NEW.kind, NEW.engines, (julianday('now') - 2440587.5) * 86400.0, NULL
+    WHERE NEW.until > 0
+    AND NOT EXISTS (SELECT 1 FROM hold_times WHERE holder = NEW.holder AND ended_at IS NULL);
+    DELETE FROM hold_times WHERE rowid <= (SELECT MAX(rowid) FROM hold_times) - 100000;
+END;
+CREATE TRIGGER note_dropped_hold AFTER DELETE ON holds BEGIN
+    UPDATE hold_times SET ended_at = (julianday('now') - 2440587.5) * 86400.0
+    WHERE holder = OLD.holder AND ended_at IS NULL;
+END;
+"""
+
 STEPS: tuple[str, ...] = (
     _CLOSING_TIMES,
     _HOLDS,
@@ -94,6 +121,7 @@ STEPS: tuple[str, ...] = (
     _TURN_ENDS,
     _UNKNOWN_OUTPUT,
     _WORK_OF_HOLDS,
+    _HOLD_TIMES,
 )
 """The first makes version `FIRST_VERSION + 1` of `FIRST_VERSION`, and so on."""
 

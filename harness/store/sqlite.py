@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from harness.errors import StoreError
 from harness.machine.clock import Clock
-from harness.sessions.gate import Hold
+from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase
 from harness.sessions.paging import SessionOutline, SessionStub
@@ -203,6 +203,29 @@ def count_unknown(path: Path) -> dict[str, Unknown]:
     with reading(path) as connection:
         found = connection.execute(rows.COUNT_UNKNOWN).fetchall()
         return {row["session_id"]: Unknown(row["requests"], row["tokens"]) for row in found}
+
+
+class HoldTime(NamedTuple):
+    """A hold that was on the gate, and when: Unix seconds by the clock of the server's machine."""
+
+    holder: str
+    kind: HoldKind
+    engines: bool
+    """It covered the engines too, as an update of the weights does."""
+    began_at: float
+    ended_at: float | None
+    """None of one that is on it still, or that nobody took off before the server died."""
+
+
+def read_hold_times(path: Path) -> list[HoldTime]:
+    """Every hold that a store knows of, in order; none of a store from before they were noted. Raises `StoreError`."""
+    with reading(path) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'hold_times'").fetchone():
+            return []
+        return [
+            HoldTime(row["holder"], HoldKind(row["kind"]), bool(row["engines"]), row["began_at"], row["ended_at"])
+            for row in connection.execute(rows.SELECT_HOLD_TIMES)
+        ]
 
 
 def read_sessions(path: Path) -> list[Session]:

@@ -4,6 +4,7 @@ Files of a run may be half written, of another version, or by somebody who wants
 no time, a list where a message belongs, JSON nested thousands deep. What such a part raises ends with the part.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,3 +22,10 @@ def say_missing(what: str, missing: list[str]) -> Iterator[None]:
         missing.append(f"{what}: {error.message}")
     except _DAMAGE as error:
         missing.append(f"{what}: it is damaged ({type(error).__name__}: {error})")
+
+
+def finite(number: float) -> float:
+    """`number`, which a file has said. Raises `ValueError` or `TypeError` when it is none that one can count with."""
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no time")
+    return number

@@ -16,7 +16,8 @@ from harness.machine.disk import open_left_behind
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.samples.rollout import ENDED_WELL
 from harness.sessions.record import session_record
-from harness.store.sqlite import count_generated, read_session
+from harness.store.sqlite import count_generated, read_hold_times, read_session
+from harness.suite.faults.firing import FaultLog
 from harness.suite.judge.accounting import ledger_of
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.config import RunConfig
@@ -25,8 +26,8 @@ from harness.suite.record.rollout_table import RolloutRecord, read_rollouts
 from harness.suite.record.rundir import RunDirectory
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damage import say_missing
-from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.damage import finite, say_missing
+from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView
 
 _LOG_TAIL = 1 << 16  # bytes in which the last line of a log is looked for
@@ -42,7 +43,10 @@ def look_at(path: Path) -> RunView:
         raise RunError(f"expected a run directory or the file of a store, found nothing at {path}")
     lines = [SessionLine(session_id, sampled=count) for session_id, count in count_generated(path).items()]
     missing = ["a store does not say which tokenizer its tokens are of: name its folder with --tokenizer"]
-    return RunView(str(path), lines, missing=missing)
+    bands: list[Band] = []
+    with say_missing("its pauses", missing):
+        bands = _hold_bands(path)
+    return RunView(str(path), lines, bands=bands, missing=missing)
 
 
 def look_into(path: Path, session_id: str) -> SessionView:
@@ -90,7 +94,10 @@ def _look_at_run(directory: RunDirectory) -> RunView:
     rollouts: dict[int, RolloutRecord] = {}
     sampled: dict[str, int] = {}
     ledger = None
+    bands: list[Band] = []
+    bands += read("its faults", lambda: _fault_bands(directory), [])
     if directory.database.is_file():
+        bands += read("its pauses", lambda: _hold_bands(directory.database), [])
         sampled = read("its sessions", lambda: count_generated(directory.database), {})
         rollouts = read("its rollouts", lambda: read_rollouts(directory.database), {})
         final = [rollout for rollout in rollouts.values() if rollout.is_final]
@@ -112,8 +119,29 @@ def _look_at_run(directory: RunDirectory) -> RunView:
         versions=lock.versions,
         tokenizer=tokenizer,
         ledger=ledger,
+        bands=sorted(bands, key=lambda band: band.begin),
         missing=missing,
     )
+
+
+def _hold_bands(store: Path) -> list[Band]:
+    return [
+        Band(
+            "update" if hold.engines else str(hold.kind),
+            finite(hold.began_at),
+            None if hold.ended_at is None else finite(hold.ended_at),
+            f"by {hold.holder}",
+        )
+        for hold in read_hold_times(store)
+    ]
+
+
+def _fault_bands(directory: RunDirectory) -> list[Band]:
+    return [
+        Band("fault", firing.at, firing.at, f"{firing.action}, {firing.problem or firing.did or 'under way'}")
+        for firing in FaultLog(directory.faults).read()
+        if firing.at is not None
+    ]
 
 
 class _Start(Struct):

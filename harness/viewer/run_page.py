@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def page_pieces(view: RunView, look_inside: Callable[[str], SessionView], tokeni
         "status": view.status,
         "starts": view.starts,
         "ledger": view.ledger and _ledger(view.ledger),
-        "bands": [],
+        "bands": [asdict(band) for band in view.bands],
         "missing": missing,
         "sessions": lines,
     }

@@ -63,6 +63,18 @@ class SessionLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """What happened to all sessions at once, and when; times are Unix seconds."""
+
+    kind: str
+    """`pause`, `drain`, `update` (of the weights: the engines stood still too), or `fault`."""
+    begin: float
+    end: float | None
+    """None of one without an end on record. A fault ends when it begins: what it started may be a band of its own."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """Everything about a run but its conversations."""
 
@@ -78,6 +90,8 @@ class RunView:
     tokenizer: Path | None = None
     """The folder of the tokenizer that the tokens are of, where it is on this machine."""
     ledger: Json | None = None
+    bands: Sequence[Band] = ()
+    """In the order in which they began."""
     missing: Sequence[str] = ()
     """What is not there, or cannot be read: a sentence each."""
 

@@ -52,6 +52,8 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     trigger: str
     at_s: float
     """Since the scenario began."""
+    at: float | None = None
+    """The same moment in Unix seconds; None of a run of an older version."""
     session: int | None = None
     """The session whose turn triggered it; None when the clock did."""
     turn: int = 0

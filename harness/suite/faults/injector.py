@@ -140,6 +140,7 @@ class FaultInjector:
                 action=fault.action,
                 trigger=fault.trigger,
                 at_s=round(time.monotonic() - self._began, 3),
+                at=time.time(),
                 session=due.session,
                 turn=due.turn,
                 tokens=due.tokens,

@@ -5,6 +5,7 @@ import gc
 import json
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ import pytest
 from harness.errors import EngineUnavailable, HarnessError, StoreError
 from harness.samples.merge import Selection
 from harness.sessions.admission import Limits
+from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase
 from harness.sessions.script import Step
 from harness.sessions.session import Session
 from harness.sessions.session_config import AfterIncomplete, SessionConfig
 from harness.store.base import LoadedSessions
 from harness.store.connect import open_store
-from harness.store.sqlite import SQLiteStore, count_generated, read_session, read_sessions
+from harness.store.sqlite import SQLiteStore, count_generated, read_hold_times, read_session, read_sessions
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Discarded, FinishReason, SamplingWishes, Turn
 from tests.builders import admit, assistant, fail, finish, new_session, take_turn, user
@@ -409,3 +411,38 @@ async def test_the_mode_that_an_operator_gave_a_store_stays(tmp_path):
     path.chmod(0o640)
     async with SQLiteStore(path):
         assert path.stat().st_mode & 0o777 == 0o640
+
+
+async def test_a_store_says_later_when_a_hold_was_on_the_gate(tmp_path: Path):
+    """Renewed it is the same, made stronger another one, and over when it is dropped or has run out."""
+    path = tmp_path / "run.db"
+    hour = time.time() + 3600
+    before = time.time()
+    async with SQLiteStore(path) as store:
+        await store.keep_hold(Hold("a", HoldKind.PAUSE, hour))
+        await store.keep_hold(Hold("a", HoldKind.PAUSE, hour + 1))
+        await store.keep_hold(Hold("b", HoldKind.PAUSE, hour, engines=True))
+        await store.keep_hold(Hold("a", HoldKind.DRAIN, hour))
+    async with SQLiteStore(path) as store:
+        await store.keep_hold(Hold("b", HoldKind.PAUSE, 0.0, engines=True))
+        await store.drop_hold("b")
+        await store.drop_hold("nobody")
+    held = read_hold_times(path)
+
+    kinds = [(each.holder, str(each.kind), each.engines, each.ended_at is None) for each in held]
+    assert kinds == [("a", "pause", False, False), ("b", "pause", True, False), ("a", "drain", False, True)]
+    times = [(each.began_at, each.ended_at) for each in held]
+    assert times[0][1] == times[2][0]
+    for began_at, ended_at in times:
+        assert before - 0.002 <= began_at <= (ended_at or hour) <= hour
+
+
+async def test_holds_of_a_store_that_did_not_note_them_are_none(tmp_path: Path):
+    """It is read as it is."""
+    path = tmp_path / "run.db"
+    async with SQLiteStore(path) as store:
+        await store.keep_hold(Hold("a", HoldKind.PAUSE, time.time() + 3600))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TRIGGER note_kept_hold; DROP TRIGGER note_dropped_hold; DROP TABLE hold_times;")
+
+    assert read_hold_times(path) == []

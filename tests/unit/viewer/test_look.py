@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -382,3 +383,46 @@ def test_of_another_program_a_run_notes_the_name_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.argv", argv)
 
     assert [start["command"] for start in note_start({})["starts"]] == [[Path(each).name for each in argv[:1]] or [""]]
+
+
+async def test_what_happened_to_all_sessions_at_once_is_on_record(run: RunDirectory):
+    """Pauses, updates and drains by the store, faults by their log; each with its time and who it was."""
+    began = time.time()
+    async with serving(store=run.database) as client:
+        for verb in ("pause", "resume", "drain", "resume"):
+            assert (await client.http.post(f"/sessions/{verb}")).status_code == 200
+        update = {"holder": "trainer", "engines": True}
+        assert (await client.http.post("/sessions/pause", json=update)).status_code == 200
+        released = {"holder": "trainer", "engines_continued": True}
+        assert (await client.http.post("/sessions/resume", json=released)).status_code == 200
+    fault = {"scenario": "small", "fault": 0, "action": "kill_agent", "trigger": "at 1 s", "at_s": 1.0}
+    lines = [fault, {**fault, "at": began - 1.0, "did": "killed 1 agent"}]
+    run.faults.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    bands = look_at(run.path).bands
+
+    assert [(band.kind, band.words) for band in bands] == [
+        ("fault", "kill_agent, killed 1 agent"),
+        ("pause", "by anonymous"),
+        ("drain", "by anonymous"),
+        ("update", "by trainer"),
+    ]
+    times = [at for band in bands[1:] for at in (band.begin, band.end)]
+    assert times == sorted(times, key=float)
+    assert began - 0.002 <= times[0]
+    assert list(look_at(run.database).bands) == bands[1:]
+
+
+@pytest.mark.parametrize("value", ["9e999", "'soon'", "x'00'"])
+async def test_a_hold_at_no_time_is_said(run: RunDirectory, value: str):
+    """What else there is to see is shown."""
+    async with serving(store=run.database) as client:
+        await client.http.post("/sessions/pause")
+    with closing(sqlite3.connect(run.database)) as connection:
+        connection.execute(f"UPDATE hold_times SET began_at = {value}")
+        connection.commit()
+
+    for path in (run.path, run.database):
+        view = look_at(path)
+        assert len(view.sessions) == 1
+        assert [band.kind for band in view.bands] == []
+        assert any(sentence.startswith("its pauses: it is damaged") for sentence in view.missing)

@@ -25,6 +25,15 @@ HOSTILE = (
     "</script><script>owned = 1</script><!--<script><img src=x onerror='owned = 1'>]]> &lt;b&gt;"
     " \x1b[2J\x00\x07 \u202eright to left\u2066 \u2028 end"
 )
+SHARES = """
+() => {
+  const all = document.querySelector("#lanes .space").getBoundingClientRect();
+  return [...document.querySelectorAll(".bands > *")].map((each) => {
+    const { left, width } = each.getBoundingClientRect();
+    return [each.className, (left - all.left) / all.width, width / all.width];
+  });
+}
+"""
 CONTRASTS = """
 () => {
   const parse = (color) => { const c = color.match(/[\\d.]+/g).map(Number); return c.length < 4 ? [...c, 1] : c; };
@@ -117,6 +126,29 @@ async def test_where_did_the_dropped_tokens_go(browser: Browser, run_page: Path)
 
         assert await sight.text("found") == "17 tokens, in turn 1"
         assert "".join(await sight.texts(".token.dropped:not(.other)")) == "It must be left.<|im_end|>"
+
+
+async def test_what_happened_at_second_7(browser: Browser, run_page: Path):
+    """The update that it was in, the fault before it and the turns under way; all of it as bands behind the lanes."""
+    async with looking_at(browser, run_page) as sight:
+        await sight.choose("t", "7")
+
+        assert (await sight.text("moment")).splitlines() == [
+            "update: by trainer, from second 6.50 to 7.60",
+            "the fault before: kill_agent, ended the agent of session 3, at second 6.90",
+            "under way: session 1 turn 1 completed, session 2 turn 1 completed",
+        ]
+        bands = [
+            (name, round(left * 12, 1), round(width * 12, 1)) for name, left, width in await sight.page.evaluate(SHARES)
+        ]
+        assert (await sight.text("span")).startswith("12.00 s")
+        assert bands == [
+            ("band pause", 3.0, 0.4),
+            ("band update", 6.5, 1.1),
+            ("band fault", 6.9, 0.0),
+            ("band drain", 9.0, 3.0),
+            ("moment", 7.0, 0.0),
+        ]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -11,11 +11,13 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import structlog
 
 from harness.client.connections import GATE, Connections, decode
 from harness.errors import HoldExpired, HoldNotFound, SessionServerError
+from harness.machine.deadlines import attempt
 from harness.sessions.gate import GateReport
 from harness.types import Json
 from server_patch.background import running
@@ -128,13 +130,12 @@ async def renew_holds(gates: Sequence[GateClient]) -> AsyncIterator[None]:
 
 
 async def _renew(gate: GateClient) -> None:
+    seconds = gate.ttl_s / _RENEWALS
     while True:
-        await asyncio.sleep(gate.ttl_s / _RENEWALS)
+        await asyncio.sleep(seconds)
         if not gate.is_held:
             continue
-        try:
-            async with asyncio.timeout(gate.ttl_s / _RENEWALS):
-                await gate.renew(deadline_s=gate.ttl_s / _RENEWALS)
-        except (SessionServerError, TimeoutError) as error:
-            said = error.message if isinstance(error, SessionServerError) else "no answer in time"
-            _log.warning(HOLD_NOT_RENEWED, url=gate.url, is_lost=gate.is_lost, error=said)
+        # An error of any kind is logged and no more: it must not take the place of what the block comes to.
+        error = await attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold")
+        if error is not None:
+            _log.warning(HOLD_NOT_RENEWED, url=gate.url, is_lost=gate.is_lost, error=error)

@@ -19,7 +19,7 @@ from harness.client.session_server import SessionFacts, SessionServerClient
 from harness.control.abort_report import ServerAnswer
 from harness.control.engines import EngineWorker
 from harness.control.left_paused import look_for_paused
-from harness.control.quiesce import Quiet, at_every_gate, quieten
+from harness.control.quiesce import Quiet, at_every_gate, quieten, resume_every_gate
 from harness.errors import ScenarioError, SessionServerError
 from harness.machine.deadlines import not_in_time
 
@@ -75,7 +75,7 @@ class WholeServers:
 
     async def release(self, seconds: float) -> list[ServerAnswer]:
         """See `AbortScope`; a gate that somebody else holds as well stays shut."""
-        return await at_every_gate(self._gates, GateClient.resume, seconds)
+        return await resume_every_gate(self._gates, seconds)
 
 
 class NamedSessions:

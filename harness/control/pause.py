@@ -25,13 +25,12 @@ from harness.client.gate import GateClient, new_holder, renew_holds
 from harness.client.session_server import SessionServerClient
 from harness.control.abort_report import AbortBudget, CallReport, ServerAnswer
 from harness.control.engines import EngineWorker, as_workers
-from harness.control.quiesce import at_every_gate, quieten
+from harness.control.quiesce import at_every_gate, quieten, resume_every_gate
 from harness.control.routed_engines import learn_workers
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import to_the_end
 
 ROLLOUT_PAUSED = "rollout_paused"
-GATE_NOT_RESUMED = "gate_not_resumed"
 
 _log = structlog.get_logger(__name__)
 
@@ -71,13 +70,6 @@ async def paused_rollout(
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
         gates = [server.gate(holder, budget.hold_ttl_s) for server in servers]
-        resume_s = budget.resume_s
-
-        async def resume() -> None:
-            for answer in await at_every_gate(gates, GateClient.resume, resume_s):
-                if answer.error:
-                    _log.warning(GATE_NOT_RESUMED, url=answer.url, error=answer.error)
-
         try:
             async with renew_holds(gates):
                 paused = await at_every_gate(gates, GateClient.pause, budget.drain_s)
@@ -88,4 +80,4 @@ async def paused_rollout(
                 _log.info(ROLLOUT_PAUSED, held=held, problems=report.problems)
                 yield report
         finally:
-            await to_the_end(resume())
+            await to_the_end(resume_every_gate(gates, budget.resume_s))

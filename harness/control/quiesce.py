@@ -10,12 +10,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import structlog
+
 from harness.client.gate import GateClient
 from harness.control.abort_report import CallReport, ServerAnswer
 from harness.control.engines import EngineWorker
-from harness.errors import SessionServerError
 from harness.machine.deadlines import attempt, not_in_time, within
 from harness.sessions.gate import GateReport
+
+GATE_NOT_RESUMED = "gate_not_resumed"
+
+_log = structlog.get_logger(__name__)
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 0.5
@@ -45,18 +50,30 @@ async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], 
 async def at_every_gate(
     gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport]], seconds: float
 ) -> list[ServerAnswer]:
-    """The answer of every server to `verb`, a method of `GateClient`, or why it gave none."""
+    """The answer of every server to `verb`, a method of `GateClient`, or why it gave none.
+
+    An error of any kind is that of its gate alone: the others are told all the same.
+    """
 
     async def ask(gate: GateClient) -> ServerAnswer:
-        try:
-            async with asyncio.timeout(seconds):
-                return ServerAnswer(gate.url, gate=await verb(gate, deadline_s=seconds))
-        except SessionServerError as error:
-            return ServerAnswer(gate.url, error.message)
-        except TimeoutError:
-            return ServerAnswer(gate.url, not_in_time(seconds))
+        reports: list[GateReport] = []
+
+        async def turn() -> None:
+            reports.append(await verb(gate, deadline_s=seconds))
+
+        error = await attempt(turn, seconds, name=f"gate of {gate.url}")
+        return ServerAnswer(gate.url, error, reports[0] if error is None else None)
 
     return await asyncio.gather(*(ask(gate) for gate in gates))
+
+
+async def resume_every_gate(gates: Sequence[GateClient], seconds: float) -> list[ServerAnswer]:
+    """Release the hold on every gate; one that could not be told is logged, whoever reads the answers."""
+    answers = await at_every_gate(gates, GateClient.resume, seconds)
+    for answer in answers:
+        if answer.error:
+            _log.warning(GATE_NOT_RESUMED, url=answer.url, error=answer.error)
+    return answers
 
 
 async def _tell(worker: EngineWorker, index: int, quiet: Quiet, is_quiet: asyncio.Event, seconds: float) -> None:

@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from harness.client.connections import SessionServerAddress
+from harness.client.connections import Connections, SessionServerAddress
+from harness.client.gate import GateClient, renew_holds
 from harness.client.session_server import SessionServerClient
 from harness.control.abort import _Abort, abort_rollout
 from harness.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks, Fate, Keep
-from harness.control.abort_scope import NamedSessions
+from harness.control.abort_scope import WholeServers
 from harness.control.engines import EngineInProcess, EngineServer
+from harness.control.quiesce import GATE_NOT_RESUMED
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.rollouts.agents.task import FunctionAgent, ProgramAgent
 from harness.samples.rollout import OutcomeKind
@@ -543,20 +546,56 @@ async def test_a_hook_that_is_never_cleared_costs_what_is_left_of_the_last_step(
     assert [each.error for each in report.hooks] == ["did not answer within 0.2 s"]
 
 
-async def test_hooks_are_cleared_although_no_gate_can_be_told():
-    """A manager that is not would begin nothing ever again."""
+class Nowhere(Connections):
+    """To a server that nothing can be sent to: no descriptor is left in this process."""
+
+    def __init__(self) -> None:
+        super().__init__(SessionServerAddress("http://127.0.0.1:9"), silence_s=1)
+        self.asked: list[str] = []
+
+    async def ask(self, room, method, path, body=None, *, timeout_s):
+        self.asked.append(path)
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    def gate(self) -> GateClient:
+        """On which a hold has been placed before."""
+        gate = GateClient("http://127.0.0.1:9", self, "abort", ttl_s=0.03)
+        gate.is_held = True
+        return gate
+
+
+async def test_a_gate_that_cannot_be_told_is_in_the_report_and_the_others_are_told(tmp_path: Path):
+    """Its error hides neither the report nor the error that the steps ended with, and hooks are cleared."""
     cleared = []
-
-    class Unheard(NamedSessions):
-        async def release(self, seconds: float):
-            raise OSError(errno.EMFILE, "no descriptor is left")
-
     hooks = AgentHooks("mine", clear=lambda: cleared.append("mine"))
-    abort = _Abort([], Unheard([], []), [hooks], PATIENT)
-    with pytest.raises(OSError, match="no descriptor"):
-        await abort.leave_open()
+    async with stage(tmp_path) as staged, SessionServerClient(staged.server.url) as server:
+        gates = [Nowhere().gate(), server.gate("abort")]
+        await gates[1].drain(deadline_s=5)
+        abort = _Abort([], WholeServers(gates, [], continues=False), [hooks], PATIENT)
+        with capture_logs() as logged:
+            await abort.leave_open()
 
-    assert cleared == ["mine"]
+        assert (staged.gate(), cleared) == ("open", ["mine"])
+    [problem] = abort.report(Keep.NOTHING, None).problems
+    assert problem == "resume http://127.0.0.1:9: OSError: [Errno 24] no descriptor is left"
+    assert [each["url"] for each in logged if each["event"] == GATE_NOT_RESUMED] == ["http://127.0.0.1:9"]
+
+
+async def test_a_hold_that_cannot_be_renewed_does_not_take_the_place_of_what_the_block_comes_to():
+    """The server says at the end whether it was lost."""
+    nowhere = Nowhere()
+
+    async def work() -> None:
+        async with renew_holds([nowhere.gate()]):
+            await eventually(lambda: bool(nowhere.asked))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await work()
+    async with renew_holds([nowhere.gate()]):
+        await eventually(lambda: len(nowhere.asked) > 1)
+
+    assert set(nowhere.asked) == {"/sessions/renew"}
 
 
 # The budget

@@ -23,7 +23,8 @@ from harness.control.quiesce import Quiet, at_every_gate, quieten, resume_every_
 from harness.errors import ScenarioError, SessionServerError
 from harness.machine.deadlines import not_in_time
 
-_LOOK_S = 2.0  # at engines that have just answered
+_LOOK_S = 3.0  # at engines that have just answered, and at the gates
+_LOOK_SHARE = 0.3  # of the time to quieten, at most: one that ends nothing must leave it, because a pause may be why
 _ANSWER_S = 0.5  # of the time to quieten: kept for the answer that says what is left
 
 
@@ -66,10 +67,10 @@ class WholeServers:
     async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
         """See `AbortScope`; a worker that is found paused under no hold is reported, or continued."""
         reached = [gate for gate, answer in zip(self._gates, drained, strict=True) if answer.error is None]
-        quiet = await quieten(self._workers, reached, seconds)
+        look_s = min(_LOOK_S, _LOOK_SHARE * seconds)
+        quiet = await quieten(self._workers, reached, seconds - look_s)
         answers = zip(self._workers, quiet.engines, strict=True)
         answered = [worker for worker, answer in answers if answer.error is None]
-        look_s = min(_LOOK_S, seconds)
         quiet.left_paused = await look_for_paused(answered, reached, look_s, continues=self._continues)
         return quiet
 

@@ -13,11 +13,14 @@ from harness.control.abort_report import CallReport
 from harness.control.engines import EngineWorker, Pausable
 from harness.machine.deadlines import attempt
 
+_PARTS = 3  # looked at, asked about, continued
+
 
 async def look_for_paused(
     workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
 ) -> list[CallReport]:
-    """The workers that were left paused: with an error, unless they were continued."""
+    """The workers that were left paused: with an error, unless they were continued. All of it takes `seconds`."""
+    seconds /= _PARTS
     found: list[EngineWorker] = []
     covered: list[bool] = []
 

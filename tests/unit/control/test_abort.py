@@ -4,6 +4,7 @@ import asyncio
 import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -300,8 +301,38 @@ async def test_an_engine_whose_connection_hangs_costs_its_time(tmp_path: Path):
         report = await staged.abort(replace(PATIENT, engines_s=0.5), workers=workers)
 
         assert staged.gate() == "open"
-    assert "did not answer within 0.5 s" in str(report.engines[0].error)
+    assert "did not answer within 0.35 s" in str(report.engines[0].error)
     assert (report.engines[1].error, report.turns_left, len(report.rollouts)) == (None, 0, 1)
+
+
+async def test_looking_for_paused_engines_is_part_of_the_time_of_the_engines(tmp_path: Path):
+    """However long each question may take: none of it is added to `engines_s`."""
+
+    class Paused(EngineInProcess):
+        given: ClassVar[list[float]] = []
+
+        async def abort_all(self, *, deadline_s: float) -> None:
+            Paused.given = [deadline_s]
+
+        async def is_paused(self, *, deadline_s: float) -> bool:
+            Paused.given.append(deadline_s)
+            return True
+
+        async def resume(self, *, deadline_s: float) -> None:
+            Paused.given.append(deadline_s)
+
+    async with stage(tmp_path) as staged:
+        report = await abort_rollout(
+            [],
+            session_servers=[staged.server.url],
+            engine_workers=[Paused(staged.engine)],
+            budget=PATIENT,
+            continue_engines=True,
+        )
+
+    assert report.problems == ()
+    assert len(Paused.given) == 3
+    assert sum(Paused.given) <= PATIENT.engines_s
 
 
 async def test_an_engine_that_is_gone_is_reported(tmp_path: Path):

@@ -87,7 +87,7 @@ async def abort_rollout(
     """
     tasks = [asyncio.ensure_future(each) for each in pending]
     async with AsyncExitStack() as stack:
-        budget, holder = budget or AbortBudget(), new_holder("abort")
+        budget, holder, began = budget or AbortBudget(), new_holder("abort"), time.monotonic()
         servers = [await stack.enter_async_context(SessionServerClient(each)) for each in session_servers]
         scope: AbortScope
         if sessions is not None:
@@ -102,7 +102,7 @@ async def abort_rollout(
                     task.cancel()
                 raise
             scope = WholeServers(gates, workers, continues=continue_engines)
-        abort = _Abort(tasks, scope, agent_hooks, budget)
+        abort = _Abort(tasks, scope, agent_hooks, budget, began)
         try:
             async with scope.hold():
                 await abort.mark(keep)
@@ -125,12 +125,15 @@ class _Abort:
         scope: AbortScope,
         hooks: Sequence[AgentHooks],
         budget: AbortBudget,
+        began: float,
     ) -> None:
+        """`began` on the monotonic clock: since then the workers have been learned, which is time of the engines."""
         self._tasks = tasks
         self._scope = scope
         self._hooks = hooks
         self._budget = budget
-        self._began = time.monotonic()
+        self._began = began
+        self._learned_s = time.monotonic() - began
         self._seconds: dict[AbortStep, float] = {}
         self._drained: list[ServerAnswer] = []
         self._quiet = Quiet()
@@ -155,6 +158,7 @@ class _Abort:
         """Step 3: the engines end what they have of these sessions."""
         with self._step(AbortStep.ENGINES, self._budget.engines_s) as seconds:
             self._quiet = await self._scope.quieten(self._drained, seconds)
+        self._seconds[AbortStep.ENGINES] += self._learned_s
 
     async def call_hooks(self) -> None:
         """Step 4: the agents are asked to stop."""

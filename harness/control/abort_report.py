@@ -54,6 +54,8 @@ class AbortBudget:
 
     drain_s: float = 10.0
     engines_s: float = 10.0
+    """For the engines to end their requests, the look at those that are paused included; a router has as long before
+    the first step to name its workers."""
     hooks_s: float = 10.0
     """For hooks to ask the agents to stop; a mark told elsewhere has as long before the drain."""
     agents_s: float = 10.0
@@ -165,7 +167,8 @@ class AbortReport:
     """Samples of the rollouts that were cut short."""
     resumed: tuple[ServerAnswer, ...] = ()
     seconds: Mapping[AbortStep, float] = field(default_factory=dict)
-    """Of each step; a step that was not reached is missing."""
+    """Of each step; a step that was not reached is missing. Asking a router for its workers, which comes before the
+    first one, is time of the engines."""
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:

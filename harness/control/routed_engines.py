@@ -76,21 +76,23 @@ def _router_at(address: str, servers: Sequence[SessionServerAddress | str]) -> S
 
 async def _workers_of(address: SessionServerAddress, seconds: float) -> Sequence[EngineServer | SilentEngine]:
     loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
+    until, look_s = loop.time() + seconds, seconds / _LOOKS
     async with SessionServerClient(address) as router:
         while True:
+            left_s = until - loop.time()
             try:
-                listed = await router.list_routed_workers(deadline_s=max(until - loop.time(), seconds / _LOOKS))
+                listed = await router.list_routed_workers(deadline_s=max(left_s - look_s, left_s / 2))
             except SessionServerError as error:
                 return [_silent(address, error)]
-            errors = await _unreachable([each for each in listed if each.is_serving], seconds / _LOOKS)
+            look_s = min(look_s, until - loop.time())
+            errors = await _unreachable([each for each in listed if each.is_serving], look_s)
             if not errors:
                 return [
                     SilentEngine(each.url, _NEVER_HEARD) if each.engine is None else EngineServer(each.url, each.engine)
                     for each in listed
                 ]
             have_answered = all(isinstance(error, EngineRejected) for error in errors)  # so none of them has died
-            if have_answered or loop.time() + _LOOK_AGAIN_S >= until:
+            if have_answered or loop.time() + 2 * _LOOK_AGAIN_S >= until:
                 raise EngineUnavailable(
                     f"the router at {address.url} serves sessions with workers that cannot be reached from here:"
                     f" {'; '.join(error.message for error in errors)}. Give it addresses that this process can reach,"

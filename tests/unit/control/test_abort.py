@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -602,7 +603,7 @@ async def test_a_gate_that_cannot_be_told_is_in_the_report_and_the_others_are_to
     async with stage(tmp_path) as staged, SessionServerClient(staged.server.url) as server:
         gates = [Nowhere().gate(), server.gate("abort")]
         await gates[1].drain(deadline_s=5)
-        abort = _Abort([], WholeServers(gates, [], continues=False), [hooks], PATIENT)
+        abort = _Abort([], WholeServers(gates, [], continues=False), [hooks], PATIENT, time.monotonic())
         with capture_logs() as logged:
             await abort.leave_open()
 

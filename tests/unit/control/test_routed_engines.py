@@ -11,7 +11,7 @@ import pytest
 
 from harness.client.connections import SessionServerAddress
 from harness.control.abort import abort_rollout
-from harness.control.abort_report import AbortBudget
+from harness.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks
 from harness.control.engines import EngineServer
 from harness.control.pause import paused_rollout
 from harness.control.routed_engines import learn_workers
@@ -29,7 +29,7 @@ from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import toy_tokenizer
 from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
-from tests.session_servers.scripted import canned_server, http_answer
+from tests.session_servers.scripted import SAY_NOTHING, canned_server, http_answer
 from tests.session_servers.served import eventually
 
 TOKEN = "t0ken"
@@ -234,6 +234,29 @@ async def test_a_router_that_is_gone_stops_no_abort():
 
     assert pending.cancelled()
     assert any(problem.startswith(f"engine {gone}") for problem in report.problems)
+
+
+async def test_asking_a_router_for_its_workers_counts_in_the_total_of_an_abort():
+    """A silent one uses most of it up: the steps that follow have what is left, and the report says where it went."""
+    given = []
+
+    async def stop(seconds: float) -> list[str]:
+        given.append(seconds)
+        return []
+
+    budget = replace(PATIENT, cancel_s=0.1, resume_s=0.1, total_s=0.6)
+    async with canned_server(SAY_NOTHING) as router:
+        report = await abort_rollout(
+            [],
+            session_servers=[],
+            engine_workers=[f"router={router.url}"],
+            agent_hooks=[AgentHooks("mine", stop=stop)],
+            budget=budget,
+        )
+
+    assert tuple(report.seconds) == ORDER
+    assert report.seconds[AbortStep.ENGINES] > budget.working_s / 2
+    assert given[0] + report.seconds[AbortStep.ENGINES] <= budget.working_s
 
 
 async def test_an_update_waits_for_a_trainer_that_has_paused_by_verbs():

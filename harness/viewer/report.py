@@ -7,11 +7,12 @@ whoever writes a format escapes them. What is missing or damaged is a sentence i
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from shlex import join
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,12 +22,12 @@ from harness.sessions.ledger import Ledger, total
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
 from harness.viewer.damage import say_missing
+from harness.viewer.exports.metrics import STATISTICS, MetricPoint, finite, key_of, session_point, training_points
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_figures import SessionFigures, measure
 
 _QUANTILES = (0.0, 0.5, 0.95, 1.0)
-_PARTS = {"held": "held at the gate", "queued": "queued", "engine": "engine", "server": "session server"}
 _SPREAD = ("count", "mean", "least", "median", "95 %", "most")
 
 
@@ -37,6 +38,8 @@ class FigureTable:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """The same as numbers, by key (`METRICS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Report:
     charts: Sequence[Chart]
     cases: Sequence[Case]
     missing: Sequence[str]
+    points: Sequence[MetricPoint] = ()
+    """What a store of metrics has of it."""
 
 
 def make_report(path: Path) -> Report:
@@ -102,14 +107,21 @@ def make_report(path: Path) -> Report:
     tables += [_ends(seen), _tokens(view, seen, missing), _lags(seen)]
     with say_missing("the telemetry of its report", missing):
         rows = [[str(key), _number(value)] for key, value in told.get("telemetry", {}).items()]
-        tables.append(FigureTable("What a trainer logs of it", ("key", "value"), rows))
+        tables.append(FigureTable("What a trainer logs of it", ("key", "value"), rows, told.get("telemetry", {})))
     tables.append(_sessions(view, figures))
+    points = [session_point(place, view.sessions[place], facts) for place, facts in figures.items()]
+    with say_missing("the figures of its training steps", missing):
+        points += training_points(path)
+    at = max((point.at for point in points), default=0.0)
+    points.append(
+        MetricPoint("run", 0, at, finite({key: value for table in tables for key, value in table.figures.items()}))
+    )
     cases = [_case(line, figures.get(place)) for place, line in enumerate(view.sessions)]
     with say_missing("the checks of its report", missing):
         cases += list(_checks(told))
     if path.is_dir():
         cases.append(_run_case(view.status))
-    return Report(view.source, [each for each in tables if each.rows], _charts(view, seen), cases, missing)
+    return Report(view.source, [each for each in tables if each.rows], _charts(view, seen), cases, missing, points)
 
 
 def _run(view: RunView, missing: list[str]) -> FigureTable:
@@ -125,7 +137,8 @@ def _run(view: RunView, missing: list[str]) -> FigureTable:
 def _outcomes(view: RunView) -> FigureTable:
     counts = Counter(line.outcome or "no outcome" for line in view.sessions)
     rows = [[name, str(count), f"{count / len(view.sessions):.1%}"] for name, count in sorted(counts.items())]
-    return FigureTable("Outcomes", ("outcome", "sessions", "share"), rows)
+    figures = {"report/sessions": len(view.sessions), **_keyed("report/outcome", counts)}
+    return FigureTable("Outcomes", ("outcome", "sessions", "share"), rows, figures)
 
 
 def _rewards(view: RunView) -> FigureTable:
@@ -133,62 +146,73 @@ def _rewards(view: RunView) -> FigureTable:
     for line in view.sessions:
         if line.reward is not None:
             by_scenario.setdefault(line.scenario or "", []).append(line.reward)
-    rows = [_spread(name, values) for name, values in by_scenario.items()]
-    return FigureTable("Rewards", ("scenario", *_SPREAD), rows)
+    found = [(key_of("report", "reward", name), name, values) for name, values in by_scenario.items()]
+    return _spreads("Rewards", "scenario", found)
 
 
 def _lengths(seen: Sequence[SessionFigures]) -> FigureTable:
-    rows = [
-        _spread("turns of a session", [len(each.seconds) for each in seen]),
-        _spread("sampled tokens of a session", [sum(each.outputs) for each in seen]),
-        _spread("sampled tokens of a turn", _all(each.outputs for each in seen)),
-        _spread("prompt tokens of a turn", _all(each.prompts for each in seen)),
+    found: list[tuple[str, str, Sequence[float]]] = [
+        ("report/session_turns", "turns of a session", [len(each.seconds) for each in seen]),
+        ("report/session_tokens", "sampled tokens of a session", [sum(each.outputs) for each in seen]),
+        ("report/turn_tokens", "sampled tokens of a turn", _all(each.outputs for each in seen)),
+        ("report/prompt_tokens", "prompt tokens of a turn", _all(each.prompts for each in seen)),
     ]
-    return FigureTable("Lengths", ("", *_SPREAD), [row for row in rows if row[1] != "0"])
+    return _spreads("Lengths", "", found)
 
 
 def _seconds(seen: Sequence[SessionFigures]) -> FigureTable:
+    parts = [parts for each in seen for parts in each.parts]
     rates = [
         tokens / seconds for each in seen for tokens, seconds in zip(each.outputs, each.seconds, strict=True) if seconds
     ]
-    rows = [
-        _spread("seconds of a turn", _all(each.seconds for each in seen)),
-        *(
-            _spread(f"seconds of a turn: {name}", [getattr(parts, field) for each in seen for parts in each.parts])
-            for field, name in _PARTS.items()
+    found: list[tuple[str, str, Sequence[float]]] = [
+        ("report/turn_seconds", "seconds of a turn", _all(each.seconds for each in seen)),
+        ("report/held_seconds", "seconds of a turn: held at the gate", [each.held for each in parts]),
+        ("report/queued_seconds", "seconds of a turn: queued", [each.queued for each in parts]),
+        ("report/engine_seconds", "seconds of a turn: engine", [each.engine for each in parts]),
+        ("report/server_seconds", "seconds of a turn: session server", [each.server for each in parts]),
+        (
+            "report/between_seconds",
+            "seconds between two turns: agent and tools",
+            _all(each.between for each in seen),
         ),
-        _spread("seconds between two turns: agent and tools", _all(each.between for each in seen)),
-        _spread("sampled tokens a second of a turn", rates),
+        ("report/turn_tokens_per_second", "sampled tokens a second of a turn", rates),
     ]
+    table = _spreads("Latency and throughput", "", found)
     timed = [each for each in seen if each.seconds]
-    if timed:
-        wall = max(each.ended_at for each in timed) - min(each.began_at for each in timed)
-        if wall > 0:
-            count = sum(sum(each.outputs) for each in timed)
-            rows.append(["sampled tokens a second of all sessions", "1", _number(count / wall), *[""] * 4])
-    return FigureTable("Latency and throughput", ("", *_SPREAD), [row for row in rows if row[1] != "0"])
+    wall = max((each.ended_at for each in timed), default=0.0) - min((each.began_at for each in timed), default=0.0)
+    if wall <= 0:
+        return table
+    rate = sum(sum(each.outputs) for each in timed) / wall
+    row = ["sampled tokens a second of all sessions", "1", _number(rate), *[""] * 4]
+    return replace(table, rows=[*table.rows, row], figures={**table.figures, "report/run_tokens_per_second": rate})
 
 
 def _ends(seen: Sequence[SessionFigures]) -> FigureTable:
     ends = sum((each.ends for each in seen), Counter[str]())
-    return FigureTable("Ends of turns", ("end", "turns"), [[name, str(ends[name])] for name in sorted(ends)])
+    rows = [[name, str(ends[name])] for name in sorted(ends)]
+    return FigureTable("Ends of turns", ("end", "turns"), rows, _keyed("report/turn_end", ends))
 
 
 def _tokens(view: RunView, seen: Sequence[SessionFigures], missing: list[str]) -> FigureTable:
     rows: list[list[str]] = []
+    figures: dict[str, float] = {}
     with say_missing("its ledger", missing):
         ledger = total(each.ledger for each in seen) if view.ledger is None else msgspec.convert(view.ledger, Ledger)
         counts = {"trained": ledger.trained, "masked": ledger.masked}
+        figures |= _keyed("report/tokens", counts | {"unknown": ledger.unknown.tokens})
+        figures |= _keyed("report/dropped", ledger.dropped)
         counts |= {f"dropped: {reason}": count for reason, count in sorted(ledger.dropped.items())}
         counts |= {"perhaps sampled, never handed over": ledger.unknown.tokens}
         rows = [[name, f"{count:,}"] for name, count in counts.items()] if ledger.generated else []
-    return FigureTable("Tokens", ("fate", "tokens"), rows)
+    return FigureTable("Tokens", ("fate", "tokens"), rows, figures if rows else {})
 
 
 def _lags(seen: Sequence[SessionFigures]) -> FigureTable:
     lags = sum((each.lags for each in seen), Counter[int]())
     rows = [[str(lag), f"{lags[lag]:,}", f"{lags[lag] / lags.total():.1%}"] for lag in sorted(lags)]
-    return FigureTable("Version lag", ("versions behind the newest of its session", "tokens", "share"), rows)
+    columns = ("versions behind the newest of its session", "tokens", "share")
+    return FigureTable("Version lag", columns, rows, _keyed("report/version_lag", lags))
 
 
 def _sessions(view: RunView, figures: Mapping[int, SessionFigures]) -> FigureTable:
@@ -259,13 +283,21 @@ def _all(parts: Iterable[Sequence[float]]) -> list[float]:
     return [value for part in parts for value in part]
 
 
-def _spread(name: str, values: Sequence[float]) -> list[str]:
-    """A row: how many, their mean, and quantiles; a count of 0 where there are none."""
-    if not values:
-        return [name, "0", *[""] * (len(_SPREAD) - 1)]
-    found = np.asarray(values, float)
-    low, middle, high, most = (float(each) for each in np.quantile(found, _QUANTILES))
-    return [name, str(len(values)), *map(_number, (float(found.mean()), low, middle, high, most))]
+def _spreads(title: str, first: str, found: Iterable[tuple[str, str, Sequence[float]]]) -> FigureTable:
+    """A row for each key and name that has values: how many, their mean, and quantiles."""
+    rows: list[list[str]] = []
+    figures: dict[str, float] = {}
+    for key, name, values in found:
+        if values:
+            numbers = np.asarray(values, float)
+            spread = [float(numbers.mean()), *map(float, np.quantile(numbers, _QUANTILES))]
+            rows.append([name, str(len(values)), *map(_number, spread)])
+            figures |= {f"{key}/{each}": value for each, value in zip(STATISTICS, [len(values), *spread], strict=True)}
+    return FigureTable(title, (first, *_SPREAD), rows, figures)
+
+
+def _keyed(prefix: str, counts: Mapping[Any, int]) -> dict[str, float]:
+    return {f"{prefix}/{key_of(name)}": count for name, count in counts.items()}
 
 
 def _number(value: object) -> str:

@@ -18,6 +18,8 @@ EXTRAS: Mapping[str, str] = {
     "ray": "rollouts on the nodes of a Ray cluster",
     "renderers": "model families whose chat templates rewrite history",
     "plots": "charts of `harness report --plots`",
+    "tensorboard": "`harness report --format tensorboard`",
+    "wandb": "`harness report --format wandb`",
 }
 """What each extra is for; `dev` is for those who change the harness."""
 

@@ -1,29 +1,55 @@
-"""`harness report`: the figures of a run as a page, as Markdown, or for a CI system."""
+"""`harness report`: the figures of a run as a page, as Markdown, for a CI system, or for a store of metrics."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli import output
+from harness.errors import RunError
+
+
+class ReportFormat(StrEnum):
+    """Formats that the ending of a file does not name; those of `ExportFormat`, which would take NumPy to import."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+
 
 _Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.")]
 _Out = Annotated[
     Path,
     typer.Option(
-        "--out", metavar="FILE", help="Its ending says what it is: .html, .md, .xml or .junit.", show_default=False
+        "--out",
+        metavar="PATH",
+        help="A file, whose ending says what it is: .html, .md, .xml or .junit; with --format a new folder.",
+        show_default=False,
     ),
 ]
 _Plots = Annotated[bool, typer.Option("--plots", help="A page with charts, too, which takes the extra `plots`.")]
+_Format = Annotated[
+    ReportFormat | None,
+    typer.Option("--format", help="For a store of metrics, which takes the extra of that name.", show_default=False),
+]
 
 
-def report(where: _Where, *, out: _Out, plots: _Plots = False) -> None:
+def report(where: _Where, *, out: _Out, plots: _Plots = False, kind: _Format = None) -> None:
     """Write rewards, lengths, seconds, ends, drops and version lags of a run; for CI a test case per session.
 
     Exits with 0 when it has written the report, whatever it says of the run.
 
-    Examples: `harness report runs/DIR --out report.html --plots`, `harness report runs/DIR --out report.xml`
+    Examples: `harness report runs/DIR --out report.html --plots`, `harness report runs/DIR --out report.xml`,
+    `harness report runs/DIR --out events --format tensorboard`
     """
+    if kind is not None:
+        from harness.viewer.exports.export import ExportFormat, export_run
+
+        if plots:
+            raise RunError(f"expected --plots without --format; got --format {kind}")
+        exported = export_run(where, out, ExportFormat(kind))
+        output.print_text(f"{out}: {exported.values} values, {len(exported.missing)} missing")
+        return
     from harness.viewer.report_file import write_report
 
     found = write_report(where, out, plots=plots)

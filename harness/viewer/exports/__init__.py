@@ -1,0 +1,1 @@
+"""A run for other programs: its figures for stores of metrics."""

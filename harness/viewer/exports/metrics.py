@@ -1,0 +1,92 @@
+"""The keys under which the figures of a report stand in a store of metrics, and the points that it has of them."""
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.suite.record.rundir import RunDirectory
+from harness.suite.training.report import TELEMETRY_FILE, read_telemetry
+from harness.viewer.run_view import SessionLine
+from harness.viewer.session_figures import SessionFigures
+
+STATISTICS = ("count", "mean", "min", "median", "p95", "max")
+"""`STAT` of a key."""
+
+METRICS: Mapping[str, str] = {
+    "report/sessions": "sessions of the run",
+    "report/outcome/OUTCOME": "sessions that ended so",
+    "report/reward/SCENARIO/STAT": "rewards of the scenario's sessions",
+    "report/session_turns/STAT": "turns of a session",
+    "report/session_tokens/STAT": "sampled tokens of a session",
+    "report/turn_tokens/STAT": "sampled tokens of a turn",
+    "report/prompt_tokens/STAT": "prompt tokens of a turn",
+    "report/turn_seconds/STAT": "seconds of a turn",
+    "report/held_seconds/STAT": "seconds of a turn at the gate",
+    "report/queued_seconds/STAT": "seconds of a turn in the queue of a pool",
+    "report/engine_seconds/STAT": "seconds of a turn with an engine",
+    "report/server_seconds/STAT": "seconds of a turn in the session server",
+    "report/between_seconds/STAT": "seconds between two turns: agent and tools",
+    "report/turn_tokens_per_second/STAT": "sampled tokens a second of a turn",
+    "report/run_tokens_per_second": "sampled tokens a second of all sessions",
+    "report/turn_end/END": "turns with that end",
+    "report/tokens/trained": "sampled tokens that are trained",
+    "report/tokens/masked": "sampled tokens that are masked",
+    "report/tokens/unknown": "tokens at most that were perhaps sampled and never handed over",
+    "report/dropped/REASON": "sampled tokens that are dropped for that reason",
+    "report/version_lag/VERSIONS": "sampled tokens by how many versions theirs is behind",
+    "session/reward": "reward of a session; the step is its number",
+    "session/turns": "its turns",
+    "session/tokens": "its sampled tokens",
+    "session/seconds": "from its first turn to its last",
+}
+"""Each key and its meaning; words in capitals stand for names that a run has. Beside these a run has those that a
+trainer logs of it (`rollout/...`, `train/...`), by training step where it has any.
+"""
+
+_LONGEST = 100  # characters of a part
+_STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricPoint:
+    """The figures of one step: of the whole run, of one of its sessions, or of a training step."""
+
+    kind: str
+    """`run`, `session` or `training`: each has steps of its own."""
+    step: int
+    at: float
+    """Unix seconds."""
+    figures: Mapping[str, float]
+
+
+def key_of(*parts: object) -> str:
+    """The key with these parts; a character that some store refuses becomes `_`."""
+    return "/".join(_STRANGE.sub("_", str(part)[:_LONGEST]) for part in parts)
+
+
+def finite(figures: Mapping[str, object]) -> dict[str, float]:
+    """Those that are numbers."""
+    numbers = ((key, value) for key, value in figures.items() if isinstance(value, int | float))
+    return {key: float(value) for key, value in numbers if math.isfinite(value)}
+
+
+def session_point(place: int, line: SessionLine, facts: SessionFigures) -> MetricPoint:
+    """The point of a session, which stands at `place` where it has no number."""
+    figures = {
+        "session/reward": line.reward,
+        "session/turns": len(facts.seconds),
+        "session/tokens": sum(facts.outputs),
+        "session/seconds": sum(facts.seconds) + sum(facts.between),
+    }
+    return MetricPoint("session", place if line.number is None else line.number, facts.ended_at, finite(figures))
+
+
+def training_points(path: Path) -> list[MetricPoint]:
+    """A point for each step of the training run at `path`; none of another run. Raises `StoreError`, `ValueError`."""
+    if not (path / TELEMETRY_FILE).is_file():
+        return []
+    steps = read_telemetry(RunDirectory(path), sys.maxsize)
+    return [MetricPoint("training", step, 0.0, finite(figures)) for step, figures in enumerate(steps)]

@@ -100,11 +100,27 @@ class SessionTotals(msgspec.Struct, frozen=True):
     """Sampled since then, in the sessions that are gone, too."""
 
 
+class SampledBy(msgspec.Struct, frozen=True):
+    """An engine server, or the engine, behind a session server."""
+
+    name: str
+    """Its URL; empty for an engine on its own."""
+    weight_version: str
+    fence: str
+    """Why it serves no session; empty while it does."""
+    in_flight: int
+    sessions: int
+    """Sessions that were served there last."""
+    shard: int | None = None
+    """That whose worker it is, at a front: shards may have the same workers."""
+
+
 class SessionList(msgspec.Struct, frozen=True):
     """Sessions of a server, with the totals of all."""
 
     sessions: list[SessionSummary]
     totals: SessionTotals = SessionTotals()
+    workers: list[SampledBy] = []
     problems: list[str] = []
     """Of a front, the shards that have not answered."""
 

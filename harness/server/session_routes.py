@@ -6,7 +6,9 @@ moment: a rollout is collected in one request.
 """
 
 from functools import partial
+from heapq import nsmallest
 from http import HTTPStatus
+from operator import attrgetter
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,8 +28,8 @@ from harness.sessions.gate import Work
 from harness.sessions.paging import SessionStub
 from harness.sessions.record import (
     RecordIds,
+    SessionStanding,
     SessionState,
-    busiest,
     empty_facts,
     empty_record,
     session_facts,
@@ -37,7 +39,6 @@ from harness.sessions.record import (
 )
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
-from harness.types import Json
 
 SAFETENSORS = "application/octet-stream"
 """Media type of the binary forms."""
@@ -112,24 +113,33 @@ class SessionRoutes:
             {"session_id": damaged.session_id, "reason": damaged.reason} for damaged in self._sessions.quarantined
         ]
         held = self._sessions if wanted.ids is None else map(self._sessions.look, wanted.ids)
-        lines = [self._summarize(session) for session in held if session is not None]
+        standings = [self._stand(session) for session in held if session is not None]
         admitted = self._turns.admitted
-        totals = session_totals(lines, admitted.recorded, admitted.sampled + admitted.arriving_in_all)
-        rows = lines if wanted.limit is None else busiest(lines, wanted.limit)
-        return json_response({"sessions": rows, "quarantined": quarantined, "totals": totals})
+        totals = session_totals(standings, admitted.recorded, admitted.sampled + admitted.arriving_in_all)
+        if wanted.limit is not None:
+            standings = nsmallest(wanted.limit, standings, key=attrgetter("order"))
+        return json_response(
+            {
+                "sessions": [session_summary(each) for each in standings],
+                "quarantined": quarantined,
+                "totals": totals,
+                "workers": [status._asdict() for status in self._turns.engine.workers],
+            }
+        )
 
-    def _summarize(self, session: Session | SessionStub) -> Json:
-        """The line of a session, with what it waits for now."""
-        turns, state = self._turns, SessionState.TOOL
-        if turns.gatekeeper.held_by_session[session.session_id]:
+    def _stand(self, session: Session | SessionStub) -> SessionStanding:
+        """How a session stands; of thousands without a call quickly."""
+        turns, session_id = self._turns, session.session_id
+        if not self._sessions.has_call(session_id) and not session.turns_in_flight:
+            return SessionStanding(
+                session, SessionState.TOOL if session.is_open else SessionState.ENDED, session.sampled
+            )
+        state = SessionState.QUEUED
+        if session_id in turns.gatekeeper.held_by_session:
             state = SessionState.HELD
-        elif session.turns_in_flight and turns.admitted.is_sampling(session):
+        elif turns.admitted.is_sampling(session):
             state = SessionState.ENGINE
-        elif self._sessions.has_call(session.session_id):
-            state = SessionState.QUEUED
-        elif not session.is_open:
-            state = SessionState.ENDED
-        return session_summary(session, state, turns.admitted.arriving(session) if session.turns_in_flight else 0)
+        return SessionStanding(session, state, session.sampled + turns.admitted.arriving(session))
 
     async def _record(self, request: Request) -> Response:
         if request.method == "HEAD":

@@ -5,9 +5,10 @@ session is. Prompts that are written out make it as long as turns times length: 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from heapq import nsmallest
+from typing import NamedTuple
 
 from harness.samples.merge import count_empty
 from harness.samples.side_calls import find_side_calls
@@ -71,30 +72,45 @@ class SessionState(StrEnum):
 
 
 _BUSIEST = (SessionState.ENGINE, SessionState.HELD, SessionState.QUEUED, SessionState.TOOL, SessionState.ENDED)
-_RANKS = {str(state): rank for rank, state in enumerate(_BUSIEST)}
+_RANKS: Mapping[str, int] = {state: rank for rank, state in enumerate(_BUSIEST)}
 
 
-def session_summary(session: Session | SessionStub, state: SessionState, arriving: int) -> Json:
-    """A line about a session, for lists; `arriving` tokens have come for turns in flight."""
+class SessionStanding(NamedTuple):
+    """A session at one moment."""
+
+    session: Session | SessionStub
+    state: SessionState
+    tokens: int
+    """Sampled for it, as far as they have come."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts by how busy sessions are: those in an engine first, then those that wait, each by their tokens."""
+        return _RANKS[self.state], -self.tokens
+
+
+def session_summary(standing: SessionStanding) -> Json:
+    """A line about a session, for lists."""
+    session, state, tokens = standing
     return {
         "session_id": session.session_id,
         "phase": str(session.phase),
         "state": str(state),
         "turns": session.turn_count if isinstance(session, SessionStub) else len(session.turns),
         "turns_in_flight": len(session.turns_in_flight),
-        "tokens": session.sampled + arriving,
+        "tokens": tokens,
         "created_at": session.created_at,
     }
 
 
-def busiest(summaries: Iterable[Json], limit: int) -> list[Json]:
-    """So many of the lines: those in an engine first, then those that wait, each by their tokens."""
-    return nsmallest(limit, summaries, key=lambda line: (_RANKS[line["state"]], -line["tokens"], line["session_id"]))
+def busiest_summaries(summaries: Iterable[Json], limit: int) -> list[Json]:
+    """So many of the lines, in the order of `SessionStanding`."""
+    return nsmallest(limit, summaries, key=lambda line: (_RANKS[line["state"]], -line["tokens"]))
 
 
-def session_totals(summaries: Iterable[Json], turns: int, tokens: int) -> Json:
-    """The sum of such lines: sessions by state; `turns` and `tokens` are those of the server since its start."""
-    return {"states": dict(Counter(line["state"] for line in summaries)), "turns": turns, "tokens": tokens}
+def session_totals(standings: Iterable[SessionStanding], turns: int, tokens: int) -> Json:
+    """The sum: sessions by state; `turns` and `tokens` are those of the server since its start."""
+    return {"states": dict(Counter(each.state for each in standings)), "turns": turns, "tokens": tokens}
 
 
 def add_totals(totals: Iterable[Json]) -> Json:

@@ -32,7 +32,7 @@ from harness.server.http.wire import parse_list, read_body
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Work
-from harness.sessions.record import add_totals, busiest
+from harness.sessions.record import add_totals, busiest_summaries
 from harness.shards.link import VERB_S, ShardLink
 from harness.shards.placement import Wish, read_wish
 from harness.shards.shard_links import ShardLinks
@@ -144,12 +144,15 @@ class FrontSessions:
         lists = asked.some
         sessions: Sequence[Any] = [each for listed in lists for each in listed.sessions]
         if limit is not None:
-            sessions = busiest([msgspec.json.decode(each) for each in sessions], limit)
+            sessions = busiest_summaries([msgspec.json.decode(each) for each in sessions], limit)
         return json_response(
             {
                 "sessions": sessions,
                 "quarantined": [each for listed in lists for each in listed.quarantined],
                 "totals": add_totals(listed.totals for listed in lists),
+                "workers": [
+                    {**worker, "shard": number} for number, each in asked.answers.items() for worker in each.workers
+                ],
                 "problems": asked.problems,
             }
         )
@@ -202,6 +205,7 @@ class _Listed(msgspec.Struct):
     sessions: list[msgspec.Raw]
     quarantined: list[msgspec.Raw]
     totals: Json
+    workers: list[Json]
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

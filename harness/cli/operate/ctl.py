@@ -16,6 +16,7 @@ import typer
 
 from harness.cli import options, output
 from harness.cli.operate.reach import AdminToken, Server, ask_server
+from harness.cli.operate.top import describe_hold, top
 from harness.errors import RunError, SessionServerError
 from harness.suite.exits import ExitCode
 from harness.telemetry.printable import printable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from harness.sessions.gate import GateReport
 
 app = typer.Typer(no_args_is_help=True, help="Shut and open the gate of a server that runs, and see how it stands.")
+app.command("top")(top)
 
 _DEADLINE_S = 30.0
 """For one verb of the gate, repetitions included; a drain marks every session durably."""
@@ -173,8 +175,7 @@ def _account() -> str:
 def _print_gate(gate: "GateReport") -> None:
     output.print_text(f"gate      {gate.state}, {gate.held} requests wait")
     for each in gate.holds:
-        engines = ", and the engines" if each.engines else ""
-        output.print_text(f"hold      {printable(each.holder)}  {each.kind}{engines}, ends in {each.ends_in_s:.0f} s")
+        output.print_text(f"hold      {describe_hold(each)}")
     output.print_text(
         f"sessions  {gate.sessions}, {gate.sessions_open} accept turns; {gate.turns_in_flight} turns in flight,"
         f" {gate.turns_held} wait at the gate"

@@ -169,9 +169,13 @@ async def test_a_front_of_shards_is_turned_as_one_server(tmp_path: Path):
         status = await operator("ctl", "status", "--json")
         paused = await operator("ctl", "pause")
         listed = await operator("sessions", "list", "--json")
+        watched = await operator("ctl", "top", "--limit", "3", "--json")
         resumed = await operator("ctl", "resume", "--json")
 
     assert stranger.code == 6
+    assert (len(watched.document["sessions"]), watched.document["totals"]["states"]) == (3, {"tool": 4})
+    assert [each["shard"] for each in watched.document["workers"]] == [0, 1]
+    assert len(watched.document["gate"]["holds"]) == 1
     assert "may stand" not in stranger.stderr
     assert (status.code, status.document["gate"]["holds"], status.document["workers"]) == (0, [], None)
     assert status.document["gate"]["sessions_open"] == 4

@@ -37,6 +37,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/encoding.py
 	$(PY) bench/repeat_guard.py
 	$(PY) bench/packing.py
+	$(PY) bench/view_page.py
 
 soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 served conversations, 300 killed servers, 200 deaths each of server, client and engine in live streams, 20 minutes of steady load, 1,000 aborts, 300 of tool loops and 5 deaths on each real engine
 	HARNESS_SOAK_EXAMPLES=5000 $(PY) -m pytest -n 2 tests/system/server/test_stateful.py \

@@ -43,15 +43,12 @@ function makeRow(values, isChosen, choose) {
 }
 const CELL_CHARACTERS = 300;
 
-// A column of 4-byte little-endian numbers.
+// A column of 4-byte little-endian numbers, as every machine has them that runs a browser.
 function column(encoded, Numbers) {
-  const bytes = Uint8Array.from(atob(encoded), (char) => char.charCodeAt(0));
-  const view = new DataView(bytes.buffer);
-  const numbers = new Numbers(bytes.length / 4);
-  for (let i = 0; i < numbers.length; i++) {
-    numbers[i] = Numbers === Float32Array ? view.getFloat32(4 * i, true) : view.getUint32(4 * i, true);
-  }
-  return numbers;
+  const characters = atob(encoded);
+  const bytes = new Uint8Array(characters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = characters.charCodeAt(i);
+  return new Numbers(bytes.buffer);
 }
 
 const counts = (fates) => Object.entries(fates).map(([name, count]) => count + " " + name).join(", ");

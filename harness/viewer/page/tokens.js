@@ -1,6 +1,7 @@
 // The tokens of the open session, in rows: colored, found by version and by where they go, and told one by one.
 const ROW_HEIGHT = 22;
 const ROW_CHARACTERS = 110;
+const ROW_TOKENS = 48; // so that a window of single letters is not thousands of elements
 const TOKEN_CHARACTERS = 60;
 const COLORS = ["mask", "version", "logprob"];
 let rows = [];
@@ -25,7 +26,7 @@ function layOutTokens() {
       const [id, text] = table[turn.tokens[i]];
       used += Math.min(TOKEN_CHARACTERS, text === null ? String(id).length + 1 : text.length) || 1;
       const ends = text !== null && text.endsWith("\n");
-      if (used >= ROW_CHARACTERS || ends || i + 1 === turn.tokens.length || i + 1 === turn.context) {
+      if (used >= ROW_CHARACTERS || i + 1 - from >= ROW_TOKENS || ends || i + 1 === turn.tokens.length || i + 1 === turn.context) {
         rows.push({ place, from, to: i + 1 });
         from = i + 1;
         used = 0;

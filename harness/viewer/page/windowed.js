@@ -1,6 +1,6 @@
 // A list of any length, of rows of one height: those in sight are elements, and no others. Scrolling makes the rows that
 // come into sight within a slice of each frame, so that a frame is never longer for many of them.
-const SLICE_MS = 5;
+const SLICE_MS = 4;
 const BEYOND = 4; // rows above and below the window
 
 class Windowed {

@@ -1,9 +1,12 @@
 """The thread that writes a SQLite database: whatever waits when it comes round is committed together.
 
-A busy server pays one commit for many turns, an idle one pays nothing for the grouping. Of a group that fails nothing
-is kept. When the disk failed, everybody who waited for the group gets the error; anything else (no memory, a value that
-SQLite cannot hold) is the fault of one write, so each is tried alone. Should the thread end all the same, everybody who
-waits and everybody who comes later gets a `StoreError`: nobody waits for a thread that is gone.
+A busy server pays one commit for many turns, an idle one pays nothing for the grouping. A note, for which nobody waits,
+goes with the next write, or after a moment: alone it would wake the thread for a commit of its own.
+
+Of a group that fails nothing is kept. When the disk failed, everybody who waited for the group gets the error; anything
+else (no memory, a value that SQLite cannot hold) is the fault of one write, so each is tried alone. Should the thread
+end all the same, everybody who waits and everybody who comes later gets a `StoreError`: nobody waits for a thread that
+is gone.
 
 All who wait are known to the event loop and not only to the queue, because a thread that dies may take with it what it
 had just taken out of the queue.
@@ -28,6 +31,7 @@ from harness.errors import SessionExists, StoreError, StoreFull
 log = structlog.get_logger()
 
 _LARGEST_GROUP = 512
+_NOTES_S = 0.1  # how long a note waits for a write to go with
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
@@ -54,7 +58,9 @@ class GroupWriter:
         self._path = path
         self._connection = connection
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[_Write | _Stop] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[_Write] | _Stop] = queue.SimpleQueue()
+        self._notes: list[_Write] = []
+        self._notes_timer: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._ended: str | None = None
         self._thread = threading.Thread(target=self._run, name="session-store", daemon=True)
@@ -74,17 +80,32 @@ class GroupWriter:
             raise StoreError(self._ended)
         done = self._loop.create_future()
         self._waiting.add(done)
-        self._queue.put(_Write(statements, changes, done))
+        self._hand_over(_Write(statements, changes, done))
         await done
 
     def note(self, *statements: Statement) -> None:
-        """Write `statements` with the next group; nobody learns whether that worked."""
-        self._queue.put(_Write(statements, None, None))
+        """Write `statements` with the next write, or soon; nobody learns whether that worked."""
+        self._notes.append(_Write(statements, None, None))
+        if self._notes_timer is None:
+            self._notes_timer = self._loop.call_later(_NOTES_S, self._hand_over_notes)
 
     async def stop(self) -> None:
         """Write what is queued and end the thread."""
+        self._hand_over_notes()
         self._queue.put(_Stop())
         await asyncio.to_thread(self._thread.join)
+
+    def _hand_over(self, *writes: _Write) -> None:
+        """Give the notes so far to the thread, and `writes` behind them."""
+        notes, self._notes = self._notes, []
+        self._queue.put([*notes, *writes])
+
+    def _hand_over_notes(self) -> None:
+        if self._notes_timer is not None:
+            self._notes_timer.cancel()
+            self._notes_timer = None
+        if self._notes:
+            self._hand_over()
 
     def _run(self) -> None:
         """Body of the thread: commit group after group until told to stop."""
@@ -106,16 +127,16 @@ class GroupWriter:
 
     def _groups(self) -> Iterator[list[_Write]]:
         while True:
-            write = self._queue.get()
+            writes = self._queue.get()
             group: list[_Write] = []
-            while isinstance(write, _Write):
-                group.append(write)
-                if len(group) == _LARGEST_GROUP or self._queue.empty():
+            while not isinstance(writes, _Stop):
+                group += writes
+                if len(group) >= _LARGEST_GROUP or self._queue.empty():
                     break
-                write = self._queue.get()
+                writes = self._queue.get()
             if group:
                 yield group
-            if isinstance(write, _Stop):
+            if isinstance(writes, _Stop):
                 return
 
     def _commit(self, group: Sequence[_Write]) -> BaseException | None:

@@ -102,6 +102,18 @@ async def test_a_writer_that_ends_leaves_nobody_waiting(tmp_path: Path) -> None:
     assert [type(answer) for answer in at_once] == [StoreError] * 3
 
 
+async def test_a_note_is_written_though_nothing_comes_behind_it(tmp_path: Path) -> None:
+    """It waits for a write to go with, and not for long."""
+    session = numbered(0)
+    turn = take_turn(session, [user("a")], "1")
+    async with asyncio.timeout(PATIENCE_S), SQLiteStore(tmp_path / "s.db") as store:
+        await store.create(session)
+        await store.commit(session.session_id, turn)
+        store.mark_delivered(session.session_id, turn.index)
+        while not (await store.read(session.session_id)).turns[0].delivered:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_server_whose_store_has_ended_says_so(tmp_path: Path) -> None:
     """Turns and new sessions are refused with `store_failed` at once, and `/health` is 503."""
     async with serving(store=tmp_path / "s.db") as client:

@@ -1,4 +1,4 @@
-"""`harness report`: the figures of a run as a page, as Markdown, for a CI system, or for a store of metrics."""
+"""`harness report`: the figures of a run as a page, as Markdown, for CI, for a store of metrics, or as spans."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +15,7 @@ class ReportFormat(StrEnum):
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
+    OTEL = "otel"
 
 
 _Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.")]
@@ -30,7 +31,9 @@ _Out = Annotated[
 _Plots = Annotated[bool, typer.Option("--plots", help="A page with charts, too, which takes the extra `plots`.")]
 _Format = Annotated[
     ReportFormat | None,
-    typer.Option("--format", help="For a store of metrics, which takes the extra of that name.", show_default=False),
+    typer.Option(
+        "--format", help="For a store of metrics, which takes the extra of that name, or as spans.", show_default=False
+    ),
 ]
 
 
@@ -48,7 +51,8 @@ def report(where: _Where, *, out: _Out, plots: _Plots = False, kind: _Format = N
         if plots:
             raise RunError(f"expected --plots without --format; got --format {kind}")
         exported = export_run(where, out, ExportFormat(kind))
-        output.print_text(f"{out}: {exported.values} values, {len(exported.missing)} missing")
+        unit = "spans" if kind is ReportFormat.OTEL else "values"
+        output.print_text(f"{out}: {exported.written} {unit}, {len(exported.missing)} missing")
         return
     from harness.viewer.report_file import write_report
 

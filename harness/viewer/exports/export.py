@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from harness.errors import RunError
+from harness.viewer.exports.spans import write_spans
 from harness.viewer.exports.stores import write_tensorboard, write_wandb
 from harness.viewer.report import make_report
 
@@ -19,29 +20,33 @@ class ExportFormat(StrEnum):
     """An event file of its figures."""
     WANDB = "wandb"
     """Its figures as an offline run of Weights & Biases."""
-
-
-_WRITERS = {ExportFormat.TENSORBOARD: write_tensorboard, ExportFormat.WANDB: write_wandb}
+    OTEL = "otel"
+    """Its sessions, turns and engine requests as the spans of OpenTelemetry."""
 
 
 class Exported(NamedTuple):
     """What was written."""
 
-    values: int
+    written: int
+    """Of values, or of spans."""
     missing: Sequence[str]
     """What could not be had, a sentence each."""
 
 
 def export_run(run: Path, out: Path, kind: ExportFormat) -> Exported:
-    """Write the figures of `run` into the folder `out`.
+    """Write the figures or the spans of `run` into the folder `out`.
 
     Raises `RunError` of a path that is no run, of a place that is taken or cannot be written, and where packages are
     missing; `StoreError` of a bad store.
     """
     with _new_folder(out) as folder:
+        if kind is ExportFormat.OTEL:
+            missing: list[str] = []
+            return Exported(write_spans(run, folder, missing), missing)
         report = make_report(run)
-        _WRITERS[kind](report.source, report.points, folder)
-    return Exported(sum(len(point.figures) for point in report.points), report.missing)
+        write = write_tensorboard if kind is ExportFormat.TENSORBOARD else write_wandb
+        write(report.source, report.points, folder)
+        return Exported(sum(len(point.figures) for point in report.points), report.missing)
 
 
 @contextmanager

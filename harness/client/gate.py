@@ -53,6 +53,10 @@ class GateClient:
         self._holder = {"holder": holder} if holder else {}
         self._connections = connections
 
+    def under(self, holder: str, ttl_s: float) -> "GateClient":
+        """The same gate, turned under the name `holder`."""
+        return GateClient(self.url, self._connections, holder, ttl_s)
+
     async def drain(self, *, deadline_s: float) -> GateReport:
         """End every open session for good; answered when each is marked, durably."""
         return await self._place("drain", deadline_s)

@@ -76,7 +76,7 @@ async def abort_rollout(
         keep: The fate of rollouts that are cut short.
         rollout_id: Of this rollout; partial samples carry it as `start_rollout_id` unless they have one.
         continue_engines: Continue workers that are found paused although no hold on a gate covers them: somebody left
-            them so. Otherwise they are reported.
+            them so. Otherwise, and while a session server does not answer for its gate, they are reported.
         sessions: Ids of the sessions to end, wherever among the servers they are; None ends all that there are. With
             ids, `pending` is what waits for them, `agent_hooks` concern their agents alone, `engine_workers` are not
             told anything (each session's own requests end there), and the gates do not move.

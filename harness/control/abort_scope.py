@@ -71,7 +71,7 @@ class WholeServers:
         quiet = await quieten(self._workers, reached, seconds - look_s)
         answers = zip(self._workers, quiet.engines, strict=True)
         answered = [worker for worker, answer in answers if answer.error is None]
-        quiet.left_paused = await look_for_paused(answered, reached, look_s, continues=self._continues)
+        quiet.left_paused = await look_for_paused(answered, self._gates, look_s, continues=self._continues)
         return quiet
 
     async def release(self, seconds: float) -> list[ServerAnswer]:

@@ -1,48 +1,96 @@
 """Engines that are paused although nobody who is known works on them: said, and continued when that is asked for.
 
-An engine whose pause is covered by a hold on a session server's gate is somebody's, and is left alone. A worker
-that does not say counts as running.
+Only the gates can say whose a pause is, and all of them have to: a controller holds every gate before it pauses an
+engine. One that is covered by a hold is somebody's, and is left alone. While a gate does not answer nobody knows, so
+the engine stays paused and is said. Those that are nobody's are continued under a claim on every gate, which one holder
+at a time can have, so nobody pauses them between the look and the continuing, and given back as soon as they go on.
+
+Where no session server is named nobody can be asked, and the caller is believed. A worker that does not say counts as
+running.
 """
 
 import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from harness.client.gate import GateClient
+from harness.client.gate import GateClient, new_holder
 from harness.control.abort_report import CallReport
 from harness.control.engines import EngineWorker, Pausable
-from harness.machine.deadlines import attempt
+from harness.control.quiesce import at_every_gate, resume_every_gate
+from harness.errors import EnginesHeld, SessionServerError
+from harness.machine.deadlines import attempt, to_the_end
 
-_PARTS = 3  # looked at, asked about, continued
+_PARTS = 2  # looked at, asked about
+_PARTS_OF_CONTINUING = 4  # looked at, claimed, continued, given back
+_CLAIM_TTL_S = 10.0  # of who dies with it; longer than all of that takes
 
 
 async def look_for_paused(
     workers: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float, *, continues: bool
 ) -> list[CallReport]:
     """The workers that were left paused: with an error, unless they were continued. All of it takes `seconds`."""
-    seconds /= _PARTS
+    seconds /= _PARTS_OF_CONTINUING if continues else _PARTS
     found: list[EngineWorker] = []
-    covered: list[bool] = []
 
     async def look_at(worker: EngineWorker) -> None:
         if isinstance(worker, Pausable) and await worker.is_paused(deadline_s=seconds):
             found.append(worker)
 
-    async def ask(gate: GateClient) -> None:
-        report = await gate.report(deadline_s=seconds)
-        covered.append(any(hold.engines for hold in report.holds))
-
     await asyncio.gather(*(attempt(partial(look_at, each), seconds, name=f"look at {each.name}") for each in workers))
-    if found:
-        await asyncio.gather(*(attempt(partial(ask, gate), seconds, name=f"look at {gate.url}") for gate in gates))
-    if not found or any(covered):
+    if not found:
         return []
-    paused = [worker for worker in found if isinstance(worker, Pausable)]
-    if not continues:
-        said = "is paused, and no hold on a gate covers it: continue it, or pass continue_engines=True"
-        return [CallReport(worker.name, said) for worker in paused]
-    calls = (
-        attempt(partial(worker.resume, deadline_s=seconds), seconds, name=f"continue {worker.name}")
-        for worker in paused
+    if continues:
+        return await _continue(found, gates, seconds)
+    answers = await at_every_gate(gates, GateClient.report, seconds)
+    if any(hold.engines for answer in answers if answer.gate for hold in answer.gate.holds):
+        return []
+    silent = [(answer.url, answer.error) for answer in answers if answer.error]
+    return _say(found, _unknown(silent) or "no hold on a gate covers it: continue it, or pass continue_engines=True")
+
+
+async def _continue(found: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> list[CallReport]:
+    """Have `found` go on, unless some gate does not give them."""
+    holder = new_holder("continue")
+    claims = [gate.under(holder, _CLAIM_TTL_S) for gate in gates]
+    taken: list[GateClient] = []
+
+    async def claim(gate: GateClient) -> None:
+        try:
+            await gate.pause(deadline_s=seconds, engines=True)
+        except SessionServerError as error:
+            if error.code != EnginesHeld.code:
+                raise
+            taken.append(gate)
+
+    async def go_on(worker: EngineWorker) -> CallReport:
+        assert isinstance(worker, Pausable)
+        call = partial(worker.resume, deadline_s=seconds)
+        return CallReport(worker.name, await attempt(call, seconds, name=f"continue {worker.name}"))
+
+    try:
+        calls = (attempt(partial(claim, gate), seconds, name=f"claim at {gate.url}") for gate in claims)
+        errors = zip(claims, await asyncio.gather(*calls), strict=True)
+        silent = [(gate.url, error) for gate, error in errors if error]
+        if taken:
+            return []
+        if silent:
+            return _say(found, _unknown(silent))
+        return await asyncio.gather(*map(go_on, found))
+    finally:
+        # Nothing was paused under the claim, so no server has to continue what somebody else may have paused.
+        await to_the_end(resume_every_gate(claims, seconds, engines_continued=True))
+
+
+def _unknown(silent: Sequence[tuple[str, str]]) -> str:
+    """Why nobody knows whose a pause is: the gates at these addresses gave no answer; empty when there is none."""
+    if not silent:
+        return ""
+    said = "; ".join(f"{url} cannot say whose pause it is ({error})" for url, error in silent)
+    return (
+        f"{said}, so it stays paused: abort again with continue_engines=True when the server answers, or continue it"
+        " yourself when no other controller works on it"
     )
-    return [CallReport(worker.name, error) for worker, error in zip(paused, await asyncio.gather(*calls), strict=True)]
+
+
+def _say(found: Sequence[EngineWorker], why: str) -> list[CallReport]:
+    return [CallReport(worker.name, f"is paused, and {why}") for worker in found]

@@ -67,9 +67,11 @@ async def at_every_gate(
     return await asyncio.gather(*(ask(gate) for gate in gates))
 
 
-async def resume_every_gate(gates: Sequence[GateClient], seconds: float) -> list[ServerAnswer]:
-    """Release the hold on every gate; one that could not be told is logged, whoever reads the answers."""
-    answers = await at_every_gate(gates, GateClient.resume, seconds)
+async def resume_every_gate(
+    gates: Sequence[GateClient], seconds: float, *, engines_continued: bool = False
+) -> list[ServerAnswer]:
+    """Release the hold on every gate (`GateClient.resume`); one that could not be told is logged, too."""
+    answers = await at_every_gate(gates, partial(GateClient.resume, engines_continued=engines_continued), seconds)
     for answer in answers:
         if answer.error:
             _log.warning(GATE_NOT_RESUMED, url=answer.url, error=answer.error)

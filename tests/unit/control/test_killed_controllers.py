@@ -58,7 +58,7 @@ class Scene:
 
     async def abort(self, number: int) -> None:
         life = self.lives[number]
-        budget = AbortBudget(1, 0.2, 2, 0.02, 0.02, 0.1, 0.1, 1, 6, hold_ttl_s=life.ttl_s)
+        budget = AbortBudget(1, 20, 2, 0.02, 0.02, 0.1, 0.1, 1, 30, hold_ttl_s=life.ttl_s)
         hooks = AgentHooks("at work", abort=lambda: self.stay(life))
         report = await abort_rollout(
             [],

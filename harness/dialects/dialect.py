@@ -98,4 +98,15 @@ DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIRespon
 
 def dialect_of(path: str, dialects: Sequence[Dialect] = DIALECTS) -> Dialect:
     """The dialect whose clients ask at `path` or above it, behind any base URL; the first one when there is none."""
-    return next((dialect for dialect in dialects if f"{dialect.path}/" in f"{path}/"), dialects[0])
+    return find_dialect(path, dialects) or dialects[0]
+
+
+def name_dialect(path: str) -> str:
+    """The name of the dialect whose clients ask at `path` or above it, served here or not; `other` of none."""
+    found = find_dialect(path, DIALECTS)
+    return "other" if found is None else found.name
+
+
+def find_dialect(path: str, dialects: Sequence[Dialect]) -> Dialect | None:
+    """The one of `dialects` whose clients ask at `path` or above it, behind any base URL; None when there is none."""
+    return next((dialect for dialect in dialects if f"{dialect.path}/" in f"{path}/"), None)

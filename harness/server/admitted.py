@@ -28,10 +28,11 @@ from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
+from harness.telemetry.turn_seconds import measure_turn
 from harness.types import Turn
 
 TURN_ENDED = "turn_ended"
-"""Logged once for each outcome of a turn, with its `end` and the error that had a part in it."""
+"""Logged once for each outcome of a turn: its `end`, its tokens, its seconds by part, and the error in it."""
 
 log = structlog.get_logger()
 
@@ -188,11 +189,14 @@ class AdmittedTurns:
         finally:
             new = turn.session.record(outcome)
             self.recorded, self.sampled = self.recorded + 1, self.sampled + new.sampled
-            self.metrics.turn_recorded(outcome, new)
+            prior = turn.admission.prior
+            seconds = measure_turn(outcome, prior)
+            self.metrics.turn_recorded(outcome, new, seconds, is_first=prior is None)
             end, status, tokens = str(outcome.end), str(outcome.status), outcome.output_ids.size
             cause = outcome.notes.get("error")
             told = {} if cause is None else {"code": cause["code"], "error": cause["message"]}
-            log.info(TURN_ENDED, end=end, status=status, tokens=tokens, **told)
+            parts = {f"{part}_s": round(value, 4) for part, value in seconds._asdict().items()}
+            log.info(TURN_ENDED, end=end, status=status, tokens=tokens, **parts, **told)
             disagreement = self.signal_check and self.signal_check.disagreement(outcome)
             if disagreement:  # counted; what the guard said stands
                 self.metrics.guard_disagreed()

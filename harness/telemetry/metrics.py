@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from harness.sessions.ledger import NewOutput
+from harness.telemetry.turn_seconds import TurnSeconds
 from harness.types import Turn
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -81,6 +82,20 @@ class ServerMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._parts = Histogram(
+            "harness_turn_seconds",
+            "Seconds of a turn at the gate, in the queue of a pool, and in the engine",
+            ["part"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._prompt = Counter("harness_prompt_tokens", "Tokens of the prompts of turns", registry=self._registry)
+        self._cached = Counter(
+            "harness_cached_prompt_tokens", "Those of them that an engine had cached", registry=self._registry
+        )
+        self._unknown_routes = Counter(
+            "harness_unknown_routes", "Requests for no route, by the dialect", ["dialect"], registry=self._registry
+        )
         self._moved = Counter(
             "harness_sessions_moved", "Sessions served by another worker than before", registry=self._registry
         )
@@ -153,8 +168,13 @@ class ServerMetrics:
         """How many turns are admitted and have no outcome now."""
         self._in_flight.set(count)
 
-    def turn_recorded(self, turn: Turn, new: NewOutput) -> None:
-        """An admitted turn came to an end, which adds `new` to the ledger."""
+    def turn_recorded(self, turn: Turn, new: NewOutput, seconds: TurnSeconds, *, is_first: bool) -> None:
+        """An admitted turn came to an end, which adds `new` to the ledger; its prompt counts the first time alone."""
+        for part, value in seconds._asdict().items():
+            self._parts.labels(part).observe(value)
+        if is_first:
+            self._prompt.inc(turn.prompt_length)
+            self._cached.inc(min(turn.prompt_length, turn.notes.get("cached_tokens", 0)))
         self._turns.labels(str(turn.status)).inc()
         self._ends.labels(str(turn.end)).inc()
         self._repeat_terminated.inc(turn.repeat_terminated)
@@ -196,6 +216,10 @@ class ServerMetrics:
     def engines_woken(self) -> None:
         """The server continued engines that a hold had left paused."""
         self._engines_woken.inc()
+
+    def route_unknown(self, dialect: str) -> None:
+        """A request was for no route; `dialect` is that of its path, or `other`."""
+        self._unknown_routes.labels(dialect).inc()
 
     def error_answered(self, code: str) -> None:
         """A request was answered with an error."""

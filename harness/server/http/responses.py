@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from harness.dialects.dialect import DIALECTS, AnswerStream, Dialect, dialect_of
+from harness.dialects.dialect import DIALECTS, AnswerStream, Dialect, dialect_of, name_dialect
 from harness.errors import (
     GateClosed,
     HarnessError,
@@ -141,6 +141,8 @@ class ErrorAnswers:
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
         self._metrics.error_answered(answer.code)
         is_expected = isinstance(answer, UpgradeRefused)  # of clients that try that first
+        if not is_expected:
+            self._metrics.route_unknown(name_dialect(path))
         pattern = None if is_expected else self._unknown_routes.note(method, path)
         if pattern is not None:
             hint = "told once: an agent with another dialect or base URL?"

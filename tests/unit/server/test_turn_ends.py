@@ -20,7 +20,7 @@ from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus, status_of
 from harness.types import GenerationResult, Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.builders import tool, toy_tokenizer, user
-from tests.session_servers.served import Client, Served, eventually, serving, serving_with, url_of
+from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, serving, serving_with, url_of
 
 HI = [user("hi")]
 TEXT = "a long and slow answer"
@@ -166,7 +166,10 @@ async def test_record_sample_metric_and_log_say_why_a_turn_ended(end: TurnEnd, t
     assert (turn["end"], turn["status"]) == (end, status_of(end, len(turn["output_ids"])))
     assert error is None if case.code is None else error["code"] == case.code
     assert f'harness_turn_ends_total{{end="{end}"}} 1.0' in metrics
-    assert [line for line in logs if line["event"] == TURN_ENDED] == [
+    lines = [line for line in logs if line["event"] == TURN_ENDED]
+    parts = [{name: line.pop(name) for name in ("gate_s", "queue_s", "engine_s")} for line in lines]
+    assert all(0 <= seconds <= PATIENCE_S for each in parts for seconds in each.values())
+    assert lines == [
         {
             "event": TURN_ENDED,
             "log_level": "info",

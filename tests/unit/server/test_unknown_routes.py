@@ -22,6 +22,8 @@ async def test_an_agent_with_another_dialect_is_seen():
             assert (await http.get("/sessions/a/v1/chat/completions")).status_code == 405
             metrics = (await http.get("/metrics")).text
 
+    assert 'harness_unknown_routes_total{dialect="other"} 4.0' in metrics
+    assert 'harness_unknown_routes_total{dialect="openai_chat"} 1.0' in metrics
     told = [(line["event"], line["route"]) for line in logs if "route" in line]
     assert told == [
         ("route_not_found", "POST /sessions/{id}/v1/embeddings"),

@@ -11,7 +11,7 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup --durations=40 --durations-min=5
 # pytest rewrites its plugins and the tests, and a test starts a hundred processes: all of them read what was compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test bench soak setup setup-dev model lint types layers unit pytest fmt clean help
+.PHONY: run check test bench soak docs reference setup setup-dev model lint types layers unit pytest fmt clean help
 
 help:  ## list the recipes
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -53,6 +53,12 @@ soak: setup-dev model  ## what takes hours: 5,000 random histories, 10,000 serve
 	$(PY) -W error soak/engine_deaths.py --engine sglang --deaths 5
 	$(PY) -W error soak/engine_deaths.py --engine vllm --deaths 5
 
+docs: setup-dev  ## the documentation as a site, in site/
+	$(PY) docs/site/build.py site
+
+reference: setup-dev  ## write the pages of docs/ that are made from the code
+	$(PY) docs/site/written.py
+
 setup: $(VENV)/.installed-run
 
 setup-dev: $(VENV)/.installed-dev
@@ -83,7 +89,7 @@ fmt: setup-dev  ## format the code
 	$(PY) -m ruff format .
 
 clean:  ## remove the environment and what tools left behind; runs/ stays
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist site
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -95,5 +101,5 @@ $(VENV)/.installed-run: $(VENV)/.created pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run pyproject.toml
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,ray,renderers,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[local,parquet,ray,renderers,docs,dev]'
 	@touch $@

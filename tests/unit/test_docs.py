@@ -1,6 +1,8 @@
 """The docs say what the code does."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -95,6 +97,43 @@ def test_every_route_is_documented() -> None:
     routes = {route.path.rstrip("/") for route in SessionServer(turns).app().routes if isinstance(route, Route)}
     text = _doc("http-api.md")
     assert {route for route in routes if route not in text and route != "/v1/models"} == set()
+
+
+def test_the_table_of_routes_is_the_servers() -> None:
+    """docs/http-api.md begins with each method of each path, and nothing else."""
+    turns = turn_service(ScriptedEngine(toy_tokenizer()), toy_template(), MemoryStore())
+    served = {
+        (method, route.path)
+        for route in SessionServer(turns).app().routes
+        if isinstance(route, Route) and route.methods
+        for method in route.methods - {"HEAD"}
+    }
+    table = _doc("http-api.md").partition("## Routes")[2].partition("\n## ")[0]
+    assert {*re.findall(r"`(GET|POST|PUT|DELETE) (\S+)`", table)} == served
+
+
+def test_every_environment_variable_is_documented() -> None:
+    """Each one that the code names, or of which it names the beginning, is on the page of variables or of commands."""
+    sources = [
+        path
+        for folder in ("harness", "server_patch", "agents", "tests", "soak", "bench")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"[\"'`]\$?\{?(HARNESS_[A-Z_]+)", path.read_text(encoding="utf-8"))
+    }
+    documented = {*re.findall(r"`(HARNESS_[A-Z_]+)`", _doc("environment.md") + _doc("cli.md"))}
+    assert [name for name in sorted(named) if not any(known.startswith(name) for known in documented)] == []
+    assert documented - named == set()
+
+
+def test_the_pages_made_from_the_code_are_current() -> None:
+    """The fix is one command, `make reference`."""
+    command = [sys.executable, "docs/site/written.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_error_class_is_in_the_tree() -> None:

@@ -21,7 +21,7 @@ EXTRAS: Mapping[str, str] = {
     "tensorboard": "`harness report --format tensorboard`",
     "wandb": "`harness report --format wandb`",
 }
-"""What each extra is for; `dev` is for those who change the harness."""
+"""What each extra is for; `dev` and `docs` are for those who change the harness and its pages."""
 
 
 class _Installed(NamedTuple):

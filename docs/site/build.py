@@ -1,0 +1,76 @@
+"""Builds the site of the documentation: `python docs/site/build.py FOLDER` (`make docs`).
+
+The pages are laid out as the repository has them, so that a link that works there works here, and the public names get
+a page from their docstrings. Each page is there as Markdown too, for programs that read `docs/llms.txt`. Nothing is
+fetched. Every warning is an error: a page that docs/README.md leaves out, a link or an anchor that leads nowhere.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+from pages import INDEX, ROOT, sections
+
+AROUND = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "LICENSE", "agents/README.md")
+API = "docs/api.md"
+PUBLIC_NAMES = "docs/public-names.md"
+
+
+def main(site: Path) -> int:
+    """The exit status of mkdocs, which writes into `site`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        lay_out(folder / "pages")
+        (folder / "mkdocs.yml").write_text(configuration(), encoding="utf-8")
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(folder / "mkdocs.yml")]
+        quiet = {"NO_MKDOCS_2_WARNING": "1"}  # that mkdocs 2 will be another program is said in pyproject.toml
+        done = subprocess.run(
+            [*command, "--site-dir", str(site.resolve())], check=False, cwd=ROOT, env=os.environ | quiet
+        )
+        for page in (folder / "pages").rglob("*.md"):
+            shutil.copyfile(page, site / page.relative_to(folder / "pages"))
+    return done.returncode
+
+
+def lay_out(pages: Path) -> None:
+    """The sources of the site, in `pages`."""
+    shutil.copytree(ROOT / "docs", pages / "docs", ignore=shutil.ignore_patterns("site"))
+    for name in AROUND:
+        (pages / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / name, pages / name)
+    api = (ROOT / API).read_text(encoding="utf-8")
+    (pages / PUBLIC_NAMES).write_text(public_names(api), encoding="utf-8")
+
+
+def public_names(api: str) -> str:
+    """The page with the docstrings of all names of docs/api.md, under its headings."""
+    lines = ["# Public names", "", "Signatures and docstrings of what [Python](api.md) lists."]
+    for line in api.splitlines():
+        if line.startswith("## "):
+            lines += ["", line]
+        elif name := re.match(r"\| `(\w+)` \|", line):
+            lines += ["", f"::: harness.{name[1]}"]
+    return "\n".join(lines) + "\n"
+
+
+def configuration() -> str:
+    """`mkdocs.yml` with the navigation of the index."""
+    nav: list[dict[str, object]] = [{"All pages": INDEX.as_posix()}]
+    for heading, pages in sections().items():
+        paths = [page.path.as_posix() for page in pages]
+        if API in paths:
+            paths.insert(paths.index(API) + 1, PUBLIC_NAMES)
+        decisions = [path for path in paths if path.startswith("docs/adr/")]
+        others = [path for path in paths if path not in decisions]
+        nav.append({heading: [*others, {"Decisions": decisions}] if decisions else paths})
+    settings = (Path(__file__).parent / "mkdocs.yml").read_text(encoding="utf-8")
+    return settings + yaml.safe_dump({"nav": nav})
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

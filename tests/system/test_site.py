@@ -1,0 +1,109 @@
+"""The documentation as a site: it builds without a warning, and every link leads somewhere on the reader's machine."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+from tests.checkout import ROOT
+
+pytestmark = pytest.mark.xdist_group("site")  # built once, on one worker
+
+
+class Found(NamedTuple):
+    """What a page refers to, and what can be referred to in it."""
+
+    links: set[str]
+    loaded: set[str]
+    """Scripts, styles, pictures: what a browser asks for by itself."""
+    anchors: set[str]
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = Found(set(), set(), set())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value is not None}
+        if "id" in values:
+            self.found.anchors.add(values["id"])
+        if tag == "a" and "href" in values:
+            self.found.links.add(values["href"])
+        elif tag == "link" and values.get("rel") != "canonical" and "href" in values:
+            self.found.loaded.add(values["href"])
+        elif "src" in values:
+            self.found.loaded.add(values["src"])
+
+
+@pytest.fixture(name="site", scope="module")
+def _site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "docs/site/build.py", str(site)]
+    built = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=250)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return site
+
+
+@pytest.fixture(name="pages", scope="module")
+def _pages(site: Path) -> dict[Path, Found]:
+    pages = {}
+    for file in site.rglob("*.html"):
+        reader = _Reader()
+        reader.feed(file.read_text(encoding="utf-8"))
+        pages[file] = reader.found
+    return pages
+
+
+def _is_elsewhere(address: str) -> bool:
+    return address.startswith(("http:", "https:", "//", "mailto:"))
+
+
+def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
+    """As a page, and as the Markdown that llms.txt names."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        written = site / page.relative_to(ROOT)
+        assert written.exists()
+        assert written.with_name("index.html" if page.name == "README.md" else f"{page.stem}.html").exists()
+
+
+def test_every_link_and_anchor_of_the_site_resolves(pages: dict[Path, Found]) -> None:
+    """Those that the theme makes, too."""
+    broken = []
+    for page, found in pages.items():
+        for link in found.links - {""}:
+            path, anchor = urldefrag(unquote(link))
+            target = (page.parent / path).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            leads = target.exists() and (not anchor or target.suffix != ".html" or anchor in pages[target].anchors)
+            if not _is_elsewhere(link) and not leads and page.name != "404.html":
+                broken.append(f"{page.name}: {link}")
+    assert broken == []
+    assert sum(len(found.links) for found in pages.values()) > 1_000
+
+
+def test_a_reader_without_a_network_sees_the_site(pages: dict[Path, Found]) -> None:
+    """No font, script or picture is asked for at another machine."""
+    loaded = {(page, address) for page, found in pages.items() for address in found.loaded if page.name != "404.html"}
+    assert [address for _, address in loaded if _is_elsewhere(address)] == []
+    assert [address for page, address in loaded if not (page.parent / urldefrag(unquote(address))[0]).exists()] == []
+
+
+def test_every_link_of_llms_txt_is_in_the_site(site: Path) -> None:
+    """Each line has one, and says in a line what is behind it."""
+    lines = (site / "docs/llms.txt").read_text(encoding="utf-8").splitlines()
+    links = [line.partition("](")[2].partition(")")[0] for line in lines if line.startswith("- ")]
+    assert lines[0].startswith("# ")
+    assert lines[2].startswith("> ")
+    assert [link for link in links if not (site / "docs" / link).exists()] == []
+    assert len(links) > 30
+
+
+def test_the_public_names_have_their_docstrings(pages: dict[Path, Found]) -> None:
+    """The page of Python has an anchor for each name of docs/api.md."""
+    [public] = [found for page, found in pages.items() if page.name == "public-names.html"]
+    assert {"harness.SessionManager", "harness.abort_rollout", "harness.TorchLearner"} <= public.anchors

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import convert
+
+from harness.sessions.ledger import Ledger, total
 from harness.sessions.record import session_record
 from harness.sessions.session import Session
 from harness.types import FinishReason
@@ -19,7 +22,7 @@ BEGAN_AT = 1_700_000_000.0
 BANDS = (
     Band("pause", BEGAN_AT + 3.0, BEGAN_AT + 3.4, "by evaluation"),
     Band("update", BEGAN_AT + 6.5, BEGAN_AT + 7.6, "by trainer"),
-    Band("fault", BEGAN_AT + 6.9, BEGAN_AT + 6.9, "kill_agent, ended the agent of session 3"),
+    Band("fault", BEGAN_AT + 6.9, BEGAN_AT + 6.9, "abort_engine, aborted 2 requests"),
     Band("drain", BEGAN_AT + 9.0, None, "by operator"),
 )
 CRASH = "KeyError: 'answer' in agent.py, line 31"
@@ -55,7 +58,7 @@ def viewed_run(sessions: Mapping[str, SessionView]) -> RunView:
         )
         for number, (session_id, session) in enumerate(sessions.items())
     ]
-    ledger = {"generated": 155, "trained": 138, "masked": 0, "dropped": {"other_branch": 17}}
+    ledger = total(convert(session.ledger, Ledger) for session in sessions.values()).to_json()
     return RunView("games", lines, status="passed", suite="games", ledger=ledger, bands=BANDS)
 
 

@@ -17,6 +17,7 @@ from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from tests.browser import browsing, looking_at
 from tests.builders import new_session, take_turn, toy_tokenizer, user
+from tests.page_pictures import DIGEST, PICTURES, WIDTH, page_digest, take_pictures
 from tests.viewed_run import CRASH, viewed_run, viewed_sessions, write_viewed_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
@@ -135,7 +136,7 @@ async def test_what_happened_at_second_7(browser: Browser, run_page: Path):
 
         assert (await sight.text("moment")).splitlines() == [
             "update: by trainer, from second 6.50 to 7.60",
-            "the fault before: kill_agent, ended the agent of session 3, at second 6.90",
+            "the fault before: abort_engine, aborted 2 requests, at second 6.90",
             "under way: session 1 turn 1 completed, session 2 turn 1 completed",
         ]
         bands = [
@@ -294,3 +295,22 @@ async def test_of_many_sessions_and_turns_those_in_sight_are_elements(browser: B
         strip = sight.page.locator("#strip")
         await strip.evaluate("(each) => { each.scrollTop = each.scrollHeight; }")
         await sight.page.wait_for_function("document.querySelector('#strip').innerText.includes('turn 2999')")
+
+
+async def test_the_pictures_of_the_docs_show_the_page_as_it_is():
+    """After a change of the page or of the run that it shows: `python -m tests.page_pictures`, and look at them."""
+    assert DIGEST.read_text("ascii").strip() == page_digest()
+
+
+async def test_the_pictures_of_the_docs_can_be_taken_again(browser: Browser, tmp_path: Path):
+    """In light and dark, of the size that they have, and small."""
+    await take_pictures(browser, tmp_path)
+
+    taken = sorted(tmp_path.iterdir())
+    assert [path.name for path in taken] == sorted(path.name for path in PICTURES.glob("*.png"))
+    for path in (*taken, *PICTURES.glob("*.png")):
+        picture = path.read_bytes()
+        assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+        assert int.from_bytes(picture[16:20]) == WIDTH
+        assert len(picture) < 150_000
+    assert taken[0].read_bytes() != taken[1].read_bytes()

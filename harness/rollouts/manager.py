@@ -97,6 +97,8 @@ class SessionManager:
         self._live: dict[str, _LiveRollout] = {}
         self._runner: AgentRunner | None = None
         self._signal: AbortSignal | None = None
+        self._aborts: set[object] = set()
+        """Of everything, under way now; until the last of them is over nothing begins."""
 
     async def __aenter__(self) -> Self:
         self._runner = AgentRunner(grace_s=self._grace_s)
@@ -211,15 +213,19 @@ class SessionManager:
         """The callbacks by which `abort_rollout` ends the rollouts of this manager, or those on `sessions`, early.
 
         Without `sessions`, from its first step on `run` begins nothing: a rollout that has no session yet ends as
-        DRAINED.
+        DRAINED. Of several aborts at once the last to be cleared ends that.
         """
+        abort = object()
 
         def announce(keep: Keep) -> None:
+            if sessions is None:
+                self._aborts.add(abort)
             for signal in self._signals(sessions):
                 signal.announce(keep_sessions=keep is Keep.SESSIONS)
 
         def clear() -> None:
-            if sessions is None:
+            self._aborts.discard(abort)
+            if sessions is None and not self._aborts:
                 self._signal = AbortSignal()  # rollouts that begin from now on have nothing to do with this abort
 
         return AgentHooks(

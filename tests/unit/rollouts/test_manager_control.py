@@ -116,6 +116,21 @@ async def test_a_manager_that_knows_no_engines_ends_its_rollouts_all_the_same(tm
     assert (report.problems, report.engines) == ((), ())
 
 
+async def test_nothing_begins_between_the_ends_of_two_aborts_at_once(tmp_path: Path):
+    """The first to end lets nothing begin under the other, which has to wait for it then."""
+    async with stage(tmp_path) as staged:
+        first, second = staged.manager.abort_hooks(), staged.manager.abort_hooks()
+        for hooks in (first, second):
+            hooks.mark(Keep.SAMPLES)
+        first.clear()
+        between = await staged.start(do_nothing)
+        second.clear()
+        after = await staged.start(do_nothing)
+
+    assert (between.outcome.kind, between.session_id) == (OutcomeKind.DRAINED, None)
+    assert after.outcome.kind is OutcomeKind.NO_MODEL_CALL
+
+
 async def test_what_ignores_its_cancellation_is_not_gathered(tmp_path: Path):
     """It is reported apart, behind the failures of those that have ended; the bound holds."""
 

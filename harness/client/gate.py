@@ -48,6 +48,8 @@ class GateClient:
         self.ttl_s = ttl_s
         self.is_held = False
         """The hold has been placed, and neither been released since nor been lost."""
+        self.may_be_held = False
+        """It has been placed, or may have been, by a verb whose answer was lost; it is renewed then."""
         self.is_lost = False
         """The hold ended before it was released: what it kept shut has been open."""
         self._holder = {"holder": holder} if holder else {}
@@ -68,11 +70,15 @@ class GateClient:
     async def renew(self, *, deadline_s: float) -> GateReport:
         """Have the hold last for another `ttl_s`; it is lost when the server says that there is none."""
         try:
-            return await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
+            report = await self._ask("POST", "renew", deadline_s, self._holder | {"ttl_s": self.ttl_s})
         except SessionServerError as error:
             if error.code in (HoldExpired.code, HoldNotFound.code):
-                self.is_held, self.is_lost = False, True
+                # One that nobody knows to have been placed is not lost, unless the server says that it ran out.
+                self.is_lost = self.is_lost or self.is_held or error.code == HoldExpired.code
+                self.is_held = self.may_be_held = False
             raise
+        self.is_held = self.may_be_held  # it may have been released meanwhile
+        return report
 
     async def resume(self, *, deadline_s: float, engines_continued: bool = False) -> GateReport:
         """Release the hold; what was held goes on unless somebody else holds it.
@@ -80,7 +86,7 @@ class GateClient:
         `engines_continued` says that the engines which were claimed work again; else the server sees to it. Raises
         when the hold had run out: the gate has been open before.
         """
-        self.is_held = False
+        self.is_held = self.may_be_held = False
         body = self._holder | {"engines_continued": engines_continued} if self._holder else None
         try:
             return await self._ask("POST", "resume", deadline_s, body)
@@ -91,8 +97,9 @@ class GateClient:
 
     async def _place(self, verb: str, deadline_s: float, *, engines: bool = False) -> GateReport:
         body = self._holder | {"ttl_s": self.ttl_s, "engines": engines} if self._holder else None
+        self.may_be_held = bool(self._holder)
         report = await self._ask("POST", verb, deadline_s, body)
-        self.is_held = bool(self._holder)
+        self.is_held = self.may_be_held = bool(self._holder)
         return report
 
     async def report(self, *, deadline_s: float) -> GateReport:
@@ -137,7 +144,7 @@ async def _renew(gate: GateClient) -> None:
     seconds = gate.ttl_s / _RENEWALS
     while True:
         await asyncio.sleep(seconds)
-        if not gate.is_held:
+        if not gate.may_be_held:
             continue
         # An error of any kind is logged and no more: it must not take the place of what the block comes to.
         error = await attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold")

@@ -592,7 +592,7 @@ class Nowhere(Connections):
     def gate(self) -> GateClient:
         """On which a hold has been placed before."""
         gate = GateClient("http://127.0.0.1:9", self, "abort", ttl_s=0.03)
-        gate.is_held = True
+        gate.is_held = gate.may_be_held = True
         return gate
 
 

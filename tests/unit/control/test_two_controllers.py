@@ -1,11 +1,12 @@
 """Controllers at once, and controllers that die: whose hold opens what, and when the engines go on."""
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.client.gate import renew_holds
 from harness.client.session_server import SessionServerClient
@@ -17,13 +18,14 @@ from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode
 from harness.engines.scripted import ScriptStep
-from harness.errors import EngineError, EngineUnavailable
+from harness.errors import EngineError, EngineUnavailable, SessionServerError
+from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
 from tests.builders import toy_template, user
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
-from tests.session_servers.served import eventually, serving_with
+from tests.session_servers.served import SetClock, eventually, serving_with
 
 BRIEF = AbortBudget(drain_s=5, engines_s=5, hooks_s=0.1, agents_s=0.05, kill_s=0.05, collect_s=0.5)
 QUICK = UpdateBudget(sweep_s=0, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=0.5, turn_s=10)
@@ -161,6 +163,55 @@ async def test_nothing_is_left_of_a_hold_that_was_never_placed():
             report = await gate.resume(deadline_s=5)
 
     assert report.state == "open"
+
+
+class LostAnswers:
+    """A gateway that breaks while it drains: the server may have done it (`arrives`), the client never knows."""
+
+    def __init__(self, app: ASGIApp, *, arrives: bool) -> None:
+        self._app = app
+        self._arrives = arrives
+        self.asked: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        self.asked.append(scope.get("path", ""))
+        if self.asked[-1] != "/sessions/drain":
+            await self._app(scope, receive, send)
+            return
+        if self._arrives:
+            await self._app(scope, receive, _lose)
+        await send({"type": "http.response.start", "status": 502, "headers": []})
+        await send({"type": "http.response.body"})
+
+
+async def _lose(message: Message) -> None:
+    del message
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_hold_whose_answer_was_lost_is_renewed_if_it_is_there(*, arrives: bool):
+    """Else it runs out under the work that is done behind it; one that never was there is not lost either."""
+    gateways: list[LostAnswers] = []
+    clock = SetClock()
+
+    def around(server: SessionServer) -> AbstractAsyncContextManager[ASGIApp]:
+        gateways.append(LostAnswers(server.app(), arrives=arrives))
+        return nullcontext(gateways[0])
+
+    serving = serve(NotingEngine(), toy_template(), MemoryStore(), around=around, clock=clock)
+    async with serving as running, SessionServerClient(running.url) as server:
+        gate, holds = server.gate("abort", ttl_s=0.3), running.server.gatekeeper.gate
+        with pytest.raises(SessionServerError):
+            await gate.drain(deadline_s=30)
+        async with renew_holds([gate]):
+            clock.now += 0.2
+            await eventually(lambda: "/sessions/renew" in gateways[0].asked)
+            if arrives:
+                await eventually(lambda: holds.holds[0].until > clock.now + 0.25)
+        await gate.resume(deadline_s=30)
+
+        assert (str(holds.state), gate.is_lost) == ("open", False)
 
 
 async def test_turns_wait_for_the_new_weights_although_an_abort_ends_meanwhile():

@@ -75,8 +75,10 @@ def doctor(name: _Name, *, as_json: options.Json = False) -> None:
     from harness.rollouts.agents.doctor import examine_agent
     from harness.rollouts.agents.programs import bundled_profile
     from harness.suite.exits import ExitCode
+    from harness.suite.run.interrupts import terminated_as_interrupted
 
-    findings = asyncio.run(examine_agent(bundled_profile(name)))
+    with terminated_as_interrupted():
+        findings = asyncio.run(examine_agent(bundled_profile(name)))
     is_well = all(finding.is_well for finding in findings)
     if as_json:
         checks = [{"check": each.check, "ok": each.is_well, "found": each.found} for each in findings]

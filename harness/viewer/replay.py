@@ -6,10 +6,11 @@ the recorded tokens. Nothing is written to the run. The ids of answers and tool 
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.errors import RunError
+from harness.errors import MalformedRequest, PreviousResponseNotFound, ResponseNotFound, RunError
 from harness.machine.deadlines import beside
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
@@ -36,6 +37,8 @@ AGENT = "agent"
 """The agent's files and its log, in the folder of the replay."""
 
 
+_BY_THEIR_WORDS = (MalformedRequest.code, ResponseNotFound.code, PreviousResponseNotFound.code)
+"""Refusals that depend on nothing but the request: not on a gate, an engine, a limit or a deadline."""
 _GRACE_S = 5.0
 """For the agent to end by itself once it has asked for something else, as most do that are refused."""
 _STOP_S = 4.0
@@ -106,8 +109,21 @@ async def replay(run: Path, name: str, place: Path, *, agent: str | None, tokeni
     difference = engine.difference
     if difference is None and engine.unasked:
         difference = f"the agent ended without asking for turn {engine.unasked[0]} of the record"
+    if difference is None and line.refusals is not None:
+        difference = _other_refusals(line.refusals, rollout.session["refusals"])
     kind, detail = str(rollout.outcome.kind), rollout.outcome.detail
     return Replay(line.session_id, rollout.session_id, engine.served, difference, kind, detail)
+
+
+def _other_refusals(recorded: Mapping[str, int], again: Mapping[str, int]) -> str | None:
+    """The first code with which the session server refused more requests than in the record, or fewer."""
+    for code in _BY_THEIR_WORDS:
+        then, now = recorded.get(code, 0), again.get(code, 0)
+        if then != now:
+            return (
+                f"the session server refused {now} requests of the agent as {code}, and {then} of those of the record"
+            )
+    return None
 
 
 async def _end_parted(engine: RecordedEngine, manager: SessionManager) -> None:

@@ -22,7 +22,7 @@ from harness.sessions.ledger import Ledger, total
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
 from harness.viewer.damage import say_missing
-from harness.viewer.exports.metrics import STATISTICS, MetricPoint, finite, key_of, session_point, training_points
+from harness.viewer.exports.metrics import STATISTICS, MetricPoint, keep_numbers, key_of, session_point, training_points
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_figures import SessionFigures, measure
@@ -114,7 +114,9 @@ def make_report(path: Path) -> Report:
         points += training_points(path)
     at = max((point.at for point in points), default=0.0)
     points.append(
-        MetricPoint("run", 0, at, finite({key: value for table in tables for key, value in table.figures.items()}))
+        MetricPoint(
+            "run", 0, at, keep_numbers({key: value for table in tables for key, value in table.figures.items()})
+        )
     )
     cases = [_case(line, figures.get(place)) for place, line in enumerate(view.sessions)]
     with say_missing("the checks of its report", missing):

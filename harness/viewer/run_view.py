@@ -38,6 +38,8 @@ class SessionLine:
     sampled: int | None = None
     """Tokens, those included that were discarded."""
     agent_log: Path | None = None
+    refusals: Mapping[str, int] | None = None
+    """Model calls that were answered with an error, by its code; None where nobody has kept that."""
     last_words: str | None = None
     """The last line of the agent's log, of one that did not end by itself."""
 
@@ -58,6 +60,7 @@ class SessionLine:
             turns=rollout.session.turns,
             sampled=rollout.ledger.generated,
             agent_log=agent_log,
+            refusals=rollout.session.refusals,
             last_words=last_words,
         )
 

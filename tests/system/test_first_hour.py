@@ -14,7 +14,18 @@ from tests.toy_model import write_toy_model
 
 INSTALL_S = 600.0
 COMMAND_S = 120.0
-HEAVY = {"torch", "transformers", "pyarrow", "ray", "matplotlib", "openai", "renderers", "pytest"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "pyarrow",
+    "ray",
+    "matplotlib",
+    "openai",
+    "renderers",
+    "pytest",
+    "tensorboardX",
+    "wandb",
+}
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 

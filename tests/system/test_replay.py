@@ -115,6 +115,32 @@ def test_an_agent_that_goes_on_or_ends_early_is_told(small: Path, tmp_path: Path
     assert "ended without asking for turn 1" in (shorter.difference or "")
 
 
+MALFORMED = """
+try:
+    urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", b"{}", headers))
+except urllib.error.HTTPError as error:
+    print("refused:", error.code, flush=True)
+"""
+
+
+def test_requests_that_were_refused_are_compared(small: Path, tmp_path: Path):
+    """An agent that asks badly, as it did then, asks for the same; one that did not, or no longer does, is told."""
+    bad = _agent(tmp_path, **{"turns = 0\n": f"turns = 0\n{MALFORMED}"})
+    then = tmp_path / "then" / "run"
+    scenario = write_scenario(tmp_path / "then" / "bad", program=bad.read_text(), samples_per_prompt=1)
+    assert harness("run", scenario, "--out", then).code == 0
+
+    assert _replay(then, "0", tmp_path / "same").difference is None
+    worse = _replay(small, "0", tmp_path / "worse", bad).difference
+    assert (
+        worse == "the session server refused 1 requests of the agent as invalid_request, and 0 of those of the record"
+    )
+    better = _replay(then, "0", tmp_path / "better", _agent(tmp_path)).difference
+    assert (
+        better == "the session server refused 0 requests of the agent as invalid_request, and 1 of those of the record"
+    )
+
+
 def test_the_command_says_how_it_went(small: Path, tmp_path: Path):
     """0 for the same, 1 with the first difference, 4 where there is nothing to replay; the run is left as it was."""
     before = (small / "run.db").read_bytes()

@@ -70,6 +70,8 @@ class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
     turns_in_flight: int = 0
     """Turns in flight when the session was read; their tokens came to the store afterwards."""
     ledger: Ledger = Ledger()
+    refusals: dict[str, int] | None = None
+    """Model calls that were answered with an error, by its code; None in runs of earlier versions."""
 
     @classmethod
     def of(cls, session: Json) -> Self:
@@ -82,6 +84,7 @@ class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
             tool_calls=sum(len(turn["reply"].get("tool_calls") or ()) for turn in turns),
             turns_in_flight=session["turns_in_flight"],
             ledger=msgspec.convert(session["ledger"], Ledger),
+            refusals=session.get("refusals"),
         )
 
 

@@ -67,7 +67,7 @@ def key_of(*parts: object) -> str:
     return "/".join(_STRANGE.sub("_", str(part)[:_LONGEST]) for part in parts)
 
 
-def finite(figures: Mapping[str, object]) -> dict[str, float]:
+def keep_numbers(figures: Mapping[str, object]) -> dict[str, float]:
     """Those that are numbers."""
     numbers = ((key, value) for key, value in figures.items() if isinstance(value, int | float))
     return {key: float(value) for key, value in numbers if math.isfinite(value)}
@@ -81,7 +81,7 @@ def session_point(place: int, line: SessionLine, facts: SessionFigures) -> Metri
         "session/tokens": sum(facts.outputs),
         "session/seconds": sum(facts.seconds) + sum(facts.between),
     }
-    return MetricPoint("session", place if line.number is None else line.number, facts.ended_at, finite(figures))
+    return MetricPoint("session", place if line.number is None else line.number, facts.ended_at, keep_numbers(figures))
 
 
 def training_points(path: Path) -> list[MetricPoint]:
@@ -89,4 +89,4 @@ def training_points(path: Path) -> list[MetricPoint]:
     if not (path / TELEMETRY_FILE).is_file():
         return []
     steps = read_telemetry(RunDirectory(path), sys.maxsize)
-    return [MetricPoint("training", step, 0.0, finite(figures)) for step, figures in enumerate(steps)]
+    return [MetricPoint("training", step, 0.0, keep_numbers(figures)) for step, figures in enumerate(steps)]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
-from harness.errors import RunError
+from harness.errors import RunError, SessionServerError
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView
 
@@ -32,6 +32,23 @@ def look_into_server(address: SessionServerAddress, session_id: str) -> SessionV
     if record.get("phase") == "unknown":
         raise RunError(f"{address.url} does not have session {session_id} any more")
     return SessionView.of(record)
+
+
+def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]:
+    """`look_into_server` for one session after the other; a server that has gone is not waited for each time."""
+    gone: list[SessionServerError] = []
+
+    def look(session_id: str) -> SessionView:
+        if gone:
+            raise gone[0]
+        try:
+            return look_into_server(address, session_id)
+        except SessionServerError as error:
+            if not error.status:
+                gone.append(error)
+            raise
+
+    return look
 
 
 def _ask(address: SessionServerAddress, question: Callable[[SessionServerClient], Awaitable[_T]]) -> _T:

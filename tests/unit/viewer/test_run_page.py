@@ -1,22 +1,27 @@
 """The page of a run: read back by an HTML parser and a decoder of the test's own. A browser reads it next door."""
 
+import asyncio
 import base64
 import hashlib
 import json
 import math
 import re
 import struct
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from harness.cli.look.view import view
-from harness.errors import RunError
+from harness.client.connections import SessionServerAddress
+from harness.errors import RunError, SessionServerError
+from harness.server.settings import ServerSettings
 from harness.sessions.record import session_record
 from harness.store.sqlite import read_session
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
+from harness.viewer.look_at_server import look_into_all
 from harness.viewer.run_page import write_page
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
@@ -147,6 +152,40 @@ def test_a_reward_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path):
     [data] = re.findall(r'<script type="application/json" id="run">(.*)</script>', page)
     read = json.loads(data, parse_constant=pytest.fail)
     assert [each["reward"] for each in read["sessions"]] == ["nan", "-inf", 0.5]
+
+
+async def test_a_server_that_runs_has_a_page(tmp_path: Path):
+    """Of the sessions that it has; one that is gone before it is looked into is said, and so is a server that is."""
+    write_toy_model(tmp_path / "toy")
+    out = tmp_path / "now.html"
+    async with serving(*says("One."), settings=ServerSettings(admin_token="t0ken")) as client:
+        session = await client.create()
+        await client.say(session, [user("Begin.")])
+        at_server = partial(asyncio.to_thread, view, out=out, server=client.url, tokenizer=tmp_path / "toy")
+        with pytest.raises(SessionServerError):
+            await at_server()
+        assert not out.exists()
+        await at_server(admin_token="t0ken")
+        look = look_into_all(SessionServerAddress(client.url, "t0ken"))
+        with pytest.raises(RunError, match="does not have session"):
+            await asyncio.to_thread(look, "f" * 32)
+        assert (await asyncio.to_thread(look, session.session_id)).session_id == session.session_id
+    with pytest.raises(SessionServerError) as first:
+        await asyncio.to_thread(look, session.session_id)
+    with pytest.raises(SessionServerError) as second:
+        await asyncio.to_thread(look, session.session_id)
+
+    page = Page(out.read_text("ascii"))
+    assert json.loads(page.data["s0"])["id"] == session.session_id
+    assert "t0ken" not in out.read_text("ascii")
+    assert second.value is first.value
+
+
+def test_a_page_is_of_a_run_or_of_a_server(tmp_path: Path):
+    """Not of both, and not of nothing."""
+    for options in ({}, {"where": tmp_path, "server": "http://127.0.0.1:1"}):
+        with pytest.raises(RunError, match="expected one to look at"):
+            view(out=tmp_path / "run.html", **options)
 
 
 def test_a_page_that_cannot_be_written_is_one_line(store: tuple[Path, Json], tmp_path: Path):

@@ -114,8 +114,7 @@ class SamplingWishes:
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters that were stated."""
-        values = ((name, getattr(self, name)) for name in self.__slots__)
-        return {name: value for name, value in values if value is not None and value != ()}
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) not in (None, ())}
 
     def override_with(self, other: "SamplingWishes") -> "SamplingWishes":
         """These wishes, with what `other` states in their place."""

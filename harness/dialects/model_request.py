@@ -128,6 +128,8 @@ class PartlyRead(Sequence[Message]):
     def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
         numbers = range(len(self))[index]
         if isinstance(numbers, range):
+            if numbers.step == 1 and numbers.start >= self._known:
+                return self._new[numbers.start - self._known : max(0, numbers.stop - self._known)]
             return tuple(self[number] for number in numbers)
         return self._new[numbers - self._known] if numbers >= self._known else self._read(numbers)
 

@@ -87,8 +87,12 @@ class _QuietHead(Sequence[Message]):
     def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
 
     def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
-        numbers = range(len(self))[index]
-        if isinstance(numbers, range):
-            return tuple(self[number] for number in numbers)
-        message = self._messages[numbers]
-        return message if numbers else self._rules.clean(message)
+        if isinstance(index, slice):
+            said = tuple(self._messages[index])
+            numbers = range(len(self))[index]
+            if 0 not in numbers:
+                return said
+            at = numbers.index(0)
+            return (*said[:at], self._rules.clean(said[at]), *said[at + 1 :])
+        message = self._messages[index]
+        return self._rules.clean(message) if index in (0, -len(self)) else message

@@ -13,9 +13,9 @@ the environment are never used.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
@@ -129,17 +129,18 @@ class EngineClient:
     async def ask(self, call: HttpCall) -> HttpAnswer:
         """The answer, whatever its status."""
         connections = self._require_open()
-        async with self._transport(call):
-            while True:
-                connection = await self._send(connections, call)
-                try:
-                    content = await connection.read_all()
-                    return HttpAnswer(connection.status, content)
-                except StaleConnection:
-                    if call.method != "GET":
-                        raise
-                finally:
-                    connections.end(connection)
+        with self._name_failures(call):
+            async with asyncio.timeout(call.deadline_s):
+                while True:
+                    connection = await self._send(connections, call)
+                    try:
+                        content = await connection.read_all()
+                        return HttpAnswer(connection.status, content)
+                    except StaleConnection:
+                        if call.method != "GET":
+                            raise
+                    finally:
+                        connections.end(connection)
 
     async def events(self, call: HttpCall) -> AsyncGenerator[list[bytes]]:
         """The payloads of the events of a stream, as they come; leaving early closes the connection.
@@ -148,12 +149,14 @@ class EngineClient:
         """
         connections, buffer = self._require_open(), EventBuffer()
         deadline = asyncio.get_running_loop().time() + call.deadline_s
-        async with self._transport(call, deadline):
-            connection = await self._send(connections, call)
+        with self._name_failures(call):
+            async with asyncio.timeout_at(deadline):
+                connection = await self._send(connections, call)
         try:
             while not buffer.is_done:
-                async with self._transport(call, deadline):
-                    payloads = await self._read_events(call, connection, buffer, connection.read_some)
+                with self._name_failures(call):
+                    async with asyncio.timeout_at(deadline):
+                        payloads = await self._read_events(call, connection, buffer, connection.read_some)
                 if payloads:
                     yield payloads
         finally:
@@ -166,18 +169,19 @@ class EngineClient:
         another megabyte.
         """
         connections, buffer = self._require_open(), EventBuffer()
-        async with self._transport(call):
-            connection = await self._send(connections, call)
-            try:
-                while not payloads and not buffer.is_done:
-                    payloads += await self._read_events(call, connection, buffer, connection.read_some)
-                begun()
-                while not buffer.is_done:
-                    payloads += await self._read_events(call, connection, buffer, connection.read_much)
-            finally:
-                with suppress(LineTooLong):
-                    payloads += buffer.feed(connection.take())
-                connections.end(connection)
+        with self._name_failures(call):
+            async with asyncio.timeout(call.deadline_s):
+                connection = await self._send(connections, call)
+                try:
+                    while not payloads and not buffer.is_done:
+                        payloads += await self._read_events(call, connection, buffer, connection.read_some)
+                    begun()
+                    while not buffer.is_done:
+                        payloads += await self._read_events(call, connection, buffer, connection.read_much)
+                finally:
+                    with suppress(LineTooLong):
+                        payloads += buffer.feed(connection.take())
+                    connections.end(connection)
 
     async def _read_events(
         self, call: HttpCall, connection: Connection, buffer: EventBuffer, read: Callable[[], Awaitable[bytes]]
@@ -233,13 +237,11 @@ class EngineClient:
         self.generations_sent += bool(call.request_id)
         return connection
 
-    @asynccontextmanager
-    async def _transport(self, call: HttpCall, deadline: float | None = None) -> AsyncIterator[None]:
-        """Bounds the block in time and names what went wrong on the wire."""
-        at = asyncio.get_running_loop().time() + call.deadline_s if deadline is None else deadline
+    @contextmanager
+    def _name_failures(self, call: HttpCall) -> Iterator[None]:
+        """Name what goes wrong on the wire in the block, which has the deadline of the call."""
         try:
-            async with asyncio.timeout_at(at):
-                yield
+            yield
         except CannotConnect as error:
             raise EngineUnavailable(f"{self.name} cannot be reached: {error}") from error
         except TimeoutError as error:

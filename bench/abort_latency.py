@@ -19,7 +19,6 @@ from pathlib import Path
 from time import perf_counter
 
 import aiohttp
-import structlog
 
 from harness.control.abort import abort_rollout
 from harness.control.abort_report import AbortBudget
@@ -160,7 +159,6 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=16)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     rows = asyncio.run(run(options))
     if options.json:
         print(json.dumps(rows))

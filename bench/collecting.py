@@ -46,15 +46,14 @@ async def run_server(directory: Path) -> None:
 
 @asynccontextmanager
 async def _server(directory: Path, text: str) -> AsyncIterator[str]:
-    import structlog
-
     from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
     from harness.machine.memory import settle
     from harness.server.serving import SWITCH_S, serve
     from harness.store.connect import open_store
+    from harness.telemetry.logging import configure_logging
     from harness.tokens.model_family import open_chat_tokenizer
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    configure_logging("error")
     from tests.toy_model import write_toy_model
 
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))

@@ -23,7 +23,6 @@ from unittest.mock import patch
 
 import httpx
 import psutil
-import structlog
 
 from harness.collector.pipeline import StepPipeline
 from harness.collector.rollout_index import RolloutIndex
@@ -42,6 +41,7 @@ from harness.samples.rollout import Rollout
 from harness.samples.segments import Segment
 from harness.server.serving import serve
 from harness.store.memory import MemoryStore
+from harness.telemetry.logging import configure_logging
 from harness.tokens.model_family import open_chat_tokenizer
 from tests.toy_model import write_toy_model
 
@@ -192,7 +192,7 @@ async def measure_length(bench: Bench) -> int:
 
 async def main(rollouts: int, concurrency: int, steps: int) -> bool:
     """Whether every measurement is within its bound."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    configure_logging("error")
     print("ratio  packs  generate     learn      step     bound   overlap   waits  packs   live  bound", end="")
     print(f"   ({rollouts} rollouts, {concurrency} at once; seconds, segments)")
     with tempfile.TemporaryDirectory() as directory, patch("harness.collector.pipeline.PackStream", WatchedStream):

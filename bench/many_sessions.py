@@ -35,15 +35,14 @@ async def run_server(directory: Path) -> None:
     """Body of the server's process: prints its URL; every line of its input moves the clock by so many seconds."""
     import time
 
-    import structlog
-
     from harness.engines.scripted import ScriptedEngine
     from harness.server.serving import serve
     from harness.server.settings import ServerSettings
     from harness.store.sqlite import SQLiteStore
+    from harness.telemetry.logging import configure_logging
     from harness.tokens.model_family import open_chat_tokenizer
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    configure_logging("error")
     from tests.toy_model import write_toy_model
 
     moved = 0.0

@@ -53,14 +53,13 @@ async def run_server(role: str, directory: Path) -> None:
 
 @asynccontextmanager
 async def _session_server(directory: Path) -> AsyncIterator[str]:
-    import structlog
-
     from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
     from harness.server.serving import serve
     from harness.store.connect import open_store
+    from harness.telemetry.logging import configure_logging
     from harness.tokens.model_family import open_chat_tokenizer
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    configure_logging("error")
     from tests.toy_model import write_toy_model
 
     chat_tokenizer = open_chat_tokenizer(write_toy_model(directory / "toy"))

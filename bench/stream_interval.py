@@ -13,7 +13,6 @@ others use the machine. A fake engine is in this process, and computes nothing.
 import argparse
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -23,7 +22,6 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import psutil
-import structlog
 
 from harness.engines.base import TokenProvider
 from harness.engines.remote.sglang import SGLangTokenProvider
@@ -32,6 +30,7 @@ from harness.engines.scripted import ScriptStep
 from harness.lanes import INSTALLED, Dtype, LaneEngine, LaneSpec, open_lane
 from harness.machine.process_name import members
 from harness.models import resolve_model
+from harness.telemetry.logging import configure_logging
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationDelta, GenerationRequest, SamplingParams, as_ids
 from tests.fake_engines.fake_server import serving
@@ -104,7 +103,7 @@ async def main() -> None:
     parser.add_argument("--scored", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    configure_logging("error")
     async with opened(options.engine, options.model, options.batch) as engine:
         cost = await measure(engine, options)
     print(json.dumps(asdict(cost), indent=1) if options.json else as_row(cost))

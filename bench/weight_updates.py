@@ -11,7 +11,6 @@ next. One table row per mode.
 import argparse
 import asyncio
 import json
-import logging
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import structlog
 
 from harness.control.weights import WeightUpdater
 from harness.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
@@ -32,6 +30,7 @@ from harness.models.perturb import perturb_checkpoint
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
+from harness.telemetry.logging import configure_logging
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json
 
@@ -199,7 +198,7 @@ async def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    configure_logging("warning")
     model = resolve_model(args.model)
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = [

@@ -33,7 +33,6 @@ from typing import Any
 
 import aiohttp
 import psutil
-import structlog
 
 from harness.client.session_server import Deadlines
 from harness.control.abort import abort_rollout
@@ -406,7 +405,6 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Run, print, and fail when anything was wrong."""
     options = _options()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     figures = asyncio.run(run(options, lambda line: print(line, file=sys.stderr, flush=True)))
     if options.json:
         print(json.dumps(figures))

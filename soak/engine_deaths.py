@@ -25,7 +25,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import structlog
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -266,7 +265,6 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Run, print, and fail when anything was wrong."""
     options = _options()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     figures = asyncio.run(run(options))
     print(json.dumps(asdict(figures)))
     sys.exit(bool(figures.wrong))

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 import os
 import resource
 import signal
@@ -14,9 +15,9 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-import structlog
 from hypothesis import HealthCheck, Phase, settings
 
+from harness.machine.log import ROOT
 from harness.models import resolve_model
 
 pytest_plugins = (
@@ -165,15 +166,14 @@ def _fresh_heap() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
     """A command that a test calls in its own process sets up the log; the tests behind it want theirs."""
+    logger = logging.getLogger(ROOT)
+    before = logger.handlers[:], logger.level, logger.propagate
     yield
-    structlog.reset_defaults()
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
 
 
 @pytest.fixture(name="quiet_logs")
 def _quiet_logs() -> None:
     """State machines do in a second what a server does in a day: nobody reads its log."""
-    structlog.configure(processors=[_drop])
-
-
-def _drop(logger: Any, method: str, event: Any) -> Any:
-    raise structlog.DropEvent
+    logging.getLogger(ROOT).setLevel(logging.CRITICAL + 1)

@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-import structlog
-
 from harness.client.connections import GATE, Connections, decode
 from harness.errors import HoldExpired, HoldNotFound, SessionServerError
 from harness.machine.deadlines import attempt
+from harness.machine.log import get_logger
 from harness.sessions.gate import GateReport
 from harness.types import Json
 from server_patch.background import running
@@ -26,7 +25,7 @@ HOLD_TTL_S = 60.0
 """How long a gate stays shut after its controller has died."""
 HOLD_NOT_RENEWED = "gate_hold_not_renewed"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _ATTEMPTS = 3
 _RENEWALS = 3  # in the time that a hold lasts

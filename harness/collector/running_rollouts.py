@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
-import structlog
-
 from harness.collector.fates import FATES, RolloutFate
 from harness.collector.rollout_index import RolloutIndex, ScoredRollout
 from harness.collector.rollout_source import RolloutSource
@@ -19,6 +17,7 @@ from harness.collector.sampling_scale import OffScale, stamp_scale
 from harness.control.abort_report import Keep
 from harness.errors import SegmentError
 from harness.machine.deadlines import OBEY_S, attempt, read_end
+from harness.machine.log import get_logger
 from harness.samples.rollout import Rollout
 
 ROLLOUTS_NOT_ENDED = "rollouts_not_ended"
@@ -35,7 +34,7 @@ RolloutCheck = Callable[[Rollout], Awaitable[None]]
 
 _LARGEST_REWARD = 3e38  # what a column of float32 holds
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

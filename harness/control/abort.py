@@ -21,8 +21,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 
-import structlog
-
 from harness.client.connections import SessionServerAddress
 from harness.client.gate import new_holder
 from harness.client.session_server import SessionServerClient
@@ -44,12 +42,13 @@ from harness.control.quiesce import Quiet
 from harness.control.routed_engines import learn_workers
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import OBEY_S, attempt, read_end, to_the_end
+from harness.machine.log import get_logger
 
 ABORT_STEP_ENDED = "abort_step_ended"
 ABORT_PROBLEM = "abort_problem"
 ABORTED_TASK_SKIPPED = "aborted_task_skipped"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 async def abort_rollout(

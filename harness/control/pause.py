@@ -18,8 +18,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import structlog
-
 from harness.client.connections import SessionServerAddress
 from harness.client.gate import GateClient, new_holder, renew_holds
 from harness.client.session_server import SessionServerClient
@@ -29,10 +27,11 @@ from harness.control.quiesce import at_every_gate, quieten, resume_every_gate
 from harness.control.routed_engines import learn_workers
 from harness.engines.base import TokenProvider
 from harness.machine.deadlines import to_the_end
+from harness.machine.log import get_logger
 
 ROLLOUT_PAUSED = "rollout_paused"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

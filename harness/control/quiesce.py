@@ -10,17 +10,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import structlog
-
 from harness.client.gate import GateClient
 from harness.control.abort_report import CallReport, ServerAnswer
 from harness.control.engines import EngineWorker
 from harness.machine.deadlines import attempt, not_in_time, within
+from harness.machine.log import get_logger
 from harness.sessions.gate import GateReport
 
 GATE_NOT_RESUMED = "gate_not_resumed"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 0.5

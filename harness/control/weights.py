@@ -23,8 +23,6 @@ from collections.abc import AsyncIterator, Iterator, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-import structlog
-
 from harness.client.connections import SessionServerAddress
 from harness.client.session_server import SessionServerClient
 from harness.control.engines import EngineServer
@@ -38,6 +36,7 @@ from harness.errors import (
     EngineUnavailable,
 )
 from harness.machine.deadlines import to_the_end
+from harness.machine.log import get_logger
 from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import Sample
 
@@ -45,7 +44,7 @@ WEIGHT_UPDATE_ENDED = "weight_update_ended"
 
 _ASK_AGAIN_S = (0.2, 1.0)  # uneven, so that two updates which stand in each other's way do not go on doing so
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class WeightUpdater:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
-import structlog
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import EngineReplyInvalid, EngineUnavailable
+from harness.machine.log import get_logger
 from harness.types import GenerationRequest, SamplingParams, TokenIds, as_ids
 
 TOLERANCE = 0.25
@@ -33,7 +33,7 @@ CERTAIN = (
     " measured: proximal values are switched off; check the weights"
 )
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _ENOUGH_DOUBT = 0.5  # nats: of tokens the model was sure about, both scales say nearly 0
 _PROMPT_IDS = 4

@@ -15,7 +15,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
+from harness.machine.log import get_logger
 
 WATCHDOG_REPLACED = "watchdog_replaced"
 WATCHDOG_KILLED = "watchdog_killed"
@@ -24,7 +24,7 @@ _PROGRAM = Path(__file__).with_name("group_reaper.py")
 _EXIT_TIMEOUT_S = 5.0  # more than the program's own grace period
 _IDLE_EXIT_TIMEOUT_S = 0.5  # a program without groups ends at once; with some it is left to itself
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Watchdog:

@@ -22,8 +22,6 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import structlog
-
 from harness.client.connections import SessionServerAddress
 from harness.client.ended_session import SessionRecord, read_record
 from harness.client.session_server import Deadlines, SessionHandle, SessionServerClient
@@ -36,6 +34,7 @@ from harness.control.weights_report import UpdateBudget
 from harness.engines.base import PauseMode, TokenProvider
 from harness.errors import GateClosed, ScenarioError, SessionServerError
 from harness.machine.deadlines import to_the_end
+from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal
 from harness.rollouts.agents.agent_runner import AgentRun, AgentRunner
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
@@ -53,7 +52,7 @@ SESSION_NOT_DELETED = "session_not_deleted"
 GRACE_S = 3.0
 """Seconds that an agent gets to obey a SIGTERM or a cancellation."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class _LiveRollout(NamedTuple):

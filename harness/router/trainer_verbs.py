@@ -13,11 +13,10 @@ import asyncio
 import re
 from collections.abc import Sequence
 
-import structlog
-
 from harness.client.gate import new_holder
 from harness.errors import EnginesHeld, MalformedRequest, StoreError
 from harness.machine.deadlines import within
+from harness.machine.log import get_logger
 from harness.router.trainer import Begun, Intent, Then, Trainer, intent_of
 from harness.server.app import SessionServer
 from harness.server.http.wire import HoldRequest, ReleaseRequest
@@ -42,7 +41,7 @@ _HOLDERS = re.compile(rf"{_HOLDER}-[0-9a-f]{{16}}")  # of `new_holder`: others m
 _SWEPT_AT_ONCE = 8
 _LONGEST_LOOK_S = 1.0  # the clock may be set
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class TrainerVerbs:

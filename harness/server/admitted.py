@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-import structlog
 from structlog.contextvars import bound_contextvars
 
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, StoreError
 from harness.machine.clock import Clock
 from harness.machine.deadlines import to_the_end, within
+from harness.machine.log import get_logger
 from harness.server.generation import Generation
 from harness.server.http.connection import HAND_OVER_S, ClientConnection
 from harness.sessions.continuation import Output
@@ -34,7 +34,7 @@ from harness.types import Turn
 TURN_ENDED = "turn_ended"
 """Logged once for each outcome of a turn: its `end`, its tokens, its seconds by part, and the error in it."""
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)

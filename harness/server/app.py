@@ -9,7 +9,6 @@ import secrets
 from functools import partial
 from http import HTTPStatus
 
-import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +18,7 @@ import harness
 from harness.engines.base import is_on_prompt_scale
 from harness.engines.identity import programs_of, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
+from harness.machine.log import get_logger
 from harness.server.http.access import for_operators, is_operator
 from harness.server.http.connection import ClientConnection
 from harness.server.http.responses import ErrorAnswers, json_response
@@ -34,7 +34,7 @@ from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport, W
 from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.telemetry.metrics import CONTENT_TYPE
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class SessionServer:

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 from time import thread_time
 from typing import TypeVar
 
-import structlog
-
+from harness.machine.log import get_logger
 from harness.samples.codec import sample_to_json, samples_to_tensors
 from harness.samples.merge import count_empty, merge_branches
 from harness.sessions.record import RecordIds, empty_facts, empty_record, session_facts, session_record
@@ -34,7 +33,7 @@ _LONGEST_REST_S = 0.25  # a giant session holds nobody up for long, and a pause 
 
 _T = TypeVar("_T")
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class CollectingPlace:

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import structlog
-
 from harness.errors import GateClosed, HoldExpired, HoldNotFound, StoreError
 from harness.machine.clock import Clock
 from harness.machine.deadlines import within
+from harness.machine.log import get_logger
 from harness.server.http.connection import ClientConnection
 from harness.server.http.wire import HoldRequest, ReleaseRequest, RenewRequest, ttl_of
 from harness.sessions.gate import Gate, GateAnswer, Hold, HoldKind, Work
@@ -32,7 +31,7 @@ _ROW = 16  # turns that begin in one round of the event loop once a gate opens
 _RETRY_AFTER_S = 2
 _LONGEST_LOOK_S = 1.0  # the clock may be set while a hold is waited for
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Gatekeeper:

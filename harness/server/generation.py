@@ -18,11 +18,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-import structlog
-
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
 from harness.machine.clock import Clock
+from harness.machine.log import get_logger
 from harness.samples.versions import version_of
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.connection import ClientConnection
@@ -39,7 +38,7 @@ from harness.types import STREAM_INTERVAL, GenerationDelta, GenerationRequest, G
 
 _GIVEN_UP = "given_up"  # why the end of a request was not heard, where no engine failed
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)

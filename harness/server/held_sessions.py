@@ -17,10 +17,9 @@ from hashlib import sha256
 from time import perf_counter
 from weakref import WeakValueDictionary
 
-import structlog
-
 from harness.errors import StoreError
 from harness.machine.clock import Clock
+from harness.machine.log import get_logger
 from harness.server.housekeeping import LastUses
 from harness.server.http.access import is_same
 from harness.sessions.paging import SessionStub, bring_back, find_unnoted, page_out, stub_of
@@ -35,7 +34,7 @@ PAGE_OUT_FAILED = "page_out_failed"
 _BATCH = 256  # sessions that are looked at in one go
 _READ_S = 60.0  # as long as a turn waits for the store
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class HeldSessions:

@@ -14,10 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
-import structlog
-
 from harness.errors import StoreError
 from harness.machine.clock import Clock
+from harness.machine.log import get_logger
 from harness.store.base import SessionStore
 
 CLOSED_SESSIONS_FORGOTTEN = "closed_sessions_forgotten"
@@ -25,7 +24,7 @@ CLOSED_SESSIONS_FORGOTTEN = "closed_sessions_forgotten"
 _IDLE_LOOK_S = 1.0
 _SESSIONS_AT_ONCE = 16
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class LastUses:

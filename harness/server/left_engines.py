@@ -9,11 +9,10 @@ somebody who has just paused it. Meanwhile `problem` says so, and `/health` with
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from harness.engines.base import TokenProvider
 from harness.errors import StoreError, WeightsUnsettled
 from harness.machine.deadlines import attempt
+from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 
 ENGINES_WOKEN = "left_engines_continued"
@@ -23,7 +22,7 @@ _ATTEMPT_S = 10.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class LeftEngines:

@@ -21,10 +21,9 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 
-import structlog
-
 from harness.errors import GateClosed, MalformedRequest, SessionClosing, SessionDamaged, SessionNotFound, StoreError
 from harness.machine.clock import Clock
+from harness.machine.log import get_logger
 from harness.server.admitted import AdmittedTurns
 from harness.server.held_sessions import HeldSessions
 from harness.server.http.access import is_same
@@ -53,7 +52,7 @@ SESSION_QUARANTINED = "session_quarantined"
 SESSIONS_EXPIRED = "sessions_expired"
 """Logged with the sessions that nobody has used for too long."""
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 _NO_SUCH_KEY = "no session has this API key here; use the base_url and the api_key of the same POST /sessions"
 

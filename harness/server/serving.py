@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -22,6 +21,7 @@ from harness.machine.clock import Clock
 from harness.machine.descriptors import descriptor_limit
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.machine.http_protocol import ResetAwareProtocol
+from harness.machine.log import get_logger
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import close_idle_sessions, forget_closed_sessions, page_out_idle_sessions
@@ -32,7 +32,7 @@ from harness.telemetry.metrics import ServerMetrics
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.background import running
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 _KEEP_ALIVE_S = 600  # agents think for minutes between two turns and reuse their connection
 _SHUTDOWN_S = 5

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
-import structlog
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.machine.deadlines import work_through
+from harness.machine.log import get_logger
 from harness.samples.versions import version_of
 from harness.server.live_version import LiveVersion
 from harness.server.registry import SessionRegistry
@@ -28,7 +28,7 @@ from harness.store.base import SessionStore
 from harness.telemetry.secrets import shorten_secrets
 from harness.types import Turn
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 def parse_sweep(body: bytes) -> SweepRequest:

@@ -18,13 +18,13 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from harness.errors import EngineUnavailable, MalformedRequest, ServerStopping, ShardUnavailable, StoreError
+from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import for_operators, is_operator
 from harness.server.http.connection import Callers
@@ -46,7 +46,7 @@ from harness.telemetry.metrics import CONTENT_TYPE, ServerMetrics
 _ENGINES_S = 8.0  # for engines to answer to their shards
 _OVER_S = 15.0  # for the end of a sweep whose time is over
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Front:

@@ -17,11 +17,11 @@ from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
-import structlog
 from yarl import URL
 
 from harness.errors import HarnessError, ShardLost, ShardUnavailable
 from harness.machine.deadlines import not_in_time, read_end, within
+from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
 from harness.shards.directory import ShardDirectory
@@ -37,7 +37,7 @@ _EVERY_S = 1.0  # between two tellings when nothing changes
 _ON_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # nothing is bound here
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 _T = TypeVar("_T")
 

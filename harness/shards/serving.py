@@ -12,12 +12,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import structlog
 
 from harness.errors import ShardUnavailable
 from harness.machine.asgi import answering, listening
 from harness.machine.clock import Clock
 from harness.machine.http_bounds import ServerConnections
+from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.serving import HangingUpServer, connection_bounds
 from harness.server.settings import ServerSettings
@@ -33,7 +33,7 @@ from server_patch.background import running
 _TOLD_S = 30.0  # for all shards to be told for the first time
 _STOP_MARGIN_S = 10.0  # beyond the grace of turns: engines hand over, stores are closed
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 PrepareShards = Callable[[ShardDirectory], StartShard]
 """How shards are started whose stores and ports are in this directory."""

@@ -20,10 +20,10 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from typing import Any, NamedTuple
 
 import msgspec
-import structlog
 
 from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable, StoreError
 from harness.machine.deadlines import to_the_end, within
+from harness.machine.log import get_logger
 from harness.machine.process_group import is_gone, signal_group
 from harness.machine.process_name import ProcessName
 from harness.machine.watchdog import Watchdog
@@ -42,7 +42,7 @@ _LONGEST_PAUSE_S = 5.0
 _POLL_S = 0.02
 _KILL_S = 5.0  # a process that the kernel holds cannot be killed
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class ShardCommand(NamedTuple):

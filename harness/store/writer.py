@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
-
 from harness.errors import SessionExists, StoreError, StoreFull
+from harness.machine.log import get_logger
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 _LARGEST_GROUP = 512
 _NOTES_S = 0.1  # how long a note waits for a write to go with

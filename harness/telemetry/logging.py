@@ -1,15 +1,18 @@
-"""Structured logs on standard error: readable on a terminal, JSON lines elsewhere."""
+"""The log of our own commands on standard error: readable on a terminal, JSON lines elsewhere.
 
+Programs that embed the harness have a log of their own, and do not call this; see `harness.machine.log`.
+"""
+
+import json
 import logging
 import select
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
-import structlog
-from structlog.typing import EventDict
-
+from harness.machine.log import ROOT, LoggedEvent
 from harness.telemetry.printable import printable
 
 _PIECE = 1_000  # characters: a pipe that has room takes 4,096 bytes, whatever they are
@@ -17,24 +20,54 @@ _READER_MS = 100
 
 
 def configure_logging(level: str = "info") -> None:
-    """Set up structlog for this process; stdout stays free for results."""
-    renderer = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    """Write what the harness logs from `level` on to standard error; stdout stays free for results."""
+    logger = logging.getLogger(ROOT)
+    for before in logger.handlers[:]:
+        logger.removeHandler(before)
     lines = _Lines(sys.stderr)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _printable_values,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=lambda *_names: lines,
-    )
+    lines.setFormatter(_EventFormatter(_console_renderer() if sys.stderr.isatty() else _render_json))
+    logger.addHandler(lines)
+    logger.propagate = False
+    logger.setLevel(level.upper())
 
 
-class _Lines:
+def current_level() -> str:
+    """The level that `configure_logging` was called with."""
+    return logging.getLevelName(logging.getLogger(ROOT).level).lower()
+
+
+class _EventFormatter(logging.Formatter):
+    """An event by its values; what other libraries log in our name, by their words."""
+
+    def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
+        super().__init__()
+        self._render = render
+
+    def format(self, record: logging.LogRecord) -> str:
+        if isinstance(record.msg, LoggedEvent):
+            event = dict(record.msg.values)
+        else:
+            event = {"event": record.getMessage(), "logger": record.name}
+            if record.exc_info:
+                event["exception"] = self.formatException(record.exc_info)
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+        event |= {"level": record.levelname.lower(), "timestamp": moment}
+        # Paths and messages hold what clients sent.
+        return self._render({key: printable(each) if isinstance(each, str) else each for key, each in event.items()})
+
+
+def _render_json(event: dict[str, Any]) -> str:
+    return json.dumps(event, default=repr)
+
+
+def _console_renderer() -> Callable[[dict[str, Any]], str]:
+    from structlog.dev import ConsoleRenderer
+
+    render = ConsoleRenderer()
+    return lambda event: str(render(None, "", event))
+
+
+class _Lines(logging.Handler):
     """Writes lines as far as somebody takes them: a pipe that nobody reads or a full disk costs no turn.
 
     Every turn writes one from the event loop, and a write to a full pipe returns when somebody reads. So a line is
@@ -42,8 +75,8 @@ class _Lines:
     """
 
     def __init__(self, stream: TextIO) -> None:
+        super().__init__()
         self._stream = stream
-        self._lock = Lock()  # records and the store have threads of their own
         self._is_read = True
         self._room: select.poll | None = select.poll()
         try:
@@ -51,23 +84,17 @@ class _Lines:
         except (AttributeError, OSError, ValueError):  # a stream in memory takes everything
             self._room = None
 
-    def write(self, line: str) -> None:
-        with self._lock, suppress(OSError, ValueError):  # the latter: it has been closed
-            whole = line + "\n"
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; `logging` lets one thread in at a time."""
+        with suppress(OSError, ValueError):  # the latter: the stream has been closed
+            whole = self.format(record) + "\n"
             for start in range(0, len(whole), _PIECE):
                 if not self._has_room():
                     return
                 self._stream.write(whole[start : start + _PIECE])
                 self._stream.flush()
 
-    debug = info = warning = error = critical = write
-
     def _has_room(self) -> bool:
         """Whether a piece can be written without waiting for a reader; one that was there is waited for a moment."""
         self._is_read = self._room is None or bool(self._room.poll(_READER_MS if self._is_read else 0))
         return self._is_read
-
-
-def _printable_values(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Paths and messages hold what clients sent."""
-    return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}

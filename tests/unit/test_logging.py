@@ -1,22 +1,27 @@
 """Log lines go to standard error, and what is served does not depend on who takes them."""
 
 import json
+import logging
 import os
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import structlog
 
+from harness.machine.log import get_logger
 from harness.telemetry.logging import configure_logging
+from tests.checkout import ROOT
+
+LOGGER = "harness.server.turns"
 
 
 def test_a_line_has_its_level_and_its_values(capsys: pytest.CaptureFixture[str]) -> None:
     """One line of JSON where nobody looks at a terminal."""
     configure_logging()
-    structlog.get_logger().warning("turn_ended", end="drained")
+    get_logger(LOGGER).warning("turn_ended", end="drained")
 
     assert '"end": "drained"' in capsys.readouterr().err
 
@@ -40,14 +45,14 @@ def test_a_line_that_nobody_takes_raises_nothing(level: str, monkeypatch: pytest
     monkeypatch.setattr(sys, "stderr", NobodyReads())
     configure_logging()
 
-    getattr(structlog.get_logger(), level)("turn_ended")
+    getattr(get_logger(LOGGER), level)("turn_ended")
 
 
 def test_a_pipe_that_nobody_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that starts a server and never reads its standard error; lines for which there is room are whole."""
 
     def write_many() -> None:
-        log = structlog.get_logger()
+        log = get_logger(LOGGER)
         for number in range(5_000):
             log.info("turn_ended", turn=number)
         log.info("request_failed", exception="ü" * 50_000)
@@ -72,7 +77,7 @@ def test_a_reader_that_comes_back_gets_what_is_written_from_then_on(monkeypatch:
     with os.fdopen(write, "w", encoding="utf-8") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         configure_logging()
-        log = structlog.get_logger()
+        log = get_logger(LOGGER)
         for number in range(2_000):
             log.info("turn_ended", turn=number)
         missed = os.read(read, 1 << 20)
@@ -89,7 +94,7 @@ def test_lines_of_several_threads_are_whole(monkeypatch: pytest.MonkeyPatch, tmp
 
     def write_some(number: int) -> None:
         for _ in range(20):
-            structlog.get_logger().info("turn_ended", thread=number, text=str(number) * 9_000)
+            get_logger(LOGGER).info("turn_ended", thread=number, text=str(number) * 9_000)
 
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
@@ -101,3 +106,80 @@ def test_lines_of_several_threads_are_whole(monkeypatch: pytest.MonkeyPatch, tmp
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 80
     assert all(line["text"] == str(line["thread"]) * 9_000 for line in lines)
+
+
+EMBEDDED = """
+import asyncio, logging, sys
+from harness import MemoryStore, Script, ScriptedEngine, ServerSettings, serve
+from harness.models.small_tokenizer import write_small_tokenizer
+from harness.tokens.model_family import open_chat_tokenizer
+from pathlib import Path
+if sys.argv[2:]:
+    logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
+async def serve_for_a_moment():
+    chat = open_chat_tokenizer(write_small_tokenizer(Path(sys.argv[1])))
+    async with serve(ScriptedEngine(chat.tokenizer, Script(())), chat, MemoryStore(), ServerSettings()):
+        pass
+asyncio.run(serve_for_a_moment())
+"""
+
+
+def _embed(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", EMBEDDED, str(tmp_path / "tokenizer"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_a_program_that_embeds_a_server_has_its_output_to_itself(tmp_path: Path) -> None:
+    """A server without a token warns, and a trainer's standard output is none of our business."""
+    done = _embed(tmp_path)
+
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_program_that_listens_is_told(tmp_path: Path) -> None:
+    """By `logging`, as of every library: a line with the name of the event and its values."""
+    done = _embed(tmp_path, "listens")
+
+    assert done.stdout == ""
+    assert "harness.server.serving WARNING server_is_open url='http://127.0.0.1:" in done.stderr
+
+
+def test_an_exception_is_told_behind_the_event(caplog: pytest.LogCaptureFixture) -> None:
+    """With where it was raised."""
+    try:
+        raise OSError("no such device")
+    except OSError:
+        get_logger(LOGGER).exception("store_failed", path="x")
+
+    [record] = caplog.records
+    event, *rest = record.getMessage().splitlines()
+    assert (record.name, event, rest[0]) == (LOGGER, "store_failed path='x'", "Traceback (most recent call last):")
+    assert rest[-1] == "OSError: no such device"
+
+
+def test_what_a_library_logs_in_our_name_is_a_line_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """uvicorn, say, of a handler that raised."""
+    configure_logging()
+    logging.getLogger("harness.machine.http_bounds").error("Exception in %s", "ASGI", exc_info=ValueError("odd"))
+
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["level"], line["exception"]) == ("Exception in ASGI", "error", "ValueError: odd")
+
+
+def test_a_level_is_written_from_there_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Configured twice, each line is there once."""
+    configure_logging()
+    configure_logging("warning")
+    log = get_logger(LOGGER)
+    log.info("turn_ended")
+    log.warning("turn_dropped", of={"a": Path("/x")})
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "turn_dropped"
+
+
+def test_no_module_logs_past_logging() -> None:
+    """A logger of structlog's own prints on the standard output of whoever has not configured it."""
+    past = [path.name for path in (ROOT / "harness").rglob("*.py") if "structlog.get_logger" in path.read_text()]
+
+    assert past == []

@@ -4,12 +4,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
 from harness.adapters.agents import stated_reward
 from harness.adapters.areal.trajectory import sglang_params, trajectory_columns
 from harness.adapters.episodes import EpisodeSettings, episodes_of
 from harness.errors import AdapterError
+from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentFunction
 from harness.samples.rollout import ENDED_WELL, Rollout
 
@@ -21,7 +20,7 @@ EPISODE_REJECTED = "areal_episode_rejected"
 _PARAMETERS = ["self", "engine", "data"]
 """Of `RolloutWorkflow.arun_episode`."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class SessionWorkflow:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-import structlog
-
 from harness.adapters.agents import LoadFunction
 from harness.adapters.miles.agents import make_task
 from harness.adapters.miles.rollouts import MilesRollouts
@@ -18,12 +16,13 @@ from harness.adapters.miles.samples import aborted_sample, require_fields, sampl
 from harness.adapters.miles.settings import add_arguments, is_single
 from harness.adapters.trainer_sessions import rollout_directory
 from harness.errors import AdapterError
+from harness.machine.log import get_logger
 from harness.samples.rollout import Rollout
 from harness.types import Json
 
 MILES_ROLLOUT_FAILED = "miles_rollout_failed"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _of_state: dict[Any, MilesRollouts] = {}
 """By miles' `GenerateState`: its rollouts, until they are closed. miles makes a `Generate` per state, or per sample

@@ -13,12 +13,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import structlog
-
 from harness.adapters.ray.node import NodeSetup, RolloutNode
 from harness.client.connections import SessionServerAddress
 from harness.control.abort_report import AgentHooks
 from harness.errors import AdapterError, Cause
+from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentTask
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.record import empty_record
@@ -30,7 +29,7 @@ STOP_S = 60.0
 ROLLOUTS_AT_ONCE = 10_000
 """Calls that one actor has under way at most."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class NodeRollout(NamedTuple):

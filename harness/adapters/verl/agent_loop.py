@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from harness.adapters.agents import stated_reward
 from harness.adapters.episodes import DEADLINE_S, EpisodeSettings, episodes_of
 from harness.adapters.sampling import FILTERS, require_unfiltered
 from harness.adapters.verl.output import FIELDS, Room, output_fields
 from harness.errors import AdapterError
+from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentFunction
 from harness.samples.rollout import ENDED_WELL, Rollout
 
@@ -22,7 +21,7 @@ VERSION = "0.9.1"
 
 VERL_REWARD_MISSING = "verl_reward_missing"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _NOT_OURS = frozenset({"logprobs", "repetition_penalty"})
 """Sampling parameters of verl that sessions do not know: every token has its logprob, and nothing is penalized."""

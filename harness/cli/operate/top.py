@@ -15,7 +15,6 @@ import typer
 from harness.cli import options, output
 from harness.cli.operate.reach import AdminToken, Server, ask_server
 from harness.telemetry.printable import printable
-from harness.types import Json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from harness.client.session_server import SampledBy, SessionList, SessionServerClient
     from harness.sessions.gate import GateReport, HoldReport
+    from harness.types import Json
 
 _EVERY_S = 1.0
 _DEADLINE_S = 30.0
@@ -54,7 +54,7 @@ class Reading:
         """Of all sessions; none is below zero, though a server that was started again counts from the beginning."""
         return max(0.0, (self.now.totals.tokens - self.before.totals.tokens) / self.seconds)
 
-    def to_json(self) -> Json:
+    def to_json(self) -> "Json":
         """The document of `--json`."""
         from msgspec import to_builtins
 

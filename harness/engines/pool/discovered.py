@@ -18,15 +18,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from harness.engines.base import Capabilities, ContinuesAtEntry, TokenProvider
 from harness.engines.pool.pool import EnginePool
 from harness.errors import EngineUnavailable, HarnessError
+from harness.machine.log import get_logger
 from harness.samples.versions import is_unsettled
 from server_patch.background import running
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 _SILENT = "it does not answer"
 _FENCED_AFTER = 3

@@ -17,13 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import structlog
-
 from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, TokenProvider
 from harness.engines.pool.placement import Place, Placement, WorkerLoad
 from harness.engines.pool.queueing import AbortedWaiting, Queue
 from harness.engines.pool.workers import Workers, in_common
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError, WeightsUnsettled
+from harness.machine.log import get_logger
 from harness.samples.versions import is_unsettled
 from harness.types import (
     FinishReason,
@@ -36,7 +35,7 @@ from harness.types import (
     as_logprobs,
 )
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 _T = TypeVar("_T")
 

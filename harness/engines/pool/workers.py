@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import structlog
-
 from harness.engines.base import (
     Capabilities,
     EngineWorkers,
@@ -26,9 +24,10 @@ from harness.engines.base import (
 )
 from harness.engines.pool.placement import Placement, WorkerLoad
 from harness.errors import EngineUnavailable, ScenarioError, UnknownWeightVersion
+from harness.machine.log import get_logger
 from harness.samples.versions import LabelOrder, is_unsettled, is_version
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 MISSED_UPDATE = "it missed the update of its weights"
 """Fences a worker whose weights are older than the others', until it has caught up."""

@@ -15,8 +15,6 @@ from types import TracebackType
 from typing import ClassVar, Self
 from uuid import uuid4
 
-import structlog
-
 from harness.engines.base import Capabilities, LogprobScale, OneWorker, TokenProvider
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.remote.http_client import EngineClient
@@ -30,11 +28,12 @@ from harness.errors import (
     EngineReplyInvalid,
     EngineUnavailable,
 )
+from harness.machine.log import get_logger
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 _PROMPT = as_ids([0])
 _PROVING_IDS = (1, 2)

@@ -7,13 +7,13 @@ turn. A server that has no such route, or was started without a tokenizer, canno
 from http import HTTPStatus
 
 import msgspec
-import structlog
 
 from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.errors import TokenizerMismatch
+from harness.machine.log import get_logger
 from harness.tokens.tokenizer import Tokenizer
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 TEXTS = (
     "Hello, world!",

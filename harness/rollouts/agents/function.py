@@ -13,16 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from harness.machine.deadlines import read_end
+from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal, ends_before
 from harness.rollouts.agents.task import FunctionAgent
 from harness.rollouts.outcome import AgentEnd, Ending
 
 AGENT_LEFT_BEHIND = "agent_left_behind"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

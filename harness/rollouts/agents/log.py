@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import structlog
+from harness.machine.log import get_logger
 
 AGENT_LOG_FAILED = "agent_log_failed"
 
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 18
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class AgentLog:

@@ -17,9 +17,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-import structlog
-
 from harness.machine.deadlines import within
+from harness.machine.log import get_logger
 from harness.machine.process_group import is_gone, signal_group
 from harness.machine.process_name import WAIT_FOR_START
 from harness.machine.watchdog import Watchdog
@@ -27,7 +26,7 @@ from harness.rollouts.agents.log import AgentLog, LogPipe
 
 AGENT_NOT_REAPED = "agent_not_reaped"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _POLL_S = 0.01
 _MAX_POLL_S = 0.3

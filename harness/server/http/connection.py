@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
-import structlog
 from starlette.types import Receive
 
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
 from harness.machine.deadlines import ended, within
+from harness.machine.log import get_logger
 from harness.telemetry.secrets import shorten_secrets
 from harness.types import Json
 
@@ -37,7 +37,7 @@ _OWN_ID = re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$")
 _LAST_HAND_OVER_S = 3.0  # of an engine, when the server stops
 _ANSWER_S = 1.0  # to write a turn to the disk and its answer to the connection, once an engine has given up
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class ClientConnection:

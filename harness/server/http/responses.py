@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -30,12 +29,13 @@ from harness.errors import (
     TurnRefused,
     UpgradeRefused,
 )
+from harness.machine.log import get_logger
 from harness.server.http.access import is_operator
 from harness.server.settings import ServerSettings
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 MAX_PATTERNS = 64
 """Patterns of unknown routes that are told apart."""

@@ -9,14 +9,13 @@ Stops at the first conversation in which the engine's log is not what must hold 
 import argparse
 import asyncio
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 
-import structlog
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from harness.telemetry.logging import configure_logging
 from tests.checkout import ROOT
 from tests.conformance.families.family import NAMES, Family, load
 from tests.conformance.families.sampling import Plan, plans
@@ -100,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY", default=NAMES, help="all, when none is named")
     parser.add_argument("--conversations", type=int, default=ENOUGH, help="of each family, refused ones not counted")
     asked = parser.parse_args(arguments)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    configure_logging("error")
     for name in asked.families:
         began = monotonic()
         tally = serve_many(load(name), asked.conversations)

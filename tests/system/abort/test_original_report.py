@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.samples.codec import sample_from_json
@@ -19,6 +18,7 @@ from harness.turn_ends import TurnStatus
 from harness.types import Json, SampleStatus
 from tests.builders import user
 from tests.controllers.aborting import CALLING, PATIENT, call, eventually, stage
+from tests.logged import capture_logs
 from tests.session_servers.served import serving
 
 SIX_TURNS = tuple(

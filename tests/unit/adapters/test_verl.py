@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from harness.adapters.verl import SessionAgentLoop, close
 from harness.adapters.verl.agent_loop import VERL_REWARD_MISSING
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import AdapterError, SessionServerError
 from harness.types import Json
+from tests.logged import capture_logs
 from tests.unit.adapters.miles_runs import MilesRun, miles_run
 from tests.unit.adapters.test_areal import STEPS, crash, two_turns, unscored
 from tests.unit.adapters.verl_runs import verl_config

@@ -4,8 +4,8 @@ import io
 import sys
 
 import pytest
-import structlog
 
+from harness.machine.log import get_logger
 from harness.telemetry.logging import configure_logging
 from harness.telemetry.printable import printable
 
@@ -29,7 +29,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_log_moves_no_cursor(terminal: Terminal):
     """A path is the client's: what a terminal obeys is written out, and a long one is cut."""
-    log = structlog.get_logger()
+    log = get_logger("harness.server.app")
     log.info("request_refused", path=HOSTILE)
     log.info("request_refused", path="x" * 1_000_000)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from structlog.testing import capture_logs
 
 from harness.client.connections import Connections, SessionServerAddress
 from harness.client.gate import GateClient, renew_holds
@@ -37,6 +36,7 @@ from tests.controllers.aborting import (
     stubborn,
     think,
 )
+from tests.logged import capture_logs
 from tests.processes.family import Family
 from tests.session_servers.scripted import HANG_UP, SAY_NOTHING, UNREADABLE, canned_server, http_answer
 

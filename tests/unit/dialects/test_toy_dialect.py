@@ -8,8 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from structlog.contextvars import merge_contextvars
-from structlog.testing import capture_logs
 
 from harness.client.session_server import SessionHandle
 from harness.dialects.dialect import DIALECTS, Dialect
@@ -18,6 +16,7 @@ from harness.rollouts.agents.agent_environment import agent_environment
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.server.admitted import TURN_ENDED
 from harness.server.settings import ServerSettings
+from tests.logged import capture_logs
 from tests.session_servers.served import Client, Served, bearer, says, serving
 from tests.unit.dialects.toy_dialect import ToyDialect
 
@@ -115,7 +114,7 @@ async def test_a_conversation_may_change_its_dialect() -> None:
 
 async def test_the_log_says_in_which_dialect_a_turn_was_asked_for() -> None:
     """On each of its lines."""
-    with capture_logs(processors=[merge_contextvars]) as logs:
+    with capture_logs() as logs:
         async with toy_server(*says("four", "six")) as (client, session):
             await ask(client, session, ask="2+2?")
             await client.say(session, [{"role": "user", "content": "3+3?"}])

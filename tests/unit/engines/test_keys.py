@@ -3,7 +3,6 @@
 from contextlib import AsyncExitStack
 
 import pytest
-from structlog.testing import capture_logs
 
 from harness.control.engines import EngineServer, as_workers
 from harness.control.weights import WeightUpdater
@@ -17,6 +16,7 @@ from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.fake_vllm import FakeVLLM
 from tests.fake_engines.providers import scripted_engine, toy_tokenizer
+from tests.logged import capture_logs
 
 SECRET = "s3cret-of-the-engine"
 FAKES = {"sglang": FakeSGLang, "vllm": FakeVLLM}

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.machine.watchdog import Watchdog
+from harness.machine.watchdog import WATCHDOG_REPLACED, Watchdog
+from tests.logged import capture_logs
 from tests.session_servers.served import eventually
 
 HARNESS = """
@@ -112,21 +113,22 @@ async def test_closing_ends_what_is_still_watched(survivors):
     assert survivors([process.pid, watchdog.pid]) == []
 
 
-async def test_a_killed_watchdog_is_replaced(survivors, capsys):
+async def test_a_killed_watchdog_is_replaced(survivors):
     """The new one knows the groups of the old one."""
-    watchdog = Watchdog()
-    with sleeping_group() as old, sleeping_group() as new:
-        watchdog.watch(old.pid)
-        first = watchdog.pid
-        os.kill(first, signal.SIGKILL)
-        await asyncio.to_thread(psutil.wait_procs, [psutil.Process(first)], 5)
-        watchdog.watch(new.pid)
+    with capture_logs() as logs:
+        watchdog = Watchdog()
+        with sleeping_group() as old, sleeping_group() as new:
+            watchdog.watch(old.pid)
+            first = watchdog.pid
+            os.kill(first, signal.SIGKILL)
+            await asyncio.to_thread(psutil.wait_procs, [psutil.Process(first)], 5)
+            watchdog.watch(new.pid)
 
-        assert watchdog.pid != first
-        await watchdog.close()
+            assert watchdog.pid != first
+            await watchdog.close()
 
     assert survivors([old.pid, new.pid]) == []
-    assert "watchdog_replaced" in capsys.readouterr().out
+    assert [line["event"] for line in logs] == [WATCHDOG_REPLACED]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

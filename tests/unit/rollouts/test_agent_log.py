@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rollouts.agents.log import AgentLog
+from tests.logged import capture_logs
 
 
 def test_a_short_output_is_kept_whole(tmp_path: Path):
@@ -50,10 +51,10 @@ def test_the_head_is_on_disk_at_once(tmp_path: Path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_does_not_disturb_the_agent(capsys: pytest.CaptureFixture[str]):
+def test_a_full_disk_does_not_disturb_the_agent():
     """The log stops growing and the harness says so once."""
-    with AgentLog(Path("/dev/full")) as log:
+    with capture_logs() as logs, AgentLog(Path("/dev/full")) as log:
         log.write(b"one")
         log.write(b"two")
 
-    assert capsys.readouterr().out.count("agent_log_failed") == 1
+    assert [line["event"] for line in logs] == ["agent_log_failed"]

@@ -4,7 +4,6 @@ import json
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
 
 from harness.engines.base import LogprobScale
 from harness.engines.remote.sglang import SGLangTokenProvider
@@ -16,6 +15,7 @@ from tests.fake_engines.fake_server import serving as serving_engine
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import scripted_engine
+from tests.logged import capture_logs
 from tests.session_servers.served import Served, bearer, says, serving, url_of
 
 LOCKED = ServerSettings(admin_token="sekret")

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from structlog.contextvars import merge_contextvars
-from structlog.testing import capture_logs
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.errors import EngineConnectionLost
@@ -20,6 +18,7 @@ from harness.turn_ends import TURN_ENDS, TurnEnd, TurnStatus, status_of
 from harness.types import GenerationResult, Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.builders import tool, toy_tokenizer, user
+from tests.logged import capture_logs
 from tests.session_servers.served import PATIENCE_S, Client, Served, eventually, serving, serving_with, url_of
 
 HI = [user("hi")]
@@ -151,7 +150,7 @@ def serve(case: Case, store: Path) -> AbstractAsyncContextManager[Client]:
 async def test_record_sample_metric_and_log_say_why_a_turn_ended(end: TurnEnd, tmp_path: Path):
     """One word in four places, and the words of the error where there was one."""
     case, store = CASES[end], tmp_path / "s.db"
-    with capture_logs(processors=[merge_contextvars]) as logs:
+    with capture_logs() as logs:
         async with serve(case, store) as client:
             session = await client.create(limits=dict(case.limits))
             if case.store_trigger:
@@ -229,7 +228,7 @@ async def test_every_line_of_a_turn_says_which_turn_and_which_attempt():
     absent = ScriptStep(text=TEXT, fault=ScriptedFault.UNAVAILABLE)
     engine = ScriptedEngine(toy_tokenizer(), Script((absent, slow)))
     settings = ServerSettings(engine_retry_s=0.01)
-    with capture_logs(processors=[merge_contextvars]) as logs:
+    with capture_logs() as logs:
         async with serving_with(engine, settings=settings) as client:
             session = await client.create()
             async with httpx.AsyncClient(base_url=client.url) as http:

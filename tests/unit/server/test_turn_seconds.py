@@ -3,11 +3,10 @@
 import asyncio
 import re
 
-from structlog.testing import capture_logs
-
 from harness.engines.scripted import ScriptStep
 from harness.server.admitted import TURN_ENDED
 from tests.builders import user
+from tests.logged import capture_logs
 from tests.session_servers.served import serving
 
 SLOW = ScriptStep(text="Well.", delay_s=0.3)

@@ -2,10 +2,10 @@
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
 
 from harness.engines.scripted import ScriptStep
 from harness.server.http.responses import MAX_PATTERNS, OTHER, UnknownRoutes
+from tests.logged import capture_logs
 from tests.session_servers.scripted import scripted_server
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from typer.main import get_command
 
+from harness.cli.log_options import LOG_OPTIONS
 from harness.cli.main import app
 
 INTRODUCTION = """# Commands
 
 Every command with its arguments and options; `harness COMMAND --help` says the same. This page is written by
-`make reference`. Configuration files, completion and what all commands share: [the command line](command-line.md).
+`make reference`. Configuration files, completion and what all commands share, such as `-v`, `-q` and `--log-level`:
+[the command line](command-line.md#logs).
 """
 
 
@@ -31,11 +33,16 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, command
 
 
+def _own(command: Any) -> list[Any]:
+    """Its arguments and options, less hidden ones and those that all commands have."""
+    return [each for each in command.params if not each.hidden and each.name not in LOG_OPTIONS]
+
+
 def _section(name: str, command: Any) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
     usage = " ".join([name, *(_argument(each) for each in arguments), "[OPTIONS]"])
     lines = [f"## {name}", "", "```text", usage, "```", "", _prose(command.help), ""]
-    rows = [_row(each) for each in command.params if not each.hidden]
+    rows = [_row(each) for each in _own(command)]
     if rows:
         lines += ["| | variable | default | |", "| --- | --- | --- | --- |", *rows, ""]
     return "\n".join(lines)
@@ -67,11 +74,11 @@ def _default(option: Any) -> str:
 
 
 def _variables(found: list[tuple[str, Any]]) -> str:
-    """The table of variables: which options each one stands for, in which commands."""
+    """The table of variables: which options each one stands for, in which commands; that of all is in prose."""
     stands_for: dict[str, dict[str, list[str]]] = {}
     for name, command in found:
-        for option in command.params:
-            if option.envvar and not option.hidden:
+        for option in _own(command):
+            if option.envvar:
                 options = stands_for.setdefault(option.envvar, {})
                 options.setdefault(option.opts[0], []).append(name.removeprefix("harness "))
     rows = [

@@ -42,13 +42,11 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
     from harness.errors import RunError
     from harness.models.small_tokenizer import WORDS, write_small_tokenizer
     from harness.suite.scenarios.folder import find_scenarios
-    from harness.telemetry.logging import configure_logging
 
     store, tokenizer = out / "sessions.db", out / "tokenizer"
     look = f"harness show {quote(str(store))}"
     if store.exists():
         raise RunError(f"{store} exists: look at it with `{look}`, or choose another --out")
-    configure_logging("error")
     write_small_tokenizer(tokenizer, WORDS)
     [folder] = find_scenarios("quickstart")
     session_id = uvloop.run(_play(folder, store, tokenizer))

@@ -133,10 +133,8 @@ def doctor(
     from harness.engines.examine.doctor import diagnose
     from harness.models import resolve_model
     from harness.suite.exits import ExitCode
-    from harness.telemetry.logging import configure_logging
     from harness.tokens.tokenizer import Tokenizer
 
-    configure_logging("error")
     tokenizer = None if model is None else Tokenizer.load(resolve_model(model))
     diagnosis = uvloop.run(diagnose(url, tokenizer=tokenizer))
     if as_json:

@@ -16,6 +16,7 @@ import typer
 from harness import __version__
 from harness.cli import agent, demo, engine, init, model, output, scenario, verify
 from harness.cli.installation import completion, config, doctor
+from harness.cli.log_options import add_log_options
 from harness.cli.look import diff, replay, report, show, view
 from harness.cli.operate import ctl, sessions
 from harness.cli.runs import exec as exec_
@@ -55,6 +56,7 @@ app.add_typer(engine.app, name="engine")
 app.add_typer(verify.app, name="verify")
 app.add_typer(config.app, name="config")
 app.command("completion")(completion.completion)
+add_log_options(app)
 
 _INTERRUPTED = 130
 """Typer's exit code after Ctrl+C in a command that does not look after itself."""

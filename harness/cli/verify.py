@@ -78,10 +78,8 @@ def engine(
     from harness.engines.examine.comparison import compare_engines
     from harness.models import resolve_model
     from harness.suite.exits import ExitCode
-    from harness.telemetry.logging import configure_logging
     from harness.tokens.model_family import open_chat_tokenizer
 
-    configure_logging("error")
     folder = resolve_model(model)
     chat = open_chat_tokenizer(folder)
     left, right = (open_engine(name, model_dir=folder, tokenizer=chat.tokenizer) for name in (a, b))

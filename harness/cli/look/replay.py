@@ -53,12 +53,10 @@ def replay(
     from harness.errors import RunError
     from harness.suite.exits import ExitCode
     from harness.suite.run.interrupts import terminated_as_interrupted
-    from harness.telemetry.logging import configure_logging
     from harness.telemetry.printable import printable
     from harness.viewer.replay import AGENT
     from harness.viewer.replay import replay as replay_session
 
-    configure_logging("error")
     if agent is not None and Path(agent).is_file():  # paths are meant from here, not from the scenario's folder
         agent = str(Path(agent).absolute())
     with terminated_as_interrupted(), ExitStack() as stack:

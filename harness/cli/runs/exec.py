@@ -63,9 +63,7 @@ def execute(
     from harness.errors import Cause, ScenarioError
     from harness.samples.rollout import ENDED_WELL
     from harness.suite.exits import ExitCode
-    from harness.telemetry.logging import configure_logging
 
-    configure_logging("error")
     profile = None if agent is None else _profile(agent)
     if not command and profile is None:
         raise ScenarioError("nothing to run: expected -- COMMAND, or --agent NAME for that agent's own")

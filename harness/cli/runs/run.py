@@ -202,7 +202,6 @@ def _execute(
     from harness.suite.exits import ExitCode, exit_code_of
     from harness.suite.run.interrupts import Interrupts
     from harness.suite.run.runner import SuiteRun
-    from harness.telemetry.logging import configure_logging
 
     async def execute() -> "RunReport":
         interrupts = Interrupts()
@@ -218,7 +217,6 @@ def _execute(
             )
             return await suite_run.execute()
 
-    configure_logging("error")
     try:
         report = uvloop.run(execute())
     except HarnessError as error:

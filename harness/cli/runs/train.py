@@ -85,14 +85,12 @@ def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None) -> "Trai
     from harness.suite.exits import ExitCode, exit_code_of
     from harness.suite.run.interrupts import Interrupts
     from harness.suite.training.train_run import TrainRun
-    from harness.telemetry.logging import configure_logging
 
     async def execute() -> "TrainReport":
         interrupts = Interrupts()
         with interrupts.from_signals():
             return await TrainRun(opened, steps, output.say, interrupts, metrics_port).execute()
 
-    configure_logging("error")
     try:
         report = uvloop.run(execute())
     except HarnessError as error:

@@ -79,9 +79,7 @@ def router(
     from harness.router.gateway_program import gateway_program
     from harness.router.routed import RouterSettings, route_forever
     from harness.store.connect import open_store
-    from harness.telemetry.logging import configure_logging
 
-    configure_logging()
     raise_descriptor_limit()
     settings = server.settings()
     routing = RouterSettings(

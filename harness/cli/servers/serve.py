@@ -85,9 +85,7 @@ def serve(
     from harness.machine.memory import settle
     from harness.server.serving import Around, alone, serve_forever
     from harness.store.connect import open_store
-    from harness.telemetry.logging import configure_logging
 
-    configure_logging()
     raise_descriptor_limit()
     settings = server.settings()
     model_dir = None if model is None else models.fetch(model)

@@ -36,7 +36,6 @@ def serve_shards(
     from harness.errors import ScenarioError
     from harness.machine.descriptors import raise_descriptor_limit
     from harness.shards.serving import serve_shards_forever
-    from harness.telemetry.logging import configure_logging
 
     named = EngineName.parse(engine)
     if not (named.urls or named.plays_script):
@@ -47,13 +46,14 @@ def serve_shards(
     folder = Path(server.store)
     if server.store == "memory" or folder.is_file():
         raise ScenarioError(f"--shards: expected --store DIR, a directory for their stores; got {server.store!r}")
-    configure_logging()
     raise_descriptor_limit()
     settings = server.settings()
 
     def prepare(directory: "ShardDirectory") -> "StartShard":
         from harness.shards.supervisor import ShardCommand, shard_environment
+        from harness.telemetry.logging import current_level
 
+        level = current_level()
         environment = shard_environment(settings.admin_token, server.engine_key)
         limits = _divide(settings.limits, shards)
 
@@ -61,6 +61,7 @@ def serve_shards(
             port, store = directory.record.ports[number], directory.shard_store(number)
             shared = server.as_arguments(port=port, store=store, limit=limits)
             place = ["--shards", str(shards), "--shard", str(number), "--json"]
+            place.append(f"--log-level={level}")
             awake = ["--continue-engines"] if continues else []
             command = [sys.executable, "-m", "harness", "serve", *own_options, *shared, *place, *awake]
             return ShardCommand(command, environment)

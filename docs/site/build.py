@@ -19,6 +19,7 @@ from pages import INDEX, ROOT, sections
 AROUND = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "LICENSE", "agents/README.md")
 API = "docs/api.md"
 PUBLIC_NAMES = "docs/public-names.md"
+_CODE = re.compile(r"`[^`\n]+`")
 
 
 def main(site: Path) -> int:
@@ -43,8 +44,15 @@ def lay_out(pages: Path) -> None:
     for name in AROUND:
         (pages / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, pages / name)
+    for page in pages.rglob("*.md"):
+        page.write_text(_CODE.sub(_bare_bars, page.read_text(encoding="utf-8")), encoding="utf-8")
     api = (ROOT / API).read_text(encoding="utf-8")
     (pages / PUBLIC_NAMES).write_text(public_names(api), encoding="utf-8")
+
+
+def _bare_bars(code: re.Match[str]) -> str:
+    """Without the backslash that GitHub wants before a bar in the code of a table, and mkdocs would show."""
+    return code[0].replace("\\|", "|")
 
 
 def public_names(api: str) -> str:

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from harness.client.session_server import SessionServerClient
-from harness.engines.scripted import ScriptStep
-from tests.builders import user
-from tests.session_servers.served import Client, Served, serving
+from harness.engines.pool.pool import EnginePool
+from harness.engines.scripted import ScriptedEngine, ScriptStep
+from tests.builders import toy_tokenizer, user
+from tests.session_servers.served import Client, Served, serving, serving_with
 
 LONG = ScriptStep(text="On and on it goes, and on, and on.", token_delay_s=30)
 
@@ -75,6 +76,17 @@ async def test_a_limited_list_has_the_busiest():
     assert listed.totals.states == {"tool": 3}
     assert [each.session_id for each in looked] == [sessions[2].session_id]
     assert nothing == []
+
+
+async def test_the_workers_of_a_pool_are_listed_with_the_version_they_serve():
+    """And why one of them serves nobody."""
+    pool = EnginePool([ScriptedEngine(toy_tokenizer()) for _ in range(2)])
+    async with serving_with(pool) as client, SessionServerClient(client.url) as server:
+        pool.workers.fence("1", "its weights are old")
+        workers = (await server.busiest(1, deadline_s=10)).workers
+
+    assert [(each.name, each.fence) for each in workers] == [("0", ""), ("1", "its weights are old")]
+    assert {each.weight_version for each in workers} == {ScriptedEngine(toy_tokenizer()).weight_version}
 
 
 @pytest.mark.parametrize("query", ["limit=-1", "limit=x", "limit=", "limit=99999999999999", "&".join(["id=a"] * 101)])

@@ -1,7 +1,10 @@
 // A lane per session, on one scale of seconds; a bar from the admission of a turn to its end, and what lies between is
 // the agent's own time. Behind the lanes stand the bands: what happened to all sessions at once. A moment can be asked for.
 const LANE_HEIGHT = 14;
-const BARS = 2000; // parts of the scale that a lane shows; turns that lie in one of them are one bar
+const BARS = 2000; // parts of the scale that a lane shows; turns that lie in one of them are one bar, and so are bands
+const AROUND = 0.1; // of the time from the first turn to the last: bands before and behind them, and none of last week
+const MOMENT_TURNS = 20;
+let bands = [];
 let begin = Infinity;
 let span = 0;
 const lanes = new Windowed(byId("lanes"), LANE_HEIGHT, makeLane);
@@ -11,20 +14,26 @@ function layOutTimeline() {
   let end = -Infinity;
   const take = (at, until) => { begin = Math.min(begin, at); end = Math.max(end, until); };
   for (const each of run.sessions) for (const [at, seconds] of each.times) take(at, at + seconds);
-  for (const band of run.bands) take(band.begin, band.end === null ? band.begin : band.end);
+  const [from, until] = end < begin ? [-Infinity, Infinity] : [begin - AROUND * (end - begin), end + AROUND * (end - begin)];
+  bands = run.bands.filter((each) => each.begin <= until && (each.end === null || each.end >= from));
+  for (const band of bands) take(Math.max(from, band.begin), Math.min(until, band.end === null ? band.begin : band.end));
   if (end < begin) { begin = 0; end = 0; }
   span = Math.max(end - begin, 1e-9);
   byId("span").textContent = end > begin ? span.toFixed(2) + " s" : "no turns";
-  for (const kind of new Set(run.bands.map((each) => each.kind))) byId("span").append(" ", make("span", "key " + kind, kind));
-  const bands = make("div", "bands");
-  for (const band of run.bands) {
+  for (const kind of new Set(bands.map((each) => each.kind))) byId("span").append(" ", make("span", "key " + kind, kind));
+  const drawn = make("div", "bands");
+  const drawnUntil = {};
+  for (const band of bands) {
+    const until = band.end === null ? end : band.end;
+    if (until < drawnUntil[band.kind] + span / BARS) continue;
     const element = make("div", "band " + band.kind);
     element.style.left = percent(band.begin - begin);
-    element.style.width = percent((band.end === null ? end : band.end) - band.begin);
-    bands.append(element);
+    element.style.width = percent(until - band.begin);
+    drawn.append(element);
+    drawnUntil[band.kind] = until;
   }
-  bands.append(make("div", "moment"));
-  lanes.space.append(bands);
+  drawn.append(make("div", "moment"));
+  lanes.space.append(drawn);
   byId("lanes").addEventListener("click", (event) => {
     const box = lanes.space.getBoundingClientRect();
     byId("second").value = Math.max(0, span * (event.clientX - box.left) / box.width).toFixed(2);
@@ -64,9 +73,9 @@ function tellMoment() {
   const now = begin + second;
   const isNow = (from, until) => from <= now && (until === null || now <= until);
   const clock = (at) => (at - begin).toFixed(2);
-  const lines = run.bands.filter((each) => isNow(each.begin, each.end)).map((each) =>
+  const lines = bands.filter((each) => isNow(each.begin, each.end)).map((each) =>
     make("div", "", each.kind + ": " + each.words + ", from second " + clock(each.begin) + " to " + (each.end === null ? "no end" : clock(each.end))));
-  const earlier = run.bands.filter((each) => each.kind === "fault" && each.begin < now).pop();
+  const earlier = bands.filter((each) => each.kind === "fault" && each.begin < now).pop();
   if (earlier) lines.push(make("div", "dim", "the fault before: " + earlier.words + ", at second " + clock(earlier.begin)));
   const underWay = [];
   for (const each of shown) {
@@ -78,4 +87,3 @@ function tellMoment() {
   lines.push(make("div", "", underWay.length ? "under way: session " + underWay.slice(0, MOMENT_TURNS).join(", session ") + rest : "no turn under way"));
   byId("moment").replaceChildren(...lines);
 }
-const MOMENT_TURNS = 20;

@@ -13,12 +13,12 @@ from playwright.async_api import Browser
 
 from harness.sessions.record import session_record
 from harness.viewer.run_page import write_page
-from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 from tests.browser import browsing, looking_at
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 from tests.page_pictures import DIGEST, PICTURES, WIDTH, page_digest, take_pictures
-from tests.viewed_run import CRASH, viewed_run, viewed_sessions, write_viewed_run
+from tests.viewed_run import BEGAN_AT, CRASH, viewed_run, viewed_sessions, write_viewed_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
@@ -150,6 +150,21 @@ async def test_what_happened_at_second_7(browser: Browser, run_page: Path):
             ("band drain", 9.0, 3.0),
             ("moment", 7.0, 0.0),
         ]
+
+
+async def test_bands_of_other_days_are_left_out_and_many_are_few_elements(browser: Browser, run_page: Path):
+    """A store keeps a hundred thousand; the scale is that of the turns."""
+    sessions = viewed_sessions()
+    run = viewed_run(sessions)
+    days = [Band("drain", BEGAN_AT - 86_400 * day, BEGAN_AT - 86_400 * day + 1, "by operator") for day in (1, 2)]
+    many = [Band("pause", BEGAN_AT + n * 12e-5, BEGAN_AT + (n + 1) * 12e-5, "by trainer") for n in range(100_000)]
+    write_page(run_page, replace(run, bands=[*days, *many]), lambda session_id: sessions[session_id], toy_tokenizer())
+
+    async with looking_at(browser, run_page) as sight:
+        assert (await sight.text("span")) == "12.00 s pause"
+        assert 1_000 < len(await sight.texts(".band")) <= 2_000
+        await sight.choose("t", "7")
+        assert (await sight.text("moment")).startswith("pause: by trainer, from second 7.00 to 7.00")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

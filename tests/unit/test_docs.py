@@ -168,7 +168,9 @@ def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        if not link.startswith("http") and not (target.exists() and (not anchor or anchor in _anchors(target))):
+        if not link.startswith(("http:", "https:")) and not (
+            target.exists() and (not anchor or anchor in _anchors(target))
+        ):
             broken.append(link)
     assert broken == []
 

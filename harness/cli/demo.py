@@ -139,7 +139,8 @@ async def _guess(
     playing = game(metadata["game"])
     messages: list[Message] = [{"role": "system", "content": prompt}, *playing.examples()]
     hint: str | None = playing.opening()
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=_DEADLINE_S) as client:
+    authorization = {"authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(headers=authorization, timeout=_DEADLINE_S, trust_env=False) as client:  # no proxy
         while hint is not None:
             messages.append({"role": playing.reply_role, "content": hint})
             answer = await client.post(f"{base_url}/chat/completions", json={"messages": messages, **request_kwargs})

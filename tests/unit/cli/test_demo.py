@@ -1,6 +1,7 @@
 """The first command of somebody who has installed nothing else."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.look import look_at, look_into
 
 HEAVY = ["torch", "transformers", "openai", "pyarrow"]
+NOBODY = "http://127.0.0.1:9"
 PROGRAM = f"""
 import sys
 from pathlib import Path
@@ -23,10 +25,18 @@ assert not [each for each in {HEAVY} if each in sys.modules]
 
 
 def test_a_session_is_aborted_and_goes_on_where_it_was_cut(tmp_path: Path):
-    """Without a model and what runs one; the tokens of the turn that was cut are in the session that took it over."""
+    """Without a model and what runs one; the tokens of the turn that was cut are in the session that took it over.
+
+    A proxy of the machine is not asked for what is on it.
+    """
     out = tmp_path / "demo"
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(out)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PROGRAM, str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "HTTP_PROXY": NOBODY, "http_proxy": NOBODY, "NO_PROXY": "", "no_proxy": ""},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -41,12 +41,14 @@ from harness.control.engines import EngineWorker, as_workers
 from harness.control.quiesce import Quiet
 from harness.control.routed_engines import learn_workers
 from harness.engines.base import TokenProvider
-from harness.machine.deadlines import OBEY_S, attempt, read_end, to_the_end
+from harness.machine.deadlines import attempt, bound_of_call, read_end, to_the_end
 from harness.machine.log import get_logger
 
 ABORT_STEP_ENDED = "abort_step_ended"
 ABORT_PROBLEM = "abort_problem"
 ABORTED_TASK_SKIPPED = "aborted_task_skipped"
+
+_RELEASE_SHARE = 0.8  # of the last step; the rest is kept for hooks to be cleared
 
 _log = get_logger(__name__)
 
@@ -203,10 +205,10 @@ class _Abort:
             with self._step(AbortStep.RESUME, self._budget.resume_s, is_last=True) as seconds:
                 began = time.monotonic()
                 try:
-                    self._resumed = await self._scope.release(seconds)
+                    self._resumed = await self._scope.release(_RELEASE_SHARE * seconds)
                 finally:
-                    left_s = max(OBEY_S, seconds - (time.monotonic() - began))
-                    await self._tell([(hooks.name, hooks.clear) for hooks in self._hooks], left_s)
+                    clear_s = bound_of_call(seconds - (time.monotonic() - began))
+                    await self._tell([(hooks.name, hooks.clear) for hooks in self._hooks], clear_s)
 
     def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
         """Everything done so far, and everything collected."""
@@ -234,9 +236,9 @@ class _Abort:
 
         async def stop() -> None:
             assert hooks.stop is not None
-            left.extend(await hooks.stop(seconds))
+            left.extend(await hooks.stop(bound_of_call(seconds)))  # so that its own bound comes first
 
-        answer = await _call(hooks.name, stop, seconds + OBEY_S)  # its own bound comes first
+        answer = await _call(hooks.name, stop, seconds)
         self._agents_left += left
         if answer.error:
             self._called.append(answer)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from harness.machine.deadlines import bound_of_call
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.sessions.gate import GateReport
 from harness.types import Sample, SampleStatus
@@ -78,8 +79,8 @@ class AbortBudget:
         return max(0.0, self.total_s - self.resume_s - self.cancel_s)
 
     def left_s(self, wanted_s: float, elapsed_s: float) -> float:
-        """How much of `wanted_s` a step may use that begins `elapsed_s` after the first one."""
-        return max(0.0, min(wanted_s, self.working_s - elapsed_s))
+        """How much of `wanted_s` the calls of a step may use that begins `elapsed_s` after the first one."""
+        return min(wanted_s, bound_of_call(self.working_s - elapsed_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 _T = TypeVar("_T")
 
 OBEY_S = 0.2
-"""Time for a call to obey its cancellation; a well-behaved one ends at once."""
+"""Time for a call to obey its cancellation, at most as long as the call itself had; a well-behaved one ends at once."""
 
 _ATTEMPTS = 4  # of calls that hang
 _SHORTEST_ATTEMPT_S = 1.0
@@ -45,8 +45,13 @@ async def await_any(*events: asyncio.Event) -> None:
         await asyncio.gather(*waits, return_exceptions=True)
 
 
+def bound_of_call(left_s: float) -> float:
+    """The seconds to give to an `attempt` that has to be over in `left_s`, the time to obey included."""
+    return max(0.0, left_s - OBEY_S, left_s / 2)
+
+
 async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name: str) -> str | None:
-    """Why `call` did not do its work, None when it did; known at most `seconds` plus `OBEY_S` later."""
+    """Why `call` did not do its work, None when it did; known at most `seconds` plus time to obey later."""
 
     async def await_call() -> None:  # a task takes a coroutine, and `call` may return any awaitable
         await call()
@@ -58,7 +63,7 @@ async def attempt(call: Callable[[], Awaitable[object]], seconds: float, *, name
     finally:
         if not task.done():
             task.cancel()
-            await asyncio.wait({task}, timeout=OBEY_S)
+            await asyncio.wait({task}, timeout=min(OBEY_S, seconds))
     if not task.done() or task.cancelled():
         return not_in_time(seconds)
     error = task.exception()

@@ -575,7 +575,8 @@ async def test_a_hook_that_is_never_cleared_costs_what_is_left_of_the_last_step(
         async with asyncio.timeout(60):
             report = await abort_rollout([], session_servers=[server.url], agent_hooks=[hooks], budget=budget)
 
-    assert [each.error for each in report.hooks] == ["did not answer within 0.2 s"]
+    [hook] = report.hooks
+    assert str(hook.error).startswith("did not answer within 0")
 
 
 class Nowhere(Connections):
@@ -634,10 +635,10 @@ async def test_a_hold_that_cannot_be_renewed_does_not_take_the_place_of_what_the
 
 
 def test_the_time_to_reopen_is_never_given_away():
-    """Whatever the steps before it cost."""
+    """Whatever the steps before it cost; a call that ignores its end has to be over by then as well."""
     budget = AbortBudget(drain_s=10, cancel_s=5, resume_s=10, total_s=20)
 
-    assert [budget.left_s(10, elapsed) for elapsed in (0, 2, 5, 100)] == [5, 3, 0, 0]
+    assert [budget.left_s(3, elapsed) for elapsed in (0, 2, 4, 4.8, 5, 100)] == pytest.approx([3, 2.8, 0.8, 0.1, 0, 0])
     assert budget.working_s + budget.cancel_s + budget.resume_s == budget.total_s
 
 

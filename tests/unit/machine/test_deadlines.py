@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness.machine.deadlines import beside, ended
+from harness.machine.deadlines import attempt, beside, ended
 
 PATIENCE_S = 30
 
@@ -127,3 +127,20 @@ async def test_a_cancellation_of_whoever_waits_does_not_reach_the_task():
     await ended(task)
 
     assert task.result()
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, []), (0.2, ["obeyed"])])
+async def test_a_call_without_time_gets_none_to_obey_either(seconds: float, said: list[str]):
+    """A sum of many such calls would come to more than the whole that has run out."""
+    heard: list[str] = []
+
+    async def obey_slowly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            heard.append("obeyed")
+
+    assert "did not answer" in str(await attempt(obey_slowly, seconds, name="slow"))
+    assert heard == said

@@ -56,6 +56,7 @@ class SessionAgentLoop:
         data_config: Any = None,  # noqa: ARG002
         hf_model_type: str | None = None,  # noqa: ARG002
         tools: Any = None,  # noqa: ARG002
+        name: str | None = None,  # noqa: ARG002  # of the item, which hydra hands over whole
         session_server: str,
         agent: AgentFunction | str,
         is_scored_by_agent: bool = True,

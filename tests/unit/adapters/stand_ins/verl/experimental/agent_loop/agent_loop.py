@@ -35,8 +35,7 @@ class _Wrap:
 
 async def run_agent_loop(loop_config, config, tokenizer, sampling_params, **fields):
     """One sample, with the checks of verl's padding."""
-    given = dict(loop_config)
-    given.pop("name")
+    given = dict(loop_config)  # its name is an argument, too: hydra hands over the whole item
     module, _, name = given.pop("_target_").rpartition(".")
     loop = getattr(importlib.import_module(module), name)(
         trainer_config=_Wrap(config),

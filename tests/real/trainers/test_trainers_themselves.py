@@ -1,0 +1,147 @@
+"""AReaL and verl themselves, with our adapters in them: what reaches a loss is what the engine sampled.
+
+`HARNESS_AREAL_PYTHON` and `HARNESS_VERL_PYTHON` name Pythons of environments that have them, made as
+docs/embedding.md says. Nothing of theirs is replaced but the inference servers, which sessions never ask.
+"""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.engines.scripted import scripted_logprobs
+from harness.types import Json, as_ids
+from tests.builders import toy_template
+from tests.checkout import ROOT
+from tests.toy_model import write_toy_model
+from tests.unit.adapters.miles_runs import miles_run
+from tests.unit.adapters.test_embedding_page import STEPS, blocks
+
+QUESTIONS = {"6 x 7?": "42", "How many are six times seven?": "42", "7 x 6?": "43", "40 + 2?": None}
+"""With the answers that are rewarded. The model says 42; at None the agent breaks off."""
+
+PROMPT_ROOM = 64
+"""Tokens of a prompt in verl's batch."""
+
+UNLABELED = "default"
+"""What engines say whom nobody tells a version, as neither trainer does."""
+
+
+def python_with(trainer: str) -> str:
+    """The Python that has it; skips where none is named."""
+    variable = f"HARNESS_{trainer.upper()}_PYTHON"
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no Python that has {trainer}")
+    return os.environ[variable]
+
+
+async def ask(python: str, program: str, work: Path, **question: Any) -> Any:
+    """The answer of a program beside this file, which can import the agent of docs/embedding.md."""
+    (work / "sure_agent.py").write_text(blocks("AReaL", "python")[0])
+    process = await asyncio.create_subprocess_exec(
+        *(python, str(Path(__file__).with_name(program)), str(work)),
+        stdin=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(work)])},
+    )
+    await process.communicate(json.dumps(question).encode())
+    assert process.returncode == 0
+    return json.loads((work / "answer.json").read_text())
+
+
+def check_sequence(ids: list[int], mask: list[int], logprobs: list[float]) -> str:
+    """The question that `ids` are about; what `mask` shows of them is all that the engine said, with its logprobs."""
+    tokenizer = toy_template().tokenizer
+    trained = [each for each, is_trained in zip(ids, mask, strict=True) if is_trained]
+    assert tokenizer.decode(as_ids(trained)) == "".join(f"{step.text}<|im_end|>" for step in STEPS)
+    expected = np.where(np.array(mask) == 1, scripted_logprobs(as_ids(ids), 0, UNLABELED), 0)
+    np.testing.assert_allclose(logprobs, expected, rtol=1e-6)
+    text = tokenizer.decode(as_ids(ids))
+    [question] = [each for each in QUESTIONS if f"<|im_start|>user\n{each}<|im_end|>" in text]
+    return question
+
+
+async def test_areal_itself(tmp_path: Path) -> None:
+    """Its executor and its staleness manager, its groups, its dynamic filter, its padding; None is its rejection."""
+    python = python_with("areal")
+    rows = [{"messages": [{"role": "user", "content": each}], "answer": right} for each, right in QUESTIONS.items()]
+    async with miles_run(*STEPS) as run:
+        run.engine.relabel(UNLABELED)
+        kwargs = {"session_server": run.server.url, "agent": "sure_agent.run"}
+        answer = await ask(python, "areal_program.py", tmp_path, rows=rows, kwargs=kwargs)
+
+    asked = {}
+    for name, batch in answer["batches"].items():
+        asked[name] = []
+        for made in (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)):
+            length = sum(made["attention_mask"])
+            whole = {column: value[:length] for column, value in made.items() if column != "rewards"}
+            asked[name].append(check_sequence(whole["input_ids"], whole["loss_mask"], whole["logprobs"]))
+            assert made["rewards"] == float(QUESTIONS[asked[name][-1]] == "42")
+            sampled = {
+                version for version, is_ours in zip(whole["versions"], whole["loss_mask"], strict=True) if is_ours
+            }
+            assert sampled == {7} if name != "prepared" else sampled <= {7, 8, 9, 10}
+            assert whole["versions"].count(-1) == length - sum(whole["loss_mask"])
+    answered = [each for each, right in QUESTIONS.items() if right is not None]
+    assert sorted(asked["single"]) == sorted(answered)
+    assert sorted(asked["grouped"]) == sorted(answered * 2)
+    assert len(asked["prepared"]) == 6
+    assert {QUESTIONS[each] for each in asked["prepared"]} == {"42"}
+    assert answer["rejected"] > 2  # the agent that breaks off, alone and as a group; and what the filter rejects
+
+
+async def test_verl_itself(tmp_path: Path) -> None:
+    """Both of its managers with their workers on Ray: hydra, its data set, its padding and its queue."""
+    python = python_with("verl")
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 259}
+    (write_toy_model(tmp_path / "model") / "config.json").write_text(json.dumps(config))
+    loop = tmp_path / "session_agent.yaml"
+    options = [
+        *("actor_rollout_ref.rollout.n=2", f"data.max_prompt_length={PROMPT_ROOM}", "data.max_response_length=512"),
+        *blocks("verl", "text")[0].replace("=session_agent.yaml", f"={loop}").split(),
+    ]
+    rows = [
+        {"prompt": [{"role": "user", "content": each}], "uid": str(index), "extra_info": {"answer": right}}
+        for index, (each, right) in enumerate(QUESTIONS.items())
+    ]
+    async with miles_run(*STEPS) as run:
+        run.engine.relabel(UNLABELED)
+        loop.write_text(blocks("verl", "yaml")[0].replace("http://10.0.0.2:8000", run.server.url))
+        answer = await ask(python, "verl_program.py", tmp_path, rows=rows, options=options)
+
+    assert [len(answer[part]) for part in ("manager", "queue")] == [len(QUESTIONS), 2 * len(QUESTIONS)]
+    for made in answer["manager"]:
+        assert made["position_ids"] == [max(0, each) for each in (np.cumsum(made["attention_mask"]) - 1).tolist()]
+        check_sample(made, unpad(made), step=0)  # its rows name no step
+    for made in answer["queue"]:
+        assert (made["tags"]["status"], made["position_ids"]) == ("success", list(range(len(made["input_ids"]))))
+        assert made["loss_mask"] == made["response_mask"]
+        check_sample(made | made["extra_fields"], made, step=4)  # the weights of step 5
+
+
+def unpad(made: Json) -> Json:
+    """The columns that verl has padded, left and right of what is in them."""
+    prompt = sum(made["attention_mask"][:PROMPT_ROOM])
+    response = sum(made["attention_mask"][PROMPT_ROOM:])
+    whole = made["input_ids"][PROMPT_ROOM - prompt : PROMPT_ROOM + response]
+    names = ("response_mask", "rollout_log_probs", "rm_scores")
+    assert not any(any(made[name][response:]) for name in names)
+    return {"input_ids": whole, **{name: made[name][:response] for name in names}}
+
+
+def check_sample(made: Json, columns: Json, step: int) -> None:
+    """A sample of the question in `made`: its sequence, its reward at the last token, its versions, its ledger."""
+    question = made["raw_prompt"][0]["content"]
+    mask, response = columns["response_mask"], len(columns["response_mask"])
+    ids, before = columns["input_ids"], [0] * (len(columns["input_ids"]) - response)
+    if QUESTIONS[question] is not None:
+        assert check_sequence(ids, before + mask, before + columns["rollout_log_probs"]) == question
+        assert sum(mask) == made["harness"]["ledger"]["trained"]
+    else:
+        assert (sum(mask), made["harness"]["outcome"]) == (0, "crashed")
+    assert columns["rm_scores"] == [0] * (response - 1) + [float(QUESTIONS[question] == "42")]
+    assert (made["min_global_steps"], made["max_global_steps"]) == (step, step)

@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 
 from harness.errors import ScenarioError
 from harness.machine.deadlines import within
-from harness.machine.process_group import reap, signal_group
+from harness.machine.process_group import is_gone, reap, signal_group
 from harness.types import Json
 
 _RUNNER = Path(__file__).with_name("check_runner.py")
@@ -26,6 +26,7 @@ _MAX_ERROR = 500
 _MAX_SHOWN = 60
 """Bytes of a wrong answer that are worth a reader's time."""
 _END_TIMEOUT_S = 2.0  # a child that has left the group may hold a pipe open for ever
+_POLL_S = 0.01
 
 
 class CheckProcess:
@@ -83,10 +84,16 @@ class CheckProcess:
         self._is_closed = True
         signal_group(self._group, signal.SIGKILL)
         try:
-            await within(_END_TIMEOUT_S, self._pipes.closed.wait())
+            await within(_END_TIMEOUT_S, self._wait_until_gone())
         finally:
             self._transport.close()
             reap(self._group)
+
+    async def _wait_until_gone(self) -> None:
+        """A child that was killed closes its pipes a moment before the kernel calls it ended."""
+        await self._pipes.closed.wait()
+        while not is_gone(self._group):
+            await asyncio.sleep(_POLL_S)
 
 
 class _Pipes(asyncio.SubprocessProtocol):

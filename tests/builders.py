@@ -26,9 +26,9 @@ from harness.sessions.session_config import SessionConfig
 from harness.sessions.turn_outcome import Reply, break_off_turn, end_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.matching import chain_keys
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (
     FinishReason,

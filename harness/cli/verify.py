@@ -35,8 +35,8 @@ def tokens(
     """
     from harness.models.chat_templates import find_template
     from harness.suite.exits import ExitCode
-    from harness.tokens.chat_template import ChatTemplateTokenizer
     from harness.tokens.model_family import open_chat_tokenizer
+    from harness.tokens.templates.chat_template import ChatTemplateTokenizer
     from harness.tokens.verify import FamilyUnderTest, verify
 
     template_file = None if template is None else find_template(template)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.jinja_template import JinjaTemplate
+from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.types import Json, Message
 
 _SYSTEM: Message = {"role": "system", "content": "rules"}

@@ -6,8 +6,8 @@ that writes the same ids takes its place, if there is one: it was made for going
 
 from pathlib import Path
 
-from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import ChatTokenizer
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 
 AUTO, NONE = "auto", "none"
 
@@ -21,6 +21,6 @@ def open_chat_tokenizer(directory: Path, *, template_file: Path | None = None, r
     template = ChatTemplateTokenizer.load(directory, template_file=template_file)
     if renderer == NONE or (renderer == AUTO and template.divergence is None):
         return template
-    from harness.tokens.renderers import RenderersTokenizer, find_renderer  # half a second, for few families
+    from harness.tokens.templates.renderers import RenderersTokenizer, find_renderer  # half a second, for few families
 
     return RenderersTokenizer(renderer, template) if renderer != AUTO else find_renderer(template) or template

@@ -13,9 +13,9 @@ from enum import StrEnum
 from functools import cached_property
 
 from harness.errors import MalformedRequest
-from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
 from harness.tokens.conversations import LONG_TEXT, Exchange, exchanges
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Message
 
 

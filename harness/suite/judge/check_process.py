@@ -92,7 +92,7 @@ class CheckProcess:
     async def _wait_until_gone(self) -> None:
         """A child that was killed closes its pipes a moment before the kernel calls it ended."""
         await self._pipes.closed.wait()
-        while not is_gone(self._group):
+        while not is_gone(self._group):  # noqa: ASYNC110  # the kernel tells nobody
             await asyncio.sleep(_POLL_S)
 
 

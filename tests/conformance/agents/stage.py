@@ -23,7 +23,7 @@ from harness.samples.rollout import Rollout
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.store.memory import MemoryStore
-from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from tests.builders import toy_template
 from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS
 from tests.conformance.agents.staged_engine import Heard, Part, StagedEngine

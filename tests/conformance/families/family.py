@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 
 from harness.models import resolve_model
 from harness.models.chat_templates import find_template
-from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Message
 from tests.conformance.families.packages import ASSEMBLED, SHA512, fetch_tokenizer
 

@@ -8,12 +8,12 @@ from itertools import islice
 import pytest
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import DelimiterSource, SampledOutput, SampledTurn
 from harness.tokens.conversations import TOOLS, exchanges
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.parsing import ParsedOutput, ToolCall
-from harness.tokens.renderers import RenderersTokenizer, find_renderer, renderer_class, renderer_names
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.renderers import RenderersTokenizer, find_renderer, renderer_class, renderer_names
 
 QWEN3 = pytest.mark.parametrize("family", ["qwen3"], indirect=True)
 MALFORMED = [
@@ -160,7 +160,7 @@ def test_every_renderer_is_the_one_that_the_package_has_under_its_name():
 def test_the_renderers_come_without_the_client_libraries_that_they_name():
     """They take longer to import than all of a server; whoever imports them afterwards gets the real ones."""
     code = (
-        "import sys\nfrom harness.tokens.renderers import renderer_names\n"
+        "import sys\nfrom harness.tokens.templates.renderers import renderer_names\n"
         "print(bool(renderer_names()), {'openai', 'httpx'} & set(sys.modules))\n"
         "import openai, httpx\nprint(openai.AsyncOpenAI.__name__, httpx.Response.__name__)"
     )

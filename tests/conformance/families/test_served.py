@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 
-from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from tests.conformance.families.family import NAMES, Family
 from tests.conformance.families.sampling import Plan, plans
 from tests.conformance.families.serve_many import read_counts

@@ -13,7 +13,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.sessions.session import Session
 from harness.sessions.session_config import AfterIncomplete
 from harness.store.memory import MemoryStore
-from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, Message
 from tests.builders import body, new_session, patient_client, prompt_of, tokens_of, tool, toy_template, turn_service

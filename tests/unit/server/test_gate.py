@@ -17,7 +17,7 @@ from harness.server.settings import ServerSettings
 from harness.sessions.gate import HoldKind, Work
 from harness.store.memory import MemoryStore
 from harness.telemetry.metrics import ServerMetrics
-from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.types import Json, Message
 from tests.builders import patient_client, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client, eventually, says, serving, url_of

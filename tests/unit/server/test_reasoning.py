@@ -11,7 +11,7 @@ from harness.dialects.openai_chat import OpenAIChat
 from harness.dialects.openai_responses import OpenAIResponses
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.store.memory import MemoryStore
-from harness.tokens.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.tokenizer import Tokenizer
 from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
 

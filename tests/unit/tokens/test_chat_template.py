@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import SampledTurn
-from harness.tokens.jinja_template import JinjaTemplate
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.tokenizer import Tokenizer
 from tests.builders import EOS, assistant, toy_template, toy_tokenizer, user
 from tests.toy_model import write_toy_model

@@ -5,11 +5,11 @@ from itertools import islice
 
 import pytest
 
-from harness.tokens.chat_template import ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import SampledOutput, SampledTurn
 from harness.tokens.conversations import TEXTS, exchanges
-from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.parsing import ParsedOutput, ToolCall
+from harness.tokens.templates.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, verify
 from harness.types import Json, Message
 from tests.builders import EOS, toy_template, toy_tokenizer, user

@@ -6,8 +6,8 @@ with the first token that differs; sessions keep what was sampled whatever it sa
 
 from harness.tokens.chat_tokenizer import TemplateDivergence
 from harness.tokens.delimiter import PrefixTrick
-from harness.tokens.jinja_template import JinjaTemplate
-from harness.tokens.message_form import MessageForm
+from harness.tokens.templates.jinja_template import JinjaTemplate
+from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Message
 

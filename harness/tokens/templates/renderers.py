@@ -18,13 +18,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from harness.errors import MalformedRequest, TokenizerError
-from harness.tokens.chat_template import DESCRIBED_TRANSITIONS, ChatTemplateTokenizer
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import dummy_answer, dummy_messages, dummy_tools
 from harness.tokens.markers import GuardedMessages
-from harness.tokens.message_form import MessageForm
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput, tool_call
+from harness.tokens.templates.chat_template import DESCRIBED_TRANSITIONS, ChatTemplateTokenizer
+from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Self
 
-from harness.tokens.jinja_template import JinjaTemplate
+from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.types import Json, Message
 
 _INSTRUCTING = frozenset({"system", "developer"})

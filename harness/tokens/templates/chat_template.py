@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from harness.tokens.append_only import find_dependence, find_divergence
-from harness.tokens.cached_suffix import COMMON_TRANSITIONS, CachedSuffix, build_suffix, fillable_texts
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
-from harness.tokens.jinja_template import JinjaTemplate
 from harness.tokens.markers import GuardedMessages
-from harness.tokens.message_form import MessageForm
 from harness.tokens.output_reader import OutputReader, call_syntax_of
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput
+from harness.tokens.templates.append_only import find_dependence, find_divergence
+from harness.tokens.templates.cached_suffix import COMMON_TRANSITIONS, CachedSuffix, build_suffix, fillable_texts
+from harness.tokens.templates.jinja_template import JinjaTemplate
+from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 

@@ -1,13 +1,12 @@
 """A coroutine that runs beside a block, and never longer."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import structlog
-
-log = structlog.get_logger()
+log = logging.getLogger(f"harness.{__name__}")
 
 
 @asynccontextmanager
@@ -30,4 +29,4 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 def _say_if_broken(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("background_work_failed", work=task.get_name(), exc_info=error)
+        log.error("background_work_failed", extra={"work": task.get_name()}, exc_info=error)

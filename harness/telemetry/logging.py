@@ -17,6 +17,7 @@ from harness.telemetry.printable import printable
 
 _PIECE = 1_000  # characters: a pipe that has room takes 4,096 bytes, whatever they are
 _READER_MS = 100
+_OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
 
 def configure_logging(level: str = "info") -> None:
@@ -37,7 +38,7 @@ def current_level() -> str:
 
 
 class _EventFormatter(logging.Formatter):
-    """An event by its values; what other libraries log in our name, by their words."""
+    """An event by its values; what others log in our name (`server_patch`), by their words and their `extra`."""
 
     def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
@@ -47,7 +48,8 @@ class _EventFormatter(logging.Formatter):
         if isinstance(record.msg, LoggedEvent):
             event = dict(record.msg.values)
         else:
-            event = {"event": record.getMessage(), "logger": record.name}
+            extra = {key: each for key, each in vars(record).items() if key not in _OF_EVERY_RECORD}
+            event = {"event": record.getMessage(), "logger": record.name, **extra}
             if record.exc_info:
                 event["exception"] = self.formatException(record.exc_info)
         moment = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")

@@ -8,6 +8,7 @@ Which of the two runs at a URL is found by asking for what only one of them has,
 """
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -20,12 +21,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 import aiohttp
-import structlog
 
 from server_patch.background import running
 from server_patch.router.workers import answer_of
 
-log = structlog.get_logger()
+log = logging.getLogger(f"harness.{__name__}")
 
 _LEASH = Path(__file__).with_name("leash.py")
 _ATTEMPTS = 3  # at a pair of ports that is free
@@ -88,7 +88,8 @@ async def attach(http: aiohttp.ClientSession, url: str) -> Gateway:
         )
     kind = GatewayKind.SMG if await _knows_smg_errors(http, url) else GatewayKind.SGLANG_ROUTER
     if RESTRICTIONS[kind]:
-        log.warning("gateway_is_restricted", gateway=url, kind=str(kind), restrictions=RESTRICTIONS[kind])
+        about = {"gateway": url, "kind": str(kind), "restrictions": RESTRICTIONS[kind]}
+        log.warning("gateway_is_restricted", extra=about)
     return Gateway(url, kind)
 
 
@@ -139,7 +140,7 @@ async def launch(
                 await stack.aclose()  # another process took a port between the choice and its use
         for worker in (each for each in worker_urls if each not in without_key):
             await _add(http, url, {"url": worker, "api_key": keys[worker]})
-        log.info("gateway_started", gateway=url, kind=str(kind), log=str(log_file))
+        log.info("gateway_started", extra={"gateway": url, "kind": str(kind), "log": str(log_file)})
         async with running(_say_if_it_ends(child, url, log_file)):
             yield await attach(http, url)
 
@@ -230,7 +231,7 @@ async def _add(http: aiohttp.ClientSession, url: str, worker: Mapping[str, str])
 async def _say_if_it_ends(child: asyncio.subprocess.Process, url: str, log_file: Path) -> None:
     """Sessions go on without a gateway; whoever uses the gateway itself has to know."""
     code = await child.wait()
-    log.error("gateway_ended", gateway=url, exit_code=code, said=_tail(log_file))
+    log.error("gateway_ended", extra={"gateway": url, "exit_code": code, "said": _tail(log_file)})
 
 
 def _size_of(log_file: Path) -> int:

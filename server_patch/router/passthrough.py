@@ -10,14 +10,14 @@ One exception: whole JSON answers to requests that `amend` has a function for go
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import aiohttp
-import structlog
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-log = structlog.get_logger()
+log = logging.getLogger(f"harness.{__name__}")
 
 Header = tuple[bytes, bytes]
 
@@ -72,7 +72,8 @@ class Passthrough:
                 amended = self._amend(scope) if _is_whole_json(answer) else None
                 await (_pass_back(answer, send) if amended is None else _amend_and_send(answer, amended, send))
         except (aiohttp.ClientError, OSError) as error:
-            log.warning("gateway_failed", path=scope["path"], error=f"{type(error).__name__} {error}")
+            about = {"path": scope["path"], "error": f"{type(error).__name__} {error}"}
+            log.warning("gateway_failed", extra=about)
             # An answer that has begun can only be cut: our server closes the connection of one that is incomplete.
             if not has_begun:
                 await _say_unreachable(send, f"the gateway at {self._url} does not answer ({error})")

@@ -11,17 +11,17 @@ The gateway's own opinion of a worker's health is carried along and decides noth
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
-import structlog
 
 from server_patch.router.verbs import Engine
 
-log = structlog.get_logger()
+log = logging.getLogger(f"harness.{__name__}")
 
 _DEADLINE_S = 5.0
 _ONLY_SGLANG = "/model_info"
@@ -92,13 +92,14 @@ class WorkerList:
     def _say_whether_it_answers(self, *, does: bool) -> None:
         if does != self._does_answer:
             self._does_answer = does
-            log.warning("gateway_answers_again" if does else "gateway_does_not_list_workers", gateway=self._gateway_url)
+            event = "gateway_answers_again" if does else "gateway_does_not_list_workers"
+            log.warning(event, extra={"gateway": self._gateway_url})
 
     def _say_what_changed(self, before: AbstractSet[str], after: AbstractSet[str]) -> None:
         for url in sorted(after - before):
-            log.info("worker_listed", worker=url)
+            log.info("worker_listed", extra={"worker": url})
         for url in sorted(before - after):
-            log.info("worker_unlisted", worker=url)
+            log.info("worker_unlisted", extra={"worker": url})
 
 
 async def engine_of(http: aiohttp.ClientSession, url: str) -> Engine | None:

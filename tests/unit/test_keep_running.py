@@ -48,7 +48,9 @@ def test_a_server_ends_by_itself_before_it_is_killed(service: dict[str, str]) ->
 def test_systemd_knows_every_key(tmp_path: Path) -> None:
     """`systemd-analyze verify` says nothing of the unit, with a program that is there."""
     file = tmp_path / "session-server.service"
-    file.write_text(UNIT.replace("/opt/harness/bin/harness", str(Path(sys.executable).with_name("harness"))))
+    program = tmp_path / "harness"
+    program.symlink_to(Path(sys.executable).with_name("harness"))  # whose path may have a space in it
+    file.write_text(UNIT.replace("/opt/harness/bin/harness", str(program)))
     said = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", file], check=False, capture_output=True, text=True, timeout=60
     )

@@ -13,6 +13,7 @@ import pytest
 
 from harness.machine.log import get_logger
 from harness.telemetry.logging import configure_logging
+from server_patch.router.passthrough import log as passthrough_log
 from tests.checkout import ROOT
 
 LOGGER = "harness.server.turns"
@@ -166,6 +167,16 @@ def test_what_a_library_logs_in_our_name_is_a_line_like_ours(capsys: pytest.Capt
     assert (line["event"], line["level"], line["exception"]) == ("Exception in ASGI", "error", "ValueError: odd")
 
 
+def test_what_runs_beside_other_peoples_servers_logs_its_values_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """It knows nothing of the harness, and says them by `extra`."""
+    configure_logging()
+    passthrough_log.info("gateway_started", extra={"gateway": "http://127.0.0.1:1", "kind": "smg"})
+
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["gateway"], line["kind"]) == ("gateway_started", "http://127.0.0.1:1", "smg")
+    assert "lineno" not in line
+
+
 def test_a_level_is_written_from_there_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Configured twice, each line is there once."""
     configure_logging()
@@ -180,6 +191,7 @@ def test_a_level_is_written_from_there_on(capsys: pytest.CaptureFixture[str]) ->
 
 def test_no_module_logs_past_logging() -> None:
     """A logger of structlog's own prints on the standard output of whoever has not configured it."""
-    past = [path.name for path in (ROOT / "harness").rglob("*.py") if "structlog.get_logger" in path.read_text()]
+    files = [path for room in ("harness", "server_patch") for path in (ROOT / room).rglob("*.py")]
+    past = [path.name for path in files if "structlog.get_logger" in path.read_text()]
 
     assert past == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.client.connections import SessionServerAddress
-from harness.control.abort_report import Keep
+from harness.control.abort_report import AgentHooks, Keep
 from harness.engines.connect import open_engine
 from harness.errors import AdapterError
 from harness.machine.deadlines import read_end
@@ -23,6 +23,9 @@ from harness.server.settings import ServerSettings
 from harness.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
+
+ABORT_S = 600.0
+"""Seconds after which an abort is over whose controller has not said so; longer than one takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class RolloutNode:
     def __init__(self, setup: NodeSetup) -> None:
         self._setup = setup
         self._starting: asyncio.Task[_Serving] | None = None
+        self._aborts: dict[str, AgentHooks] = {}
 
     async def start(self, setup: NodeSetup, host: str) -> SessionServerAddress:
         """Serve sessions at `host`, a free port; where it does so already, or begins to, this only says where.
@@ -76,9 +80,14 @@ class RolloutNode:
         rollout = await self._require_manager().run(task)
         return replace(rollout, samples=()), rollout.samples
 
-    def mark(self, keep: Keep) -> None:
-        """The step of `SessionManager.abort_hooks` of this name; so are the next three."""
-        self._require_manager().abort_hooks().mark(keep)
+    async def mark(self, abort: str, keep: Keep) -> None:
+        """The step of `SessionManager.abort_hooks` of this name; so are the next three. `abort` is its id.
+
+        It is over after `ABORT_S` also where nobody says so: its controller may be lost, and the node is not.
+        """
+        self._aborts[abort] = hooks = self._require_manager().abort_hooks()
+        asyncio.get_running_loop().call_later(ABORT_S, self._clear, abort)
+        hooks.mark(keep)
 
     async def ask_agents(self) -> None:
         """Ask the agents to stop."""
@@ -90,9 +99,9 @@ class RolloutNode:
         """End the agents that still run; the sessions of those that are left even then."""
         return await self._require_manager().stop_agents(seconds)
 
-    def clear(self) -> None:
-        """The abort is over."""
-        self._require_manager().abort_hooks().clear()
+    async def clear(self, abort: str) -> None:
+        """The abort of that id is over. Idempotent."""
+        self._clear(abort)
 
     async def stop(self) -> None:
         """End agents and server. Idempotent."""
@@ -103,6 +112,10 @@ class RolloutNode:
         await asyncio.wait({starting})
         if not starting.cancelled() and starting.exception() is None:
             await starting.result().stack.aclose()
+
+    def _clear(self, abort: str) -> None:
+        if hooks := self._aborts.pop(abort, None):
+            hooks.clear()
 
     async def _open(self, host: str) -> _Serving:
         setup = self._setup

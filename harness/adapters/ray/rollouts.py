@@ -7,6 +7,7 @@ rollouts ends with an outcome that says so. Samples stay on the node that made t
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -115,13 +116,14 @@ class RayRollouts:
 
     def abort_hooks(self) -> Sequence[AgentHooks]:
         """For `abort_rollout`: the agents of each node that is not lost."""
+        abort = secrets.token_hex(8)  # a node tells by it which of several aborts at once is over
         return [
             AgentHooks(
                 f"agents on node {node.node_id}",
-                node.actor.mark.remote,
+                partial(node.actor.mark.remote, abort),
                 partial(_call, node.actor.ask_agents),
                 partial(_call, node.actor.stop_agents),
-                node.actor.clear.remote,
+                partial(node.actor.clear.remote, abort),
             )
             for node in self._alive()
         ]

@@ -70,7 +70,8 @@ def comparable(record: Json) -> list[Json]:
         turn["sampling"]["used"].pop("seed", None)
         del turn["notes"]["response_id"]
         for segment in turn["segments"]:
-            del segment["request_id"]
+            for name in ("request_id", "began_at", "seconds", "queued_s"):
+                del segment[name]
     return turns
 
 

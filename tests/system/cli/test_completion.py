@@ -34,7 +34,7 @@ def test_bash_completes_commands_and_options():
     assert (done.returncode, done.stderr) == (0, "")
     run, ctl, serve, shell, files = done.stdout.split("\n")[:5]
     assert run == "run"
-    assert ctl.split() == ["status", "pause", "drain", "resume"]
+    assert sorted(ctl.split()) == ["drain", "pause", "resume", "status", "top"]
     assert serve.split() == ["--store", "--stop-grace", "--streaming"]
     assert (shell, files) == ("zsh", "")
 

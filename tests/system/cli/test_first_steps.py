@@ -176,5 +176,5 @@ def test_the_examples_of_run_name_what_there_is():
     """Wherever the harness is installed."""
     named = re.findall(r"`harness run ([^`\s]+)", run.__doc__ or "")
 
-    assert len(named) == 5
+    assert len(named) == 6
     assert set(named) <= {folder.name for folder in bundled_scenarios()} | {"runs/DIR"}

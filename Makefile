@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 MODEL := smollm2-135m-instruct
-PYTEST_ARGS ?= -n 2 --dist loadgroup --durations=40 --durations-min=5
+# Three workers on two cores: two of them wait for the engines of their groups most of the time.
+PYTEST_ARGS ?= -n 3 --dist loadgroup --durations=40 --durations-min=5
 
 # pytest rewrites its plugins and the tests, and a test starts a hundred processes: all of them read what was compiled once.
 unexport PYTHONDONTWRITEBYTECODE

@@ -85,8 +85,7 @@ class Chain:
                 standing = await self.standing()
                 busy |= {name for name, each in standing.items() if each["in_flight"] or each["sessions"]}
                 in_flight = sum(each.turns_in_flight for each in sessions)
-                had_theirs = [each.turns >= TURNS for each in sessions] == [True] * count
-                if had_theirs and in_flight and any(each.turns > TURNS for each in sessions):
+                if [each.turns for each in sessions] == [TURNS] * count and in_flight:
                     return busy
                 await asyncio.sleep(0.05)
 

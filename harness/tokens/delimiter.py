@@ -21,9 +21,10 @@ one that fits the answer first.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from harness.errors import MalformedRequest, TokenizerError
+from harness.tokens.chat_tokenizer import SampledTurn
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.types import Json, Message
 
@@ -45,6 +46,17 @@ class Transition(NamedTuple):
     roles: tuple[str, ...]
     """Roles of the new messages."""
     has_tools: bool
+
+    @classmethod
+    def behind(cls, previous: SampledTurn, messages: Sequence[Message], tools: Sequence[Json]) -> Self:
+        """The one from `previous` to the turn after `messages`."""
+        return cls(
+            previous.opens_with_system,
+            previous.after_tools,
+            len(previous.reply.get("tool_calls") or ()),
+            tuple(message["role"] for message in messages),
+            bool(tools),
+        )
 
     def __str__(self) -> str:
         before = "system, " * self.opens_with_system + "tools, " * self.after_tools

@@ -42,13 +42,14 @@ class OutputReader:
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax) -> None:
         self.syntax = syntax
         self._tokenizer = tokenizer
-        think_ids = (tokenizer.marker_id(THINK), tokenizer.marker_id(THOUGHT))
-        self._think_id = think_ids[0] if None not in think_ids else None
-        self._turning_points = {*think_ids, *tokenizer.eos_ids}
+        self._think_ids = (tokenizer.marker_id(THINK), tokenizer.marker_id(THOUGHT))
+        self._think_id = self._think_ids[0] if None not in self._think_ids else None
+        self._turning_points = {*self._think_ids, *tokenizer.eos_ids}
         thoughts = (THINK, THOUGHT) if self._think_id is not None else ()
         self._markers = Markers(tokenizer, (*syntax.markers, *thoughts))
         marker_ids = {tokenizer.marker_id(marker) for marker in syntax.markers}
         self._silent_ids = tokenizer.eos_ids - marker_ids
+        self._structure_ids = frozenset({*map(tokenizer.marker_id, tokenizer.added_tokens)} - marker_ids)
 
     def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Content, reasoning and tool calls of `output`; without `tools` nothing is a call."""
@@ -71,8 +72,7 @@ class OutputReader:
         """
         split = None
         if self._think_id is not None:
-            turned = (token_id for token_id in reversed(context_ids) if token_id in self._turning_points)
-            split = ReasoningSplit(self.syntax.markers, is_open=next(turned, None) == self._think_id)
+            split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(context_ids))
         is_read = bool(tools) or self.syntax.frames_answers
         stream = OutputStream(
             self._markers,
@@ -85,6 +85,18 @@ class OutputReader:
         if forced_ids:
             stream.begin(forced_ids)
         return stream
+
+    def ends_in_reasoning(self, context_ids: Sequence[int]) -> bool:
+        """Reasoning has begun in the ids before an output."""
+        turned = (token_id for token_id in reversed(context_ids) if token_id in self._turning_points)
+        return self._think_id is not None and next(turned, None) == self._think_id
+
+    def is_plain(self, context_ids: Sequence[int], ids: Sequence[int]) -> bool:
+        """No marker is in `ids` but those of calls, and of reasoning that is over where they end."""
+        if self._structure_ids.isdisjoint(ids):
+            return not self.ends_in_reasoning(context_ids)
+        found = [token_id for token_id in ids if token_id in self._structure_ids]
+        return found[-1] == self._think_ids[1] and not {*found} - {*self._think_ids}
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins; the name is the agent's text and forges no marker."""

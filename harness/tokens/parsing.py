@@ -14,6 +14,9 @@ from typing import NamedTuple, Protocol
 
 from harness.types import Json, refuse_constant
 
+_ARGUMENTS = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_VALUES = json.JSONDecoder(parse_constant=refuse_constant)
+
 
 class Piece(NamedTuple):
     """A marker, or the text between two."""
@@ -184,7 +187,7 @@ def tool_call(name: object, arguments: object) -> ToolCall | None:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
     try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text = _ARGUMENTS.encode(arguments)
         (name + text).encode()  # half a surrogate pair, written as an escape, is no text
     except (ValueError, TypeError, RecursionError):
         return None
@@ -194,7 +197,7 @@ def tool_call(name: object, arguments: object) -> ToolCall | None:
 def decode_json(text: str) -> object:
     """The value of JSON `text`; None when it is not JSON, which an agent's parser would refuse (NaN, say)."""
     try:
-        value: object = json.loads(text, parse_constant=refuse_constant)
+        value: object = _VALUES.decode(text)
     except (ValueError, RecursionError):
         return None
     return value

@@ -73,14 +73,19 @@ class OutputStream:
         )
 
     def _read(self, pieces: Sequence[Piece]) -> Delta:
-        splits = (Split(rest=[each]) if self._split is None else self._split.push(each) for each in pieces)
-        deltas = [self._take(split) for split in splits]
-        return Delta("".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas))
+        reasoning = content = ""
+        for piece in pieces:
+            delta = self._take(Split(rest=(piece,)) if self._split is None else self._split.push(piece))
+            reasoning += delta.reasoning
+            content += delta.content
+        return Delta(reasoning, content)
 
     def _take(self, split: Split) -> Delta:
-        deltas = [Delta(split.reasoning), *map(self._reader.push, split.rest)]
-        reasoning = "".join(delta.reasoning for delta in deltas)
-        content = "".join(delta.content for delta in deltas)
+        reasoning, content = split.reasoning, ""
+        for piece in split.rest:
+            delta = self._reader.push(piece)
+            reasoning += delta.reasoning
+            content += delta.content
         self._reasoning.append(reasoning)
         self._content.append(content)
         return Delta(reasoning, content)

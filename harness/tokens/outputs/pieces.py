@@ -43,11 +43,10 @@ class PieceCutter:
         by_id = self._markers.by_id
         pieces: list[Piece] = []
         begin = 0
-        for position, token_id in enumerate(ids):
-            if token_id in by_id:
-                pieces += self._end_text(ids[begin:position])
-                pieces.append(Piece(by_id[token_id], is_marker=True))
-                begin = position + 1
+        for position in [at for at, token_id in enumerate(ids) if token_id in by_id]:
+            pieces += self._end_text(ids[begin:position])
+            pieces.append(Piece(by_id[ids[position]], is_marker=True))
+            begin = position + 1
         text_ids = [*self._bytes, *ids[begin:]]
         end = len(text_ids)
         while end and text_ids[end - 1] in self._markers.byte_ids:

@@ -88,6 +88,29 @@ class CachedSuffix:
         return ids
 
 
+class KeptSuffixes:
+    """The suffixes of one family, each cut when the first turn needs it: a server has started before all of them are.
+
+    Args:
+        text_of: What stands between two answers, as text.
+        ids_of: The same as ids: what a suffix has to give.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, text_of: TrickText, ids_of: TrickIds) -> None:
+        self._tokenizer = tokenizer
+        self._text_of = text_of
+        self._ids_of = ids_of
+        self._kept: dict[Transition, CachedSuffix | None] = {}
+
+    def find(self, transition: Transition) -> CachedSuffix | None:
+        """The suffix of `transition`; None where there is none that is as good."""
+        if transition not in COMMON_TRANSITIONS:
+            return None
+        if transition not in self._kept:
+            self._kept[transition] = build_suffix(transition, self._tokenizer, self._text_of, self._ids_of)
+        return self._kept[transition]
+
+
 def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
     """The texts that go into the holes of a suffix; None when a message says more than its text."""
     if any(message.keys() - _PLAIN_KEYS or not isinstance(message["content"], str) for message in messages):

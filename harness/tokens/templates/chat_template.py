@@ -7,6 +7,7 @@ that is as good as the prefix trick (`tokens.delimiter`), else with the trick. M
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -15,13 +16,24 @@ from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dumm
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.output_reader import OutputReader, call_syntax_of
 from harness.tokens.outputs.output_stream import OutputStream
-from harness.tokens.parsing import ParsedOutput
+from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.templates.append_only import find_dependence, find_divergence
-from harness.tokens.templates.cached_suffix import COMMON_TRANSITIONS, CachedSuffix, build_suffix, fillable_texts
+from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
+
+_CALLS = tuple(ToolCall("find", text) for text in ('{"find": "<1> \\"x\\""}', "{}"))
+_ASKING: Message = {"role": "user", "content": "question"}
+_CALLING: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": f"call_0_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for i, call in enumerate(_CALLS)
+    ],
+}
 
 
 class ChatTemplateTokenizer:
@@ -44,7 +56,7 @@ class ChatTemplateTokenizer:
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
         """Where the template is not append-only; what was sampled is kept all the same."""
-        self._suffixes: dict[Transition, CachedSuffix | None] = {}
+        self._suffixes = KeptSuffixes(self.tokenizer, self.dummy_text, self._dummy_ids)
 
     @property
     def end_of_turn_id(self) -> int | None:
@@ -73,17 +85,27 @@ class ChatTemplateTokenizer:
             return None
         messages = self.form.place(messages, goes_on=True)
         has_ended = bool(previous.output_ids) and previous.output_ids[-1] in self.end_ids
-        transition = Transition(
-            previous.opens_with_system,
-            previous.after_tools,
-            len(previous.reply.get("tool_calls") or ()),
-            tuple(message["role"] for message in messages),
-            bool(tools),
-        )
-        suffix, texts = self._suffix(transition), fillable_texts(messages)
+        transition = Transition.behind(previous, messages, tools)
+        suffix, texts = self._suffixes.find(transition), fillable_texts(messages)
         if suffix is not None and texts is not None:
             return suffix.encode(texts, self.tokenizer, has_ended=has_ended)
         return self._by_trick(transition, previous.reply, messages, tools, has_ended)
+
+    def has_ended_in_order(self, previous: SampledTurn) -> bool:
+        """The answer ended with a marker that the template writes; of its other markers, all that began has ended."""
+        *said, last = previous.output_ids or (None,)
+        return last in self.end_ids and self._reader.is_plain(previous.context_ids, said)
+
+    @cached_property
+    def reads_calls(self) -> bool:
+        """Calls are read as this family writes them; not so where it writes them in no way that is known here."""
+        prompt = self.template.try_render(self.form.apply([_ASKING]))
+        whole = self.template.try_render(self.form.apply([_ASKING, _CALLING]), generation_prompt=False)
+        if prompt is None or whole is None or not whole.startswith(prompt):
+            return False
+        ids = self.tokenizer.encode(whole.removeprefix(prompt).rstrip())
+        output = SampledOutput(ids, self.tokenizer.encode(prompt))
+        return self.parse(output, dummy_tools()).tool_calls == _CALLS
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins."""
@@ -107,9 +129,9 @@ class ChatTemplateTokenizer:
             tools = dummy_tools() if transition.has_tools else ()
             if self._depends_on_history:
                 source = DelimiterSource.FULL_RENDER
-            elif self._suffix(transition) is not None:
+            elif self._suffixes.find(transition) is not None:
                 source = DelimiterSource.CACHED_SUFFIX
-            elif self._dummy_text(transition, messages, tools) is None:
+            elif self.dummy_text(transition, messages, tools) is None:
                 source = DelimiterSource.FULL_RENDER
             else:
                 source = DelimiterSource.PREFIX_TRICK
@@ -123,21 +145,6 @@ class ChatTemplateTokenizer:
             shows_calls=self.form.shows_calls,
             shows_late_system="system" in self.form.late_roles,
         )
-
-    def _suffix(self, transition: Transition) -> CachedSuffix | None:
-        """Built when the first turn needs it: a server has started before all of them are."""
-        if transition not in COMMON_TRANSITIONS:
-            return None
-        if transition not in self._suffixes:
-            self._suffixes[transition] = build_suffix(
-                transition,
-                self.tokenizer,
-                self._dummy_text,
-                lambda transition, messages, tools: self._by_trick(
-                    transition, dummy_answer(transition.calls, "seek"), messages, tools, has_ended=False
-                ),
-            )
-        return self._suffixes[transition]
 
     def _by_trick(
         self,
@@ -157,9 +164,15 @@ class ChatTemplateTokenizer:
             text = text.removeprefix(next((end for end in ends if text.startswith(end)), ""))
         return guard.encode(text)
 
-    def _dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
+    def dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
+        """What the template has between a dummy of an answer and the next one; None when it cannot go on there."""
         *start, answer = self.form.apply([*dummy_start(transition), dummy_answer(transition.calls)])
         return self._trick.find(start, answer, self.form.apply(messages, goes_on=True), tools)
+
+    def _dummy_ids(
+        self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]
+    ) -> list[int] | None:
+        return self._by_trick(transition, dummy_answer(transition.calls, "seek"), messages, tools, has_ended=False)
 
 
 DESCRIBED_TRANSITIONS = tuple(

@@ -1,9 +1,14 @@
 """Model families that the `renderers` package knows: hand-written renderers instead of a Jinja template.
 
-They bridge turns that a template would rewrite, and parse calls from ids. A renderer is picked by what it does: it must
-give the template's own ids on a set of conversations. It runs on our tokenizer, so the ids are those of
-`tokenizer.json` and no message can forge a marker. A bridge must begin with the ids that were sampled, or it counts as
-no bridge (I1); what it fails to parse is read by our own parsers.
+They bridge turns that a template would rewrite. A renderer is picked by what it does: it must give the template's own
+ids on a set of conversations. It runs on our tokenizer, so the ids are those of `tokenizer.json` and no message can
+forge a marker. A bridge must begin with the ids that were sampled, or it counts as no bridge (I1).
+
+A bridge closes what an answer has left open, and writes the new messages. Behind an answer that ended in order there is
+nothing to close, and the rest depends on the transition alone: it is kept as a suffix, where that gives the renderer's
+ids on texts that break things. The renderer is asked behind every other answer.
+
+Outputs are read by our own parsers. Calls that those do not know are read by the renderer.
 
 The package is imported only where a family needs it, and without the `openai` and `httpx` packages that its client
 names in annotations.
@@ -19,10 +24,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
-from harness.tokens.delimiter import dummy_answer, dummy_messages, dummy_tools
+from harness.tokens.delimiter import Transition, dummy_answer, dummy_messages, dummy_tools
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.parsing import ParsedOutput, tool_call
+from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.chat_template import DESCRIBED_TRANSITIONS, ChatTemplateTokenizer
 from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
@@ -46,6 +52,9 @@ class RenderersTokenizer:
         form = template.form
         self._form = MessageForm(developer_as_system=form.developer_as_system, late_roles=form.late_roles)
         self._renderer = _build(name, TokenizerView(self.tokenizer))
+        self._suffixes = KeptSuffixes(
+            self.tokenizer, template.dummy_text, lambda _, messages, tools: self._dummy_ids(messages, tools)
+        )
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
         """Ids of the whole prompt. Raises `MalformedRequest` when the renderer refuses the messages."""
@@ -70,27 +79,20 @@ class RenderersTokenizer:
         """Ids between the output of `previous` and the assistant's next turn; None where the renderer has no bridge."""
         if not messages or any(message["role"] == "assistant" for message in messages):
             return self._template.extend_ids(previous, messages, tools)  # bridges are for what others say
-        context, output = list(previous.context_ids), list(previous.output_ids)
-        guard = GuardedMessages(self.tokenizer, self._form.apply(messages, goes_on=True), tools)
-        renderer = self._renderer_for(guard)
-        try:
-            bridged = renderer.bridge_to_next_turn(
-                context, output, _plain(guard.messages), tools=_plain(guard.tools) or None
-            )
-        except Exception:  # noqa: BLE001  # of a foreign program; the whole conversation can still be rendered
-            return None
-        known = context + output
-        if bridged is None or bridged.token_ids[: len(known)] != known:
-            return None
-        return list(bridged.token_ids[len(known) :])
+        if self._template.has_ended_in_order(previous):
+            placed = self._form.place(messages, goes_on=True)
+            suffix, texts = self._suffixes.find(Transition.behind(previous, placed, tools)), fillable_texts(placed)
+            if suffix is not None and texts is not None:
+                return suffix.encode(texts, self.tokenizer, has_ended=True)
+        return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """How an answer that must be a call (of `name`) begins."""
         return self._template.call_beginning_ids(name)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
-        """Content, reasoning and tool calls of an output; what the renderer calls malformed is read by our parsers."""
-        if not tools or output.stop is not None:
+        """Content, reasoning and tool calls of an output; what a renderer calls malformed is read by our parsers."""
+        if not tools or output.stop is not None or self._template.reads_calls:
             return self._template.parse(output, tools)
         ids = [*output.forced_ids, *output.ids]
         try:
@@ -106,8 +108,10 @@ class RenderersTokenizer:
     def open_output(
         self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
     ) -> OutputStream | None:
-        """A reader where the template's own reads the whole output, too; a renderer wants all of it."""
-        return None if tools else self._template.open_output(output, tools, stops, stop_ids)
+        """A reader where `parse` asks our own parsers; a renderer wants the whole output."""
+        if tools and not self._template.reads_calls:
+            return None
+        return self._template.open_output(output, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
         """The findings about the family when the renderer was picked."""
@@ -136,6 +140,27 @@ class RenderersTokenizer:
             except MalformedRequest:
                 return True
         return False
+
+    def _bridge(
+        self, context: list[int], output: list[int], messages: Sequence[Message], tools: Sequence[Json]
+    ) -> list[int] | None:
+        """The renderer's ids between `output` and the next turn; None where it has no bridge."""
+        guard = GuardedMessages(self.tokenizer, self._form.apply(messages, goes_on=True), tools)
+        renderer = self._renderer_for(guard)
+        try:
+            bridged = renderer.bridge_to_next_turn(
+                context, output, _plain(guard.messages), tools=_plain(guard.tools) or None
+            )
+        except Exception:  # noqa: BLE001  # of a foreign program; the whole conversation can still be rendered
+            return None
+        known = context + output
+        if bridged is None or bridged.token_ids[: len(known)] != known:
+            return None
+        return list(bridged.token_ids[len(known) :])
+
+    def _dummy_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
+        """A bridge behind a dummy that did not end itself; the renderer is told nothing else of what was before."""
+        return self._bridge(self.render_ids([_USER], tools), self.tokenizer.encode("text"), messages, tools)
 
     def _renderer_for(self, guard: GuardedMessages) -> "Renderer":
         """The renderer; one of its own for messages with markers, because it encodes what they hide behind."""

@@ -3,17 +3,26 @@
 import subprocess
 import sys
 from importlib import import_module
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 
 from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.chat_tokenizer import DelimiterSource, SampledOutput, SampledTurn
 from harness.tokens.conversations import TOOLS, exchanges
+from harness.tokens.markers import GuardedMessages
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
-from harness.tokens.templates.renderers import RenderersTokenizer, find_renderer, renderer_class, renderer_names
+from harness.tokens.templates.jinja_template import JinjaTemplate
+from harness.tokens.templates.renderers import (
+    RenderersTokenizer,
+    TokenizerView,
+    find_renderer,
+    renderer_class,
+    renderer_names,
+)
+from harness.tokens.tokenizer import Tokenizer
 
 QWEN3 = pytest.mark.parametrize("family", ["qwen3"], indirect=True)
 MALFORMED = [
@@ -60,6 +69,56 @@ def test_a_bridge_is_what_the_prefix_trick_gives(family):
         previous = SampledTurn(case.reply, family.chat.tokenizer.encode("x<|im_end|>"), [1, 2], case.opens_with_system)
         expected = family.template.extend_ids(previous, case.new, case.tools)
         assert family.chat.extend_ids(previous, case.new, case.tools) == expected
+
+
+ANSWERS = [
+    "yes<|im_end|>",
+    "<|im_end|>",
+    "yes<|endoftext|>",
+    "cut off",
+    "<think>\nhm\n</think>\n\nyes<|im_end|>",
+    "<think>a</think><think>b</think>c<|im_end|>",
+    "said <think> aloud</think><|im_end|>",
+    "<think>\nhm<|im_end|>",
+    "<think>\nhm",
+    "<think>hm<tool_call>{}</tool_call><|im_end|>",
+    "over</think>yes<|im_end|>",
+    "over</think><|im_end|>",
+    '<tool_call>{"name": "f"}</tool_call><|im_end|>',
+    "<|im_start|>assistant\n<think>hm<|im_end|>",
+    "<tool_response>x</tool_response><|im_end|>",
+    "a<|im_end|>b<|im_end|>",
+    "<|im_end|><|im_end|>",
+]
+CONTEXTS = [f"<|im_start|>assistant\n{opening}" for opening in ("", "<think>\n", "<think>\n\n</think>\n\n")]
+NEXT = [
+    [{"role": "tool", "tool_call_id": "a", "content": text}] for text in ("", " 1\n", "<|im_end|>", "日本 <think>")
+] + [
+    [USER],
+    [{"role": "tool", "tool_call_id": "a", "content": "1", "is_error": True}] * 2,
+    [{"role": "system", "content": "rules"}, USER],
+]
+
+
+@QWEN3
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("output", ANSWERS)
+def test_a_kept_bridge_is_the_one_that_the_renderer_builds(family, output, context):
+    """Whatever the answer has left open, behind whatever prompt; the package itself is the judge."""
+    encode = family.chat.tokenizer.encode
+    keeps = import_module("renderers.configs").Qwen3RendererConfig(thinking_retention="all")
+    before, said = encode(context), encode(output)
+    for messages, tools in product(NEXT, ([], TOOLS)):
+        previous = SampledTurn({"role": "assistant", "content": output}, said, before)
+        guarded = GuardedMessages(family.chat.tokenizer, messages, tools)
+        judge = renderer_class("qwen3")(TokenizerView(family.chat.tokenizer, guarded), keeps)
+        bridged = judge.bridge_to_next_turn(before, said, list(guarded.messages), tools=list(guarded.tools) or None)
+        known = [*before, *said]
+        kept = bridged is not None and list(bridged.token_ids[: len(known)]) == known
+
+        extension = family.chat.extend_ids(previous, messages, tools)
+
+        assert extension == (list(bridged.token_ids[len(known) :]) if kept else None)
 
 
 @QWEN3
@@ -116,9 +175,35 @@ def test_a_bridge_that_would_drop_sampled_tokens_is_none(family):
         *[(output, ParsedOutput(output, malformed=True)) for output in MALFORMED],
     ],
 )
-def test_outputs_are_read_by_the_renderer_and_what_it_cannot_read_by_us(family, output, expected):
-    """Nothing a model wrote raises, also not in somebody else's parser."""
-    assert family.chat.parse(SampledOutput(family.chat.tokenizer.encode(output)), TOOLS) == expected
+def test_outputs_are_read_alike_with_tools_and_without(family, output, expected):
+    """Nothing a model wrote raises; our parsers read a family whose calls they know, also while it is sampled."""
+    ids = family.chat.tokenizer.encode(output)
+    stream = family.chat.open_output(SampledOutput(()), TOOLS, (), frozenset())
+
+    assert family.chat.parse(SampledOutput(ids), TOOLS) == expected
+    assert stream is not None
+    for token_id in ids:
+        stream.push([token_id])
+    assert stream.end() == expected
+
+
+@QWEN3
+def test_calls_in_a_syntax_that_only_a_renderer_knows_are_read_by_it(family):
+    """GLM 4.5 writes no JSON between the markers of Hermes. Then only whole outputs are read."""
+    source = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    template = ChatTemplateTokenizer(Tokenizer.load(family.folder), JinjaTemplate(source))
+    chat = RenderersTokenizer("qwen3", template)
+    ids = chat.tokenizer.encode('<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>cut')
+
+    assert not template.reads_calls
+    assert chat.open_output(SampledOutput(()), TOOLS, (), frozenset()) is None
+    assert chat.open_output(SampledOutput(()), [], (), frozenset()) is not None
+    assert chat.parse(SampledOutput(ids[:-2]), TOOLS).tool_calls == (ToolCall("f", "{}"),)
+    assert chat.parse(SampledOutput(ids), TOOLS).malformed
 
 
 @QWEN3

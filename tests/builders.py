@@ -3,7 +3,6 @@
 Nothing here replaces code of ours: sessions, templates and engines are the real ones, on a tokenizer of 259 ids.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -196,4 +195,4 @@ def turn_service(
 
 def patient_client() -> ClientConnection:
     """A client that waits for ever and never retries."""
-    return ClientConnection(asyncio.Event().wait, {})
+    return ClientConnection(None, {})

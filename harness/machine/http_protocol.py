@@ -1,4 +1,4 @@
-"""HTTP connections that tell when an answer was not read.
+"""HTTP connections that tell when their client has left, and when an answer was not read.
 
 A client that times out just when its answer comes retries, and its retry is to get that answer and not another one
 (I5). So the server has to know whether an answer was read. It cannot know that one was, but it can often know that one
@@ -40,11 +40,23 @@ class Connection(Protocol):
     on_reset: Callable[[], None] | None
     """Called when the connection is reset before its next request."""
 
+    on_lost: Callable[[], None] | None
+    """Called when the connection is over."""
+
+    is_lost: bool
+    """It is over, as far as the event loop has noticed."""
+
     def is_closed_by_client(self) -> bool:
         """The client has closed its side, whether the event loop has noticed or not."""
 
     def is_reset(self) -> bool:
         """The answer met a client that had closed."""
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """The connection of a request; None under a web server that has none of ours."""
+    found: Connection | None = scope.get("state", {}).get(CONNECTION)
+    return found
 
 
 class Delivery:
@@ -54,7 +66,7 @@ class Delivery:
     """
 
     def __init__(self, scope: Scope, mark: Callable[[bool], None]) -> None:
-        self._connection: Connection | None = scope.get("state", {}).get(CONNECTION)
+        self._connection = connection_of(scope)
         self._mark = mark
         self._is_handed_over = False
         self._is_lost = self._connection is not None and self._connection.is_closed_by_client()
@@ -78,7 +90,8 @@ class ResetAwareProtocol(BoundedProtocol):
     """uvicorn's HTTP protocol within bounds, a `Connection` to the requests that it carries."""
 
     on_reset: Callable[[], None] | None = None
-    _is_gone = False
+    on_lost: Callable[[], None] | None = None
+    is_lost = False
 
     def on_message_begin(self) -> None:
         """The next request says that the last answer was read."""
@@ -88,14 +101,16 @@ class ResetAwareProtocol(BoundedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A reset, of theirs or ours, says that the last answer was not read; a plain close says nothing."""
-        self._is_gone = True
+        self.is_lost = True
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
         if (self.was_let_go or isinstance(exc, ConnectionError)) and self.on_reset is not None:
             self.on_reset()
 
     def is_closed_by_client(self) -> bool:
         """See `Connection`; asks the kernel, because the event loop learns of it some rounds later."""
-        return self._is_gone or self._poll(_CLOSED)
+        return self.is_lost or self._poll(_CLOSED)
 
     def is_reset(self) -> bool:
         """See `Connection`."""

@@ -79,7 +79,7 @@ class ModelCalls:
         self, dialect: Dialect, request: Request, session: Session, body: bytes, place: ExitStack
     ) -> Response:
         """The answer to the call that `body` is; a streamed one keeps its `place`."""
-        client = ClientConnection(request.receive, request.headers)
+        client = ClientConnection.of(request)
         wire = _wire_call(body, request, session)
         with _count_refusals(session):
             call = await self._turns.read(session, dialect, wire, client)
@@ -94,12 +94,11 @@ class ModelCalls:
                 delivery=partial(self._delivery, request, call),
             )
             return StreamedAnswer(turn, client, place.pop_all(), comment_every_s=self._settings.comment_every_s)
-        async with client.watch():
+        with client.watch():
             served = await self._serve(call)
             content = await self._write(call, served, lambda answer: msgspec.json.encode(dialect.answer(answer)))
-            is_delivered = await client.is_still_there()
         response = Response(content, media_type="application/json")
-        if is_delivered:
+        if not client.has_left:
             response.background = BackgroundTask(self._delivery(request, call, served).hand_over)
         return response
 
@@ -163,7 +162,7 @@ class ModelCalls:
         session = await self._session_of(request)
         with self._places.take(session.session_id) as count, self._sessions.in_use(session):
             body = await read_body(request, self._settings.limits, count)
-            client = ClientConnection(request.receive, request.headers)
+            client = ClientConnection.of(request)
             wire = _wire_call(body, request, session)
             tokens = await self._turns.count(await self._turns.read(session, dialect, wire, client))
         return json_response(dialect.count_answer(tokens))

@@ -76,8 +76,8 @@ class SessionRoutes:
     async def _create(self, request: Request) -> Response:
         body = await read_body(request, self._settings.limits)
         config = await self._read_config(body)
-        client = ClientConnection(request.receive, request.headers)
-        async with client.watch():
+        client = ClientConnection.of(request)
+        with client.watch():
             if config.resumes is not None:
                 await self._turns.live.look()
             with self._turns.callers.present(client):
@@ -202,7 +202,7 @@ class SessionRoutes:
         session = await self._sessions.find(session_id)
         if session is not None:
             try:
-                async with self._turns.callers.attend(ClientConnection(request.receive, request.headers)):
+                async with self._turns.callers.attend(ClientConnection.of(request)):
                     await self._sessions.end(session, within_s=asked.within_s)
             finally:  # in force whatever became of the waiting: its calls that wait at the gate get their answer
                 self._turns.gatekeeper.look_again()

@@ -79,8 +79,8 @@ class FrontSessions:
     async def _create(self, request: Request) -> Response:
         wish = read_wish(await read_body(request, self._settings.limits))
         only = wish.find_place(len(self._links))
-        client = ClientConnection(request.receive, request.headers)
-        async with client.watch():
+        client = ClientConnection.of(request)
+        with client.watch():
             with self._callers.present(client):
                 await self._gatekeeper.enter(Work.CREATE, client)
             for attempts_left in reversed(range(_ATTEMPTS)):

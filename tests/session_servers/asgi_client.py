@@ -46,9 +46,16 @@ class Exchange:
         """Hang up; whatever the server sends from now on is lost."""
         self._has_left = True
         self._inbox.put_nowait({"type": "http.disconnect"})
+        self.task.get_loop().call_soon(self._tell_lost)  # as a loop hears of it, also when it stands still just now
 
     on_reset: Callable[[], None] | None = None
     """As a `Connection`, told by nobody: this client takes what it is sent, or has left."""
+
+    on_lost: Callable[[], None] | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._has_left
 
     def is_closed_by_client(self) -> bool:
         return self._has_left
@@ -67,6 +74,10 @@ class Exchange:
         if self._has_left or not self.has_whole_answer:
             return None
         return Answer(self._status, self._head, self._body)
+
+    def _tell_lost(self) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
 
     async def _run(self) -> None:
         scope = {

@@ -14,12 +14,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from typing import Self
 
-from starlette.types import Receive
+from starlette.requests import Request
 
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
-from harness.machine.deadlines import ended, within
+from harness.machine.deadlines import within
+from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
 from harness.telemetry.secrets import shorten_secrets
 from harness.types import Json
@@ -44,12 +46,12 @@ class ClientConnection:
     """One request's client.
 
     Args:
-        receive: ASGI messages of the request, from behind its body.
+        connection: Carries the request; None where nobody can tell whether the client is there.
         headers: Of the request, with lower-case names.
     """
 
-    def __init__(self, receive: Receive, headers: Mapping[str, str]) -> None:
-        self._receive = receive
+    def __init__(self, connection: Connection | None, headers: Mapping[str, str]) -> None:
+        self._connection = connection
         self._callbacks: list[Callable[[], None]] = []
         self.has_left = False
         self.dismissal: HarnessError | None = None
@@ -75,22 +77,29 @@ class ClientConnection:
         agent = _noted(self.headers.get("user-agent", ""))
         return {"user_agent": agent} | ({"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {})
 
-    @asynccontextmanager
-    async def watch(self) -> AsyncIterator[None]:
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """The client that has sent `request`."""
+        return cls(connection_of(request.scope), request.headers)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
         """Notice inside the block when the client leaves."""
-
-        async def notice() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            self.has_left = True
-            self.dismiss(ClientLeft("the client left before its answer; the same request goes on with the turn"))
-
-        watcher = asyncio.create_task(notice())
+        connection = self._connection
+        if connection is None:
+            yield
+            return
+        connection.on_lost = self._leave
         try:
+            if connection.is_lost:
+                self._leave()
             yield
         finally:
-            watcher.cancel()
-            await ended(watcher)
+            connection.on_lost = None
+
+    def _leave(self) -> None:
+        self.has_left = True
+        self.dismiss(ClientLeft("the client left before its answer; the same request goes on with the turn"))
 
     def dismiss(self, reason: HarnessError, *, hand_over_s: float = HAND_OVER_S) -> None:
         """End every wait on behalf of the client; the first reason counts, and the shortest time to hand over."""
@@ -118,11 +127,6 @@ class ClientConnection:
         """Raises the reason for its dismissal: `ClientLeft` when nobody waits any more."""
         if self.dismissal is not None:
             raise self.dismissal
-
-    async def is_still_there(self) -> bool:
-        """Whether the client is there, counting a disconnect that has arrived and was not looked at yet."""
-        await asyncio.sleep(0)
-        return not self.has_left
 
     @contextmanager
     def held(self) -> Iterator[None]:

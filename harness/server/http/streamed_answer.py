@@ -70,12 +70,12 @@ class StreamedAnswer(Response, Generic[_T]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the turn. Raises its error when that comes before anything was sent."""
         del scope, receive
-        with self._place:
+        with self._place, self._client.watch():
             await self._serve_and_send(send)
 
     async def _serve_and_send(self, send: Send) -> None:
         begin = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        async with self._client.watch(), _run(self._turn.serve()) as serving:
+        async with _run(self._turn.serve()) as serving:
             has_begun, content = False, None
             async with aclosing(self._parts_before_end(serving)) as parts:
                 async for part in parts:
@@ -94,11 +94,8 @@ class StreamedAnswer(Response, Generic[_T]):
                 await send({"type": "http.response.body", "body": self._turn.failure(error)})
                 return
             delivery = self._turn.delivery(answer)
-            await send({"type": "http.response.body", "body": content, "more_body": True})
-            # Asked before the end: the web server reports every client as gone once its response is complete.
-            is_delivered = await self._client.is_still_there()
-            await send({"type": "http.response.body"})
-            if is_delivered:
+            await send({"type": "http.response.body", "body": content})
+            if not self._client.has_left:
                 await delivery.hand_over()
 
     async def _parts_before_end(self, serving: asyncio.Task[_T]) -> AsyncGenerator[bytes]:

@@ -287,7 +287,7 @@ async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
     asked = parse_request(WireCall(body(HI, stream=True)))
     stream = OpenAIChat().stream(AnswerHead(asked, "1", "m", 1.0))
     turn = StreamedTurn(stream, LiveText(), serve=serve, content=pytest.fail, failure=pytest.fail, delivery=pytest.fail)
-    answer = StreamedAnswer(turn, ClientConnection(receive, {}), ExitStack(), comment_every_s=0.01)
+    answer = StreamedAnswer(turn, ClientConnection(None, {}), ExitStack(), comment_every_s=0.01)
     with pytest.raises(ZeroDivisionError):
         await answer({}, receive, send)
 

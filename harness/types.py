@@ -303,7 +303,7 @@ class Turn:
     ordinal: int
     """How many turns of the session with this key were admitted before it; its seed depends on that."""
     request_digest: str
-    """blake2b-128 of the request body: recognizes a retry."""
+    """Of the request body: recognizes a retry (`sessions.retries`)."""
     created_at: float
     """Unix seconds at admission."""
     seconds: float

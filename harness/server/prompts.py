@@ -114,7 +114,7 @@ class ReadCall:
     prefixes: Sequence[Prefix]
     """Those of its conversation: element i covers the tools and the first i messages."""
     digest: str
-    """Of the body, which recognizes a retry."""
+    """Of the body (`sessions.retries`)."""
     noise: str = ""
     """The beginning of what was taken out of its head (`dialects.noise`)."""
 

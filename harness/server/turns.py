@@ -47,7 +47,7 @@ from harness.sessions.admission import require_served
 from harness.sessions.continuation import Endings
 from harness.sessions.gate import Work
 from harness.sessions.lifecycle import end_of_output
-from harness.sessions.retries import Treatment
+from harness.sessions.retries import Treatment, older_request_digest
 from harness.sessions.session import KnownAnswer, Session
 from harness.sessions.session_config import StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
@@ -77,6 +77,8 @@ class ModelCall:
 
     session: Session
     read: ReadCall
+    digest: str
+    """Of its body: by it the session recognizes a retry."""
     client: ClientConnection
     head: AnswerHead
     own_id: str
@@ -140,7 +142,9 @@ class TurnService:
     async def read(self, session: Session, dialect: Dialect, wire: WireCall, client: ClientConnection) -> ModelCall:
         """The call that `wire` makes of `session` in `dialect` (step 1). Raises `RequestError`, or `ServerBusy`."""
         began_at = self.clock()
-        read = await self.prompts.read(dialect, wire, session.history, client.idempotency_key)
+        key = client.idempotency_key
+        read = await self.prompts.read(dialect, wire, session.history, key)
+        digest = session.known_digest(read.digest, lambda: older_request_digest(wire.body, key))
         asked, able = read.request.sampling, self.engine.capabilities
         if (asked.top_logprobs or 0) > able.max_top_logprobs:
             raise MalformedRequest(
@@ -150,9 +154,9 @@ class TurnService:
             raise MalformedRequest(
                 f"response_format: expected type 'text', {able.engine} follows no schema", param="response_format"
             )
-        known, own_id = session.known_answer(read.digest, says_retry=client.says_retry), next(self._request_ids)
+        known, own_id = session.known_answer(digest, says_retry=client.says_retry), next(self._request_ids)
         head = AnswerHead(read.request, own_id if known is None else known.response_id, self.model, began_at)
-        return ModelCall(session, read, client, head, own_id, known, began_at)
+        return ModelCall(session, read, digest, client, head, own_id, known, began_at)
 
     async def serve(self, call: ModelCall) -> ServedTurn:
         """The turn that answers a model call (steps 2 to 8).
@@ -193,7 +197,7 @@ class TurnService:
         has_looked_twice = False
         while True:
             call.client.require_there()
-            treatment, index = call.session.treatment(call.read.digest, says_retry=call.client.says_retry)
+            treatment, index = call.session.treatment(call.digest, says_retry=call.client.says_retry)
             match treatment:
                 case Treatment.SAMPLE if index >= 0 and not has_looked_twice:
                     await _notice_disconnects()
@@ -227,7 +231,7 @@ class TurnService:
         diverged = session.divergence(point, asked.messages, asked.tools)
         point, context_ids = await self.prompts.encode(session, point, call.read)
         call.client.require_there()
-        if session.treatment(call.read.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
+        if session.treatment(call.digest, says_retry=call.client.says_retry)[0] is not Treatment.SAMPLE:
             return None
         delta = tuple(asked.messages[point.matched :])
         about = {"dialect": asked.dialect, "response_id": call.id_for(None), "client": call.client.notes()}
@@ -239,8 +243,7 @@ class TurnService:
             notes["noise"] = call.read.noise
         if call.client.held_s:
             notes["held_before_s"] = call.client.held_s
-        digest = call.read.digest
-        request = TurnRequest(delta, context_ids, asked.sampling, digest, step, diverged, asked.tools, notes)
+        request = TurnRequest(delta, context_ids, asked.sampling, call.digest, step, diverged, asked.tools, notes)
         session.require_fresh(point.parent, self.live.version)
         for name in asked.ignored:
             self.metrics.parameter_ignored(asked.dialect, name)

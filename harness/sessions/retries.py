@@ -6,10 +6,13 @@ in what became of the turn, and in whether the client says that it retries. The 
 
 from collections.abc import Mapping
 from enum import StrEnum
+from hashlib import blake2b
 
 from harness.tokens.sent_body import SentBody
 from harness.turn_ends import TurnStatus
 from harness.types import Turn
+
+_KIND = "xxh3:"
 
 
 class Standing(StrEnum):
@@ -67,9 +70,20 @@ def standing(turn: Turn) -> Standing:
 
 
 def request_digest(body: SentBody, idempotency_key: str) -> str:
-    """The same for two requests that are the same call: blake2b-128 of the body, and the client's own key for it.
+    """The same for two requests that are the same call: `xxh3:` and a digest of the body and the client's own key.
 
     The route is not part of it: a client that falls back to another dialect with the same bytes is answered from the
     turn that it has asked for already, in the words of the route it asks now.
     """
-    return body.digest_with(idempotency_key)
+    return _KIND + body.digest_with(idempotency_key)
+
+
+def is_older_digest(digest: str) -> bool:
+    """It was made by a server from before there was `request_digest`, and is in the store since."""
+    return not digest.startswith(_KIND)
+
+
+def older_request_digest(body: bytes, idempotency_key: str) -> str:
+    """What such a server made of the same call: blake2b-128."""
+    key = b"\0" + idempotency_key.encode() if idempotency_key else b""
+    return blake2b(body + key, digest_size=16).hexdigest()

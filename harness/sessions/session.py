@@ -21,7 +21,7 @@ from harness.sessions.admission import TurnPlace, plan_sampling, require_fresh
 from harness.sessions.divergence import Divergence, find_divergence, find_other_tools, find_overlooked
 from harness.sessions.ledger import Ledger, NewOutput, Unknown, account
 from harness.sessions.lifecycle import TRANSITIONS, CloseReason, Command, Phase, advance
-from harness.sessions.retries import TREATMENTS, Standing, Treatment, standing
+from harness.sessions.retries import TREATMENTS, Standing, Treatment, is_older_digest, standing
 from harness.sessions.script import Step, next_step
 from harness.sessions.session_config import AfterIncomplete, SessionConfig
 from harness.sessions.tree import AttachPoint, TurnTree
@@ -67,6 +67,7 @@ class Session:
         self._admitted = 0
         self._asked: Counter[ChainKey] = Counter()
         self._latest_with_body: dict[str, int] = {}
+        self._has_older_digests = False
         self._abandoned: set[int] = set()
         self._waiting = WaitingTurns()
         self._tools: tuple[Json, ...] | None = None  # of the turn that was admitted last; a restart forgets them
@@ -90,6 +91,12 @@ class Session:
     def turns_in_flight(self) -> Sequence[Admission]:
         """Admitted turns without an outcome."""
         return list(self._in_flight.values())
+
+    def known_digest(self, digest: str, older: Callable[[], str]) -> str:
+        """The digest by which the session knows a call: `digest`, or the `older` one where a stored turn has that."""
+        if self._has_older_digests and (found := older()) in self._latest_with_body:
+            return found
+        return digest
 
     def treatment(self, digest: str, *, says_retry: bool) -> tuple[Treatment, int]:
         """How a request with that body digest is treated, and the turn it is about (-1 for none).
@@ -319,6 +326,7 @@ class Session:
         """Add a turn read back from the store; turns come in order of their admission."""
         self._count(turn.index, turn.key, turn.ordinal)
         self._latest_with_body[turn.request_digest] = turn.index
+        self._has_older_digests |= is_older_digest(turn.request_digest)
         self._generated += turn.sampled_tokens
         self._waiting.note(turn)
         self._tree.add(turn, self._tree.path(turn.parent).extend(turn.context_ids).extend(turn.output_ids))

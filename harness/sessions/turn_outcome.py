@@ -32,7 +32,7 @@ class TurnRequest:
     """Their ids, delimiter and generation prompt included."""
     asked: SamplingWishes
     digest: str
-    """blake2b-128 of the request body."""
+    """Of the request body."""
     script_step: int | None = None
     """The step that it says of the session's script; None leaves that to the model."""
     divergence: Divergence | None = None

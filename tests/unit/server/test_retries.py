@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
+from hashlib import blake2b
 
 import httpx
 import pytest
@@ -32,6 +35,31 @@ async def ask(client, session, **headers: str) -> dict:
     answer = await client.http.post(url_of(session), json={"messages": HI}, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "one"}], ids=["plain", "with a key"])
+async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_path, headers):
+    """Its store has blake2b-128 of bodies: the retry goes on, another body is a turn of its own, and so is it later."""
+    path = tmp_path / "s.db"
+    content = json.dumps({"messages": HI}).encode()
+    key = b"\0one" if headers else b""
+    async with serving(SLOW, store=path) as client:
+        session = await client.create()
+        with pytest.raises(httpx.ReadTimeout):
+            await client.http.post(url_of(session), content=content, timeout=0.06, headers=headers)
+        await settled(client, session)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        older = blake2b(content + key, digest_size=16).hexdigest()
+        assert connection.execute("UPDATE turns SET request_digest = ?", (older,)).rowcount == 1
+    async with serving(*says("ignored", "other"), SLOW, store=path) as client:
+        again = await client.http.post(url_of(session), content=content, headers=headers)
+        other = await client.http.post(url_of(session), content=content + b" ", headers=headers)
+        turns = client.server.sessions.in_memory(session.session_id).turns
+
+    assert again.json()["choices"][0]["message"]["content"] == SLOW.text
+    assert other.status_code == 200
+    assert [len(turn.segments) for turn in turns] == [2, 1]
+    assert [turn.request_digest.startswith("xxh3:") for turn in turns] == [False, True]
 
 
 async def test_the_engine_stops_when_the_client_leaves():

@@ -86,7 +86,7 @@ def open_engine(
     ]
     if len(workers) == 1:
         return workers[0]
-    from harness.engines.pool.pool import EnginePool  # structlog and more, which an engine on its own need not pay
+    from harness.engines.pool.pool import EnginePool  # which an engine on its own need not pay
 
     return EnginePool(workers)
 

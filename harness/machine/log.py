@@ -6,15 +6,18 @@ unless a handler listens. As text an event is one line, `turn_ended end=drained 
 """
 
 import logging
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
-
-import structlog
-from structlog.typing import EventDict
 
 ROOT = "harness"
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())  # else `logging` itself prints warnings
+
+_bound: ContextVar[Mapping[str, Any]] = ContextVar("harness_log_values")
+_CALLER = 3  # frames from where `logging` looks: a record names whoever logs, and not this module
 
 
 class LoggedEvent:
@@ -32,20 +35,62 @@ class LoggedEvent:
         return text if exception is None else f"{text}\n{exception}"
 
 
-def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+class EventLogger:
+    """Logs events under one name. An `exc_info`, an exception or true for the one at hand, is told as `exception`."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, **values: Any) -> None:
+        """Log for whoever looks for a fault."""
+        self._log(logging.DEBUG, event, values)
+
+    def info(self, event: str, **values: Any) -> None:
+        """Log what goes as it should."""
+        self._log(logging.INFO, event, values)
+
+    def warning(self, event: str, **values: Any) -> None:
+        """Log what an operator may want to do something about."""
+        self._log(logging.WARNING, event, values)
+
+    def error(self, event: str, **values: Any) -> None:
+        """Log what has failed."""
+        self._log(logging.ERROR, event, values)
+
+    def exception(self, event: str, **values: Any) -> None:
+        """Log what has failed, with the exception at hand."""
+        self._log(logging.ERROR, event, {"exc_info": True, **values})
+
+    def critical(self, event: str, **values: Any) -> None:
+        """Log what nothing works without."""
+        self._log(logging.CRITICAL, event, values)
+
+    def _log(self, level: int, event: str, values: dict[str, Any]) -> None:
+        if not self._logger.isEnabledFor(level):
+            return
+        told = {**_bound.get({}), **values, "event": event}
+        error = told.pop("exc_info", None)
+        if error:
+            lines = traceback.format_exception(error) if isinstance(error, BaseException) else [traceback.format_exc()]
+            told["exception"] = "".join(lines).rstrip("\n")
+        self._logger.log(level, LoggedEvent(told), stacklevel=_CALLER)
+
+
+def get_logger(name: str) -> EventLogger:
     """A logger of events for the module `name`."""
-    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.format_exc_info,
-            _as_message,
-        ],
-        wrapper_class=structlog.stdlib.BoundLogger,
-    ).bind()
-    return logger
+    return EventLogger(name)
 
 
-def _as_message(_logger: object, _method: str, event: EventDict) -> tuple[tuple[LoggedEvent], dict[str, Any]]:
-    return (LoggedEvent(event),), {}
+def bind(**values: Any) -> None:
+    """Have `values` in every event of this context, and of those that are copied from it from now on."""
+    _bound.set({**_bound.get({}), **values})
+
+
+@contextmanager
+def bound(**values: Any) -> Iterator[None]:
+    """Have `values` in every event of the block."""
+    token = _bound.set({**_bound.get({}), **values})
+    try:
+        yield
+    finally:
+        _bound.reset(token)

@@ -13,13 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from structlog.contextvars import bound_contextvars
-
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, StoreError
 from harness.machine.clock import Clock
 from harness.machine.deadlines import to_the_end, within
-from harness.machine.log import get_logger
+from harness.machine.log import bound, get_logger
 from harness.server.generation import Generation
 from harness.server.http.connection import HAND_OVER_S, ClientConnection
 from harness.sessions.continuation import Output
@@ -145,7 +143,7 @@ class AdmittedTurns:
         try:
             self.metrics.turns_in_flight(len(self._turns))
             with (
-                bound_contextvars(turn=admission.index, attempt=admission.attempt),
+                bound(turn=admission.index, attempt=admission.attempt),
                 client.on_dismissal(lambda: session.abandon(admission.index)),
             ):
                 try:

@@ -25,8 +25,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from structlog.contextvars import bound_contextvars
-
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import AnswerHead, ModelRequest, ToolMode, WireCall, reply_message
 from harness.dialects.noise import NoiseRules
@@ -34,6 +32,7 @@ from harness.engines.base import TokenProvider
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import MalformedRequest, TurnAborted
 from harness.machine.clock import Clock
+from harness.machine.log import bound
 from harness.samples.side_calls import call_notes
 from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
@@ -168,7 +167,7 @@ class TurnService:
         session = call.session
         if session.config.script is not None:  # the server that took it may have been another one
             require_scripts(self.settings, self.engine.capabilities)
-        with bound_contextvars(session_id=shorten_secrets(session.session_id), dialect=call.request.dialect):
+        with bound(session_id=shorten_secrets(session.session_id), dialect=call.request.dialect):
             await self.gatekeeper.enter(Work.TURN, call.client, session)
             served = await self._find_or_sample(call)
         turn = served.turn

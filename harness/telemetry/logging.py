@@ -5,6 +5,7 @@ Programs that embed the harness have a log of their own, and do not call this; s
 
 import json
 import logging
+import os
 import select
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any, TextIO
 from harness.machine.log import ROOT, LoggedEvent
 from harness.telemetry.printable import printable
 
+_PLAIN, _BOLD = 0, 1
+_COLORS = {"debug": 2, "info": 32, "warning": 33, "error": 31, "critical": 31}  # of ANSI terminals
 _PIECE = 1_000  # characters: a pipe that has room takes 4,096 bytes, whatever they are
 _READER_MS = 100
 _OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
@@ -26,7 +29,7 @@ def configure_logging(level: str = "info") -> None:
     for before in logger.handlers[:]:
         logger.removeHandler(before)
     lines = _Lines(sys.stderr)
-    lines.setFormatter(_EventFormatter(_console_renderer() if sys.stderr.isatty() else _render_json))
+    lines.setFormatter(_EventFormatter(_render_line if sys.stderr.isatty() else _render_json))
     logger.addHandler(lines)
     logger.propagate = False
     logger.setLevel(level.upper())
@@ -62,11 +65,17 @@ def _render_json(event: dict[str, Any]) -> str:
     return json.dumps(event, default=repr)
 
 
-def _console_renderer() -> Callable[[dict[str, Any]], str]:
-    from structlog.dev import ConsoleRenderer
+def _render_line(event: dict[str, Any]) -> str:
+    """For a person: time, level, name and values, and an exception below them."""
+    level, exception = event.pop("level"), event.pop("exception", None)
+    head = [event.pop("timestamp"), _color(f"{level:8}", _COLORS.get(level, _PLAIN)), _color(event.pop("event"), _BOLD)]
+    values = (f"{key}={each if isinstance(each, str) else repr(each)}" for key, each in event.items())
+    line = " ".join([*head, *values])
+    return line if exception is None else f"{line}\n{exception}"
 
-    render = ConsoleRenderer()
-    return lambda event: str(render(None, "", event))
+
+def _color(text: object, code: int) -> str:
+    return str(text) if "NO_COLOR" in os.environ else f"\x1b[{code}m{text}\x1b[0m"
 
 
 class _Lines(logging.Handler):

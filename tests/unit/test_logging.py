@@ -1,5 +1,6 @@
 """Log lines go to standard error, and what is served does not depend on who takes them."""
 
+import asyncio
 import json
 import logging
 import os
@@ -11,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.log import get_logger
+from harness.machine.log import bound, get_logger
 from harness.telemetry.logging import configure_logging
 from server_patch.router.passthrough import log as passthrough_log
-from tests.checkout import ROOT
 
 LOGGER = "harness.server.turns"
 
@@ -189,9 +189,42 @@ def test_a_level_is_written_from_there_on(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(line)["event"] == "turn_dropped"
 
 
-def test_no_module_logs_past_logging() -> None:
-    """A logger of structlog's own prints on the standard output of whoever has not configured it."""
-    files = [path for room in ("harness", "server_patch") for path in (ROOT / room).rglob("*.py")]
-    past = [path.name for path in files if "structlog.get_logger" in path.read_text()]
+async def test_values_are_bound_to_a_block_and_to_what_begins_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of an inner block win, and those of the event itself; another task has its own."""
+    log = get_logger(LOGGER)
+    caplog.set_level(logging.INFO)
 
-    assert past == []
+    async def begin() -> None:
+        with bound(turn=2):
+            log.info("inner", end="model")
+
+    with bound(session_id="a", turn=1):
+        beside = asyncio.create_task(begin())
+        log.info("own", turn=3)
+        await beside
+        log.info("outer")
+    log.info("after")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "own session_id='a' turn=3",
+        "inner session_id='a' turn=2 end='model'",
+        "outer session_id='a' turn=1",
+        "after",
+    ]
+
+
+def test_a_record_names_who_has_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """For whoever listens with `logging` and formats file and line."""
+    caplog.set_level(logging.INFO)
+    get_logger(LOGGER).info("turn_ended")
+
+    [record] = caplog.records
+    assert record.funcName == "test_a_record_names_who_has_logged"
+
+
+def test_an_event_that_nobody_listens_to_is_not_made(caplog: pytest.LogCaptureFixture) -> None:
+    """Its values are not even looked at."""
+    caplog.set_level(logging.WARNING)
+    get_logger(LOGGER).info("turn_ended", exc_info=True)
+
+    assert caplog.records == []

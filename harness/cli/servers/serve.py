@@ -103,12 +103,11 @@ def serve(
 
     around: Around = alone
     if shard is not None and shards is not None:
-        from structlog.contextvars import bind_contextvars
-
+        from harness.machine.log import bind
         from harness.sessions.shard_ids import ShardPlace
         from harness.shards.shard import as_shard
 
-        bind_contextvars(shard=shard)
+        bind(shard=shard)
         settings, around = replace(settings, shard=ShardPlace(shard, shards)), as_shard
     elif not EngineName.parse(engine).urls:
         from harness.engines.sglang_server import NativeServer

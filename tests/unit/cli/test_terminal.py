@@ -38,6 +38,20 @@ def test_a_log_moves_no_cursor(terminal: Terminal):
     assert len(terminal.getvalue()) < 20_000
 
 
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_person_reads_a_line_for_each_event(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool):
+    """Its time, level and name before its values, and an exception below; in colors, unless nobody wants those."""
+    if is_plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    get_logger("harness.server.app").error("request_failed", path="/v1", of={"a": 1}, exc_info=ValueError("odd"))
+
+    first, last = terminal.getvalue().splitlines()
+    assert last == "ValueError: odd"
+    assert first.endswith(" path=/v1 of={'a': 1}")
+    assert ("\x1b[31merror   \x1b[0m \x1b[1mrequest_failed\x1b[0m" in first) is not is_plain
+    assert is_plain is (" error    request_failed path" in first)
+
+
 def test_what_people_write_stays_as_it_is():
     """In any script, with its line breaks."""
     assert printable("größer\n\t猜一个数 🙂") == "größer\n\t猜一个数 🙂"

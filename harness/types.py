@@ -347,6 +347,17 @@ class Turn:
         return int(self.output_ids.size) - self.forced_tokens if self.script_step is None else 0
 
     @property
+    def asked_at(self) -> float:
+        """Unix seconds at which its call came: what it was held at the gate is behind that."""
+        return self.created_at - float(self.notes.get("held_before_s", 0.0))
+
+    @property
+    def ended_at(self) -> float:
+        """Unix seconds at its end. The `seconds` of one that broke off and went on lack those in between."""
+        asked = [each.began_at + each.seconds for each in self.segments if each.began_at is not None]
+        return max(self.created_at + self.seconds, self.asked_at, *asked)
+
+    @property
     def is_suspended(self) -> bool:
         """It broke off with nobody to answer; its partial output waits for a retry."""
         return self.status is not TurnStatus.FAILED and TURN_ENDS[self.end].waits

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -186,6 +187,27 @@ _KeepDays = Annotated[
     ),
 ]
 
+Otlp = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp",
+        envvar="HARNESS_OTLP_ENDPOINT",
+        metavar="URL",
+        help="OpenTelemetry collector that gets spans over HTTP, such as http://127.0.0.1:4318.",
+        show_default=False,
+    ),
+]
+
+
+def require_collector(otlp: str | None) -> str | None:
+    """The address of `--otlp`, before anything is started that would send to it; None of none. Raises `ScenarioError`."""
+    from harness.telemetry.tracing.collector import read_headers, traces_url
+
+    if otlp:
+        traces_url(otlp)
+        read_headers(os.environ)
+    return otlp or None
+
 
 _SECRETS = frozenset({"admin_token", "engine_key"})
 
@@ -215,6 +237,7 @@ class ServerOptions:
     idle_hours: _IdleHours = 24.0
     idle_page_out: _IdlePageOut = 0.0
     keep_days: _KeepDays = 30.0
+    otlp: Otlp = None
     engine_key: _EngineKey = ""
 
     def settings(self) -> "ServerSettings":
@@ -247,6 +270,7 @@ class ServerOptions:
             idle_ttl_s=self.idle_hours * 3600 or None,
             idle_page_out_s=self.idle_page_out or None,
             keep_closed_s=self.keep_days * 86_400 or None,
+            otlp_endpoint=require_collector(self.otlp),
         )
         settings.check()
         return settings

@@ -26,6 +26,7 @@ from harness.sessions.session import Session
 from harness.sessions.turn_outcome import Admission, break_off_turn, lose_turn
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
+from harness.telemetry.tracing.tracer import SessionTracer
 from harness.telemetry.turn_seconds import measure_turn
 from harness.types import Turn
 
@@ -81,6 +82,8 @@ class AdmittedTurns:
     signal_check: SignalCheck | None = None
     """Looks once more at what the repeat guard said; None when no guard is wanted."""
     clock: Clock = time.time
+    tracer: SessionTracer | None = None
+    """Told of each outcome; None when no spans are wanted."""
     commit_s: float = 60.0
     """Longer than a store needs that waits for its disk; a turn must not wait for one that is dead."""
     recorded: int = 0
@@ -194,6 +197,8 @@ class AdmittedTurns:
             cause = outcome.notes.get("error")
             told = {} if cause is None else {"code": cause["code"], "error": cause["message"]}
             parts = {f"{part}_s": round(value, 4) for part, value in seconds._asdict().items()}
+            if self.tracer is not None:
+                self.tracer.turn_ended(turn.session, outcome)
             log.info(TURN_ENDED, end=end, status=status, tokens=tokens, **parts, **told)
             disagreement = self.signal_check and self.signal_check.disagreement(outcome)
             if disagreement:  # counted; what the guard said stands

@@ -52,6 +52,7 @@ class SessionServer:
             idle_ttl_s=turns.settings.idle_ttl_s,
             idle_page_out_s=turns.settings.idle_page_out_s,
             shard=turns.settings.shard,
+            tracer=turns.tracer,
         )
         self.gatekeeper = turns.gatekeeper
         self.callers = turns.callers

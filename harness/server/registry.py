@@ -37,6 +37,7 @@ from harness.sessions.takeover import successor_config, turns_to_take_over
 from harness.store.base import DamagedSession, SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.tracing.tracer import SessionTracer
 
 API_KEY_PREFIX = "sk-harness-"
 """Of the key of every session."""
@@ -72,6 +73,7 @@ class SessionRegistry:
         idle_ttl_s: float | None = None,
         idle_page_out_s: float | None = None,
         shard: ShardPlace | None = None,
+        tracer: SessionTracer | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -81,6 +83,7 @@ class SessionRegistry:
         self._idle_ttl_s = idle_ttl_s
         self._held = HeldSessions(store, metrics, clock, is_comparable, idle_page_out_s)
         self._shard = shard
+        self._tracer = tracer
         self._quarantined: dict[str, DamagedSession] = {}
         self.in_use = self._held.in_use
         self.has_call = self._held.has_call
@@ -255,6 +258,13 @@ class SessionRegistry:
             await self._turns.wait_until_ended(held, within_s=_CLOSE_S)
         await self._store.set_phase(held)
         self._held.forget(held)
+        if self._tracer is not None:
+            self._tracer.session_closed(held)
+
+    def say_how_far_they_are(self) -> None:
+        """The server stops: nobody else will say it of the sessions that it holds, unless a next one takes them up."""
+        if self._tracer is not None:
+            self._tracer.server_stops(self)
 
     async def give_up(self, damaged: DamagedSession) -> None:
         """Close a quarantined session unread: its rows stay, and it is not taken up again. Raises `StoreError`."""
@@ -280,6 +290,8 @@ class SessionRegistry:
             self._held.hold(previous)
             raise
         previous.close(CloseReason.TAKEN_OVER)
+        if self._tracer is not None:
+            self._tracer.taken_over(previous, session)
         return session
 
     def _new(self, config: SessionConfig) -> Session:

@@ -29,6 +29,9 @@ from harness.server.settings import ServerSettings
 from harness.server.turns import TurnService
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
+from harness.telemetry.tracing.collector import Collector, read_headers, traces_url
+from harness.telemetry.tracing.sender import SpanSender
+from harness.telemetry.tracing.tracer import SessionTracer
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.background import running
 
@@ -92,6 +95,7 @@ async def serve(
         listener = stack.enter_context(listening(settings.host, settings.port))
         await stack.enter_async_context(store)
         metrics = ServerMetrics()
+        tracer = await stack.enter_async_context(_tracing(settings, metrics))
         gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
         await gatekeeper.restore()
         # Nobody can tell an engine to go on through a server that waits for it to do so; the gate stays shut meanwhile.
@@ -101,15 +105,12 @@ async def serve(
         if settings.allow_forced_tokens and isinstance(engine, ProvesScripts):
             engine.proves_scripts = True
         await stack.enter_async_context(engine)
-        guard = choose_guard(settings.repeat_guard, os.environ)
-        if guard is not None:
-            require_guard(engine.capabilities, guard)
-            metrics.guard_proven()
-        check = None if guard is None else SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
-        turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock)
+        check = _prove_guard(settings, engine, chat_tokenizer, metrics)
+        turns = TurnService(engine, chat_tokenizer, store, metrics, gatekeeper, settings, check, clock, tracer)
         stack.callback(turns.heavy_work.close)
         await turns.live.restore()
         server = SessionServer(turns)
+        stack.callback(server.sessions.say_how_far_they_are)
         restored = await server.sessions.restore()
         await stack.enter_async_context(running(gatekeeper.expire_in_time()))
         await stack.enter_async_context(running(server.left_engines.wake_for_ever()))
@@ -132,6 +133,8 @@ async def serve(
         finally:
             if not embedded.force_exit:  # whoever hung up as if killed wants nobody to be answered
                 await turns.callers.send_away(grace_s=settings.stop_grace_s)
+            elif tracer is not None:
+                tracer.sender.hurries = True
 
 
 async def serve_forever(
@@ -163,6 +166,35 @@ async def serve_forever(
             loop.add_signal_handler(signum, end)
         started(server)
         await stop.wait()
+
+
+def _prove_guard(
+    settings: ServerSettings, engine: TokenProvider, chat_tokenizer: ChatTokenizer, metrics: ServerMetrics
+) -> SignalCheck | None:
+    """What checks the signals of the repeat guard that is wanted; None of none.
+
+    Raises `HarnessError` when the engine does not run it.
+    """
+    guard = choose_guard(settings.repeat_guard, os.environ)
+    if guard is None:
+        return None
+    require_guard(engine.capabilities, guard)
+    metrics.guard_proven()
+    return SignalCheck(guard, object_key_ids(chat_tokenizer.tokenizer))
+
+
+@asynccontextmanager
+async def _tracing(settings: ServerSettings, metrics: ServerMetrics) -> AsyncIterator[SessionTracer | None]:
+    """What sends spans to the collector of the settings during the block; None without one.
+
+    Raises `ScenarioError` of headers that are none.
+    """
+    if settings.otlp_endpoint is None:
+        yield None
+        return
+    sender = SpanSender(Collector(traces_url(settings.otlp_endpoint), read_headers(os.environ)), metrics)
+    async with sender.sending():
+        yield SessionTracer(sender)
 
 
 def _chores(

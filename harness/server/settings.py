@@ -9,6 +9,7 @@ from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import MalformedRequest, ScenarioError
 from harness.sessions.session_config import StreamingMode
 from harness.sessions.shard_ids import ShardPlace
+from harness.telemetry.tracing.collector import traces_url
 from harness.tokens.matching import normal_form
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -82,7 +83,9 @@ class ServerSettings:
     """Model name in answers; None takes the engine's."""
     matchings: tuple[str, ...] = ()
     """`package.module:function` paths that sessions may choose for matching, besides the built-in ones."""
-
+    otlp_endpoint: str | None = None
+    """The OpenTelemetry collector, as `http://host:4318`, that gets a span for each session, turn and engine request
+    (OTLP over HTTP); None sends none. `OTEL_EXPORTER_OTLP_HEADERS` of the environment has the headers."""
     shard: ShardPlace | None = None
     """The place of this server among those of a front; None for one that stands alone."""
     noise: tuple[str, ...] = (BILLING_HEADER,)
@@ -93,8 +96,8 @@ class ServerSettings:
     def check(self) -> None:
         """Raises `ScenarioError`.
 
-        For a server open to the network without a token, a matching or a noise that is none, a number that cannot be
-        meant.
+        For a server open to the network without a token, a matching, a noise or a collector that is none, a number that
+        cannot be meant.
         """
         self.limits.check_numbers()
         for name in _SECONDS:
@@ -111,6 +114,8 @@ class ServerSettings:
                 f"refusing to bind {self.host} without an admin token: anybody could create and read sessions;"
                 " give it one (--admin-token, HARNESS_ADMIN_TOKEN) or bind 127.0.0.1"
             )
+        if self.otlp_endpoint is not None:
+            traces_url(self.otlp_endpoint)
         NoiseRules(self.noise)
         try:
             normal_form(self.matchings)

@@ -53,6 +53,7 @@ from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_o
 from harness.store.base import SessionStore
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.tracing.tracer import SessionTracer
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText
 from harness.types import Json, TopLogprobs, Turn
@@ -114,6 +115,8 @@ class TurnService:
     signal_check: SignalCheck | None = None
     """Looks once more at what the repeat guard said; None when no guard is wanted."""
     clock: Clock = time.time
+    tracer: SessionTracer | None = None
+    """Told of turns and sessions; None when no spans are wanted."""
     prompts: Prompts = field(init=False)
     heavy_work: HeavyWork = field(init=False)
     live: LiveVersion = field(init=False)
@@ -123,7 +126,7 @@ class TurnService:
     callers: Callers = field(default_factory=Callers)
 
     def __post_init__(self) -> None:
-        self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock)
+        self.admitted = AdmittedTurns(self.store, self.metrics, self.signal_check, self.clock, self.tracer)
         self.heavy_work = HeavyWork(self.metrics, self.settings.limits.waiting_bytes)
         self.prompts = Prompts(
             self.engine, self.chat_tokenizer, self.heavy_work, self.settings.limits, NoiseRules(self.settings.noise)

@@ -85,6 +85,8 @@ class SessionStub:
     awaits: Mapping[int, Waiting]
     """By policy version, the tokens that wait for it. Only the newest eight: a version that so many updates have
     passed does not come any more, and its tokens keep their behavior values (I7)."""
+    lasted: tuple[float, float] | None = None
+    """Unix seconds at which the first of its calls came and the last of its turns ended; None without turns."""
     closed_because: CloseReason | None = None
     deliveries: Mapping[int, bool] = field(default_factory=dict)
     """Whether turns were delivered, as it turned out since: their rows may not say so yet."""
@@ -143,6 +145,7 @@ def stub_of(session: Session, key_digest: bytes, is_comparable: IsComparable) ->
         session.ledger(),
         dict(session.refusals),
         {version: count for version, count in waiting.items() if count != NOTHING_WAITING},
+        session.lasted,
     )
 
 

@@ -88,6 +88,12 @@ class Session:
         return self._tree.turns
 
     @property
+    def lasted(self) -> tuple[float, float] | None:
+        """Unix seconds at which the first of its calls came and the last of its turns ended; None without turns."""
+        turns = self.turns
+        return (min(turn.asked_at for turn in turns), max(turn.ended_at for turn in turns)) if turns else None
+
+    @property
     def turns_in_flight(self) -> Sequence[Admission]:
         """Admitted turns without an outcome."""
         return list(self._in_flight.values())

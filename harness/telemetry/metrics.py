@@ -113,6 +113,13 @@ class ServerMetrics:
         self._engines_woken = Counter(
             "harness_engines_woken", "Times the server continued engines that a hold had left", registry=self._registry
         )
+        self._spans_sent = Counter("harness_spans_sent", "Spans that a collector took", registry=self._registry)
+        self._spans_dropped = Counter(
+            "harness_spans_dropped", "Spans that no collector got", ["reason"], registry=self._registry
+        )
+        self._span_posts_failed = Counter(
+            "harness_span_posts_failed", "Requests with spans that a collector did not take", registry=self._registry
+        )
         self._overhead = Histogram(
             "harness_overhead_seconds",
             "Seconds the server itself spent on a turn: everything but the engine",
@@ -216,6 +223,18 @@ class ServerMetrics:
     def engines_woken(self) -> None:
         """The server continued engines that a hold had left paused."""
         self._engines_woken.inc()
+
+    def spans_sent(self, count: int) -> None:
+        """A collector took so many spans."""
+        self._spans_sent.inc(count)
+
+    def spans_dropped(self, reason: str, count: int) -> None:
+        """So many spans will not be sent (any more)."""
+        self._spans_dropped.labels(reason).inc(count)
+
+    def span_post_failed(self) -> None:
+        """A request with spans was not answered, or not with a success."""
+        self._span_posts_failed.inc()
 
     def route_unknown(self, dialect: str) -> None:
         """A request was for no route; `dialect` is that of its path, or `other`."""

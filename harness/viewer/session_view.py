@@ -67,6 +67,8 @@ class TurnView:
     """Of `seconds`, those at the gate."""
     held_before_s: float = 0.0
     """Seconds at the gate before `created_at`."""
+    traceparent: str | None = None
+    """Names the agent's own span in which it was asked for, as the agent has said."""
     context_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
@@ -107,6 +109,7 @@ class TurnView:
             requests=turn.get("segments", ()),
             held_s=float(notes.get("held_s", 0.0)),
             held_before_s=float(notes.get("held_before_s", 0.0)),
+            traceparent=(notes.get("client") or {}).get("traceparent"),
             context_ids=turn.get("context_ids", ()),
             output_ids=turn.get("output_ids", ()),
             logprobs=turn.get("logprobs", ()),

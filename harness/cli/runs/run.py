@@ -110,6 +110,7 @@ def run(
     out: _Out = None,
     resume: _Resume = False,
     only: _Only = None,
+    otlp: options.Otlp = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a scenario or a suite of them and report on it.
@@ -159,6 +160,7 @@ def run(
         settings=set_keys or None,
         limit=limit,
     )
+    otlp = options.require_collector(otlp)
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
     numbers = None if failed is None else failed.find(opened.directory)
     if failed is not None and not numbers:
@@ -176,7 +178,7 @@ def run(
         raise typer.Exit(int(result["exit_code"]))
     if numbers is not None:
         output.say(f"playing rollouts again that failed: {len(numbers)}; the records of before are kept")
-    report = _execute(opened, concurrency, admin_token, numbers, is_resumed=resume and numbers is None)
+    report = _execute(opened, concurrency, admin_token, numbers, otlp, is_resumed=resume and numbers is None)
     if as_json:
         output.print_json(report.to_json())
     else:
@@ -191,6 +193,7 @@ def _execute(
     concurrency: int | None,
     admin_token: str | None,
     only: frozenset[int] | None,
+    otlp: str | None,
     *,
     is_resumed: bool,
 ) -> "RunReport":
@@ -214,6 +217,7 @@ def _execute(
                 concurrency,
                 admin_token=admin_token,
                 only=only,
+                otlp_endpoint=otlp,
             )
             return await suite_run.execute()
 

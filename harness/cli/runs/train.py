@@ -55,6 +55,7 @@ def train(
     out: _Out = None,
     resume: _Resume = False,
     metrics_port: _MetricsPort = None,
+    otlp: options.Otlp = None,
     as_json: options.Json = False,
 ) -> None:
     """Train the scenario's model on its rollouts: collect, pack, update the weights, again.
@@ -68,8 +69,9 @@ def train(
     from harness.suite.record.config import Overrides
     from harness.suite.run.open_run import begin_run, resume_run
 
+    otlp = options.require_collector(otlp)
     opened = (resume_run if resume else begin_run)(scenario, Overrides(seed=seed), out, trains=True)
-    report = _execute(opened, steps, metrics_port)
+    report = _execute(opened, steps, metrics_port, otlp)
     if as_json:
         output.print_json(report.to_json())
     else:
@@ -77,7 +79,7 @@ def train(
     raise typer.Exit(report.exit_code)
 
 
-def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None) -> "TrainReport":
+def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: str | None) -> "TrainReport":
     """The report of the run; whatever stops it, the user is told how to go on."""
     import uvloop
 
@@ -89,7 +91,7 @@ def _execute(opened: "OpenedRun", steps: int, metrics_port: int | None) -> "Trai
     async def execute() -> "TrainReport":
         interrupts = Interrupts()
         with interrupts.from_signals():
-            return await TrainRun(opened, steps, output.say, interrupts, metrics_port).execute()
+            return await TrainRun(opened, steps, output.say, interrupts, metrics_port, otlp).execute()
 
     try:
         report = uvloop.run(execute())

@@ -24,6 +24,7 @@ from harness.machine.deadlines import within
 from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
 from harness.telemetry.secrets import shorten_secrets
+from harness.telemetry.tracing.spans import read_traceparent
 from harness.types import Json
 
 HAND_OVER_S = 5.0
@@ -69,13 +70,15 @@ class ClientConnection:
         """The client says that it has asked before."""
 
     def notes(self) -> Json:
-        """What it says of itself, for the record of its turns: its program, and the ids of its own that it sends.
+        """What it says of itself, for the record of its turns: its program, the ids of its own that it sends, its span.
 
         Keys of the harness and session ids among them are shortened: a record is kept, and read by others.
         """
         own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
         agent = _noted(self.headers.get("user-agent", ""))
-        return {"user_agent": agent} | ({"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {})
+        ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}
+        span = read_traceparent(self.headers.get("traceparent", ""))
+        return {"user_agent": agent} | ids | ({} if span is None else {"traceparent": span})
 
     @classmethod
     def of(cls, request: Request) -> Self:

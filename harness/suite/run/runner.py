@@ -54,6 +54,8 @@ class SuiteRun:
     """How long that server may take."""
     only: Collection[int] | None = None
     """Numbers of the rollouts to play, those that are final played again; None plays those that are not."""
+    otlp_endpoint: str | None = None
+    """The collector that a session server of the run sends spans to; None sends none."""
 
     async def execute(self) -> RunReport:
         """Run the rollouts that are not final, or those in `only`, then report on everything.
@@ -90,7 +92,7 @@ class SuiteRun:
         if isinstance(choice, AttachedChoice):
             opening = attach(choice, self.admin_token, database, say, self.deadlines)
         else:
-            opening = serve_engine(choice, database, say)
+            opening = serve_engine(choice, database, say, otlp_endpoint=self.otlp_endpoint)
         async with AsyncExitStack() as stack:
             async with self.interrupts.until_request():  # installing and starting a server takes minutes
                 services = await stack.enter_async_context(opening)

@@ -179,8 +179,10 @@ class OwnServices(Services):
 
 
 @asynccontextmanager
-async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str], None]) -> AsyncIterator[OwnServices]:
-    """Services for `choice` whose sessions are kept in `database`.
+async def serve_engine(
+    choice: EngineChoice, database: Path, say: Callable[[str], None], *, otlp_endpoint: str | None = None
+) -> AsyncIterator[OwnServices]:
+    """Services for `choice` whose sessions are kept in `database`, and which send spans to a collector if there is one.
 
     Raises `LaneError`, `ModelError`, `TokenizerError` or `EngineError` when the engine does not come up.
     """
@@ -189,7 +191,10 @@ async def serve_engine(choice: EngineChoice, database: Path, say: Callable[[str]
     chat_tokenizer = await asyncio.to_thread(open_chat_tokenizer, model_dir, template_file=choice.template)
     admin_token = new_admin_token()
     settings = ServerSettings(
-        admin_token=admin_token, repeat_guard=choice.repeat_guard, allow_forced_tokens=choice.forces_tokens
+        admin_token=admin_token,
+        repeat_guard=choice.repeat_guard,
+        allow_forced_tokens=choice.forces_tokens,
+        otlp_endpoint=otlp_endpoint,
     )
     async with AsyncExitStack() as stack:
         guard = {} if choice.repeat_guard is None else choice.repeat_guard.to_environ()

@@ -44,6 +44,8 @@ class TrainRun:
     interrupts: Interrupts
     metrics_port: int | None = None
     """Where Prometheus finds the figures of the last step; 0 is any free one."""
+    otlp_endpoint: str | None = None
+    """The collector that the session server sends spans to; None sends none."""
     around_learner: Callable[[Learner], Learner] | None = None
     """Gets the scenario's learner, and returns the one that is trained: itself, or another one around it."""
 
@@ -87,7 +89,8 @@ class TrainRun:
                 choice = await choose_engine(self._folder)
                 async with asyncio.TaskGroup() as opening:
                     opening_learner = opening.create_task(open_learner(choice, self._train))
-                    services = await stack.enter_async_context(serve_engine(choice, directory.database, self.say))
+                    serving = serve_engine(choice, directory.database, self.say, otlp_endpoint=self.otlp_endpoint)
+                    services = await stack.enter_async_context(serving)
                 learner = opening_learner.result()
                 learner = learner if self.around_learner is None else self.around_learner(learner)
             if self.interrupts.is_requested:

@@ -1,6 +1,5 @@
 """The spans of a run: read as the schema of OTLP has them, and equal to the record."""
 
-import base64
 import json
 import re
 import sqlite3
@@ -9,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.json_format import ParseDict
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.cli.look.report import ReportFormat, report
 from harness.suite.record.rundir import RunDirectory
+from harness.telemetry.tracing.spans import ATTRIBUTES
 from harness.types import Json
-from harness.viewer.exports.spans import ATTRIBUTES, SPANS_FILE, session_spans
+from harness.viewer.exports.spans import SPANS_FILE, session_spans
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView
+from tests.otlp_collector import read_request, said
 from tests.recorded_runs import write_run
 
 DOCS = Path(__file__).parents[3] / "docs" / "looking.md"
@@ -31,34 +30,10 @@ async def _run(tmp_path: Path) -> RunDirectory:
     return await write_run(tmp_path / "run", [("Two.", 0.5), ("Two and more.", None)])
 
 
-def _read(lines: str) -> list[list[Span]]:
-    """The spans of each line, as the schema of OTLP has them: a field that it does not know is an error."""
-    requests = [ParseDict(_with_base64(json.loads(line)), ExportTraceServiceRequest()) for line in lines.splitlines()]
-    return [list(request.resource_spans[0].scope_spans[0].spans) for request in requests]
-
-
-def _with_base64(value: Any) -> Any:
-    """Ids as protobuf's JSON has them, where OTLP's has hexadecimal digits."""
-    if isinstance(value, list):
-        return [_with_base64(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: base64.b64encode(bytes.fromhex(each)).decode()
-        if key in ("traceId", "spanId", "parentSpanId")
-        else _with_base64(each)
-        for key, each in value.items()
-    }
-
-
-def _said(span: Span) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value") or "") for each in span.attributes}
-
-
 def _spans(record: Json, line: SessionLine | None = None) -> list[Span]:
     spans = list(session_spans(line or SessionLine("a"), SessionView.of(record)))
     text = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
-    return _read(text)[0]
+    return read_request(text)
 
 
 def test_a_run_has_a_trace_per_session(run: RunDirectory, tmp_path: Path):
@@ -67,7 +42,7 @@ def test_a_run_has_a_trace_per_session(run: RunDirectory, tmp_path: Path):
     text = (tmp_path / "spans" / SPANS_FILE).read_text("utf-8")
     lines = look_at(run.path).sessions
 
-    traces = _read(text)
+    traces = [read_request(line) for line in text.splitlines()]
     assert len(traces) == len(lines) == 2
     for line, spans in zip(lines, traces, strict=True):
         session = look_into(run.path, str(line.session_id))
@@ -81,7 +56,7 @@ def test_a_run_has_a_trace_per_session(run: RunDirectory, tmp_path: Path):
             spans[0].span_id,
             spans[3].span_id,
         ]
-        assert [_said(span)["harness.turn.index"] for span in spans[1::2]] == [0, 1]
+        assert [said(span)["harness.turn.index"] for span in spans[1::2]] == [0, 1]
         assert [span.start_time_unix_nano for span in spans[1::2]] == [
             int(t.created_at * SECOND) for t in session.turns
         ]
@@ -91,9 +66,9 @@ def test_a_run_has_a_trace_per_session(run: RunDirectory, tmp_path: Path):
         for above, below in ((0, 1), (0, 3), (1, 2), (3, 4)):
             assert spans[above].start_time_unix_nano <= spans[below].start_time_unix_nano
             assert spans[below].end_time_unix_nano <= spans[above].end_time_unix_nano
-        tokens = [_said(span)["gen_ai.usage.output_tokens"] for span in spans[1:]]
+        tokens = [said(span)["gen_ai.usage.output_tokens"] for span in spans[1:]]
         assert tokens == [count for turn in session.turns for count in (turn.output_length, turn.output_length)]
-        assert {key for span in spans for key in _said(span)} <= set(ATTRIBUTES)
+        assert {key for span in spans for key in said(span)} <= set(ATTRIBUTES)
     assert [spans[0].status.code for spans in traces] == [1, 2]
     assert len({spans[0].trace_id for spans in traces}) == 2
     report(run.path, out=tmp_path / "again", kind=ReportFormat.OTEL)
@@ -119,10 +94,10 @@ def test_a_turn_that_was_held_and_cut_short():
 
     assert (turn.start_time_unix_nano, turn.end_time_unix_nano) == (8 * SECOND, int(17.5 * SECOND))
     assert (session.start_time_unix_nano, session.end_time_unix_nano) == (8 * SECOND, int(17.5 * SECOND))
-    assert (_said(turn)["error.type"], turn.status.code) == ("engine_down", 2)
-    assert (_said(turn)["harness.turn.held_seconds"], _said(turn)["harness.turn.attempts"]) == (3.0, 2)
-    assert [_said(each)["harness.request.worker"] for each in (first, second)] == ["w0", "w1"]
-    labels = [_said(each)["harness.weight_versions"] for each in (first, second)]
+    assert (said(turn)["error.type"], turn.status.code) == ("engine_down", 2)
+    assert (said(turn)["harness.turn.held_seconds"], said(turn)["harness.turn.attempts"]) == (3.0, 2)
+    assert [said(each)["harness.request.worker"] for each in (first, second)] == ["w0", "w1"]
+    labels = [said(each)["harness.weight_versions"] for each in (first, second)]
     assert [[value.string_value for value in each.values] for each in labels] == [["3"], ["5"]]
 
 
@@ -131,8 +106,8 @@ def test_what_an_agent_chose_steers_nobody_and_what_is_no_number_is_left_out():
     line = SessionLine("a", scenario="\x1b[2J\u202ename", reward=float("nan"))
     session, turn = _spans(_record(segments=[{"request_id": "r0", "start": 0, "end": 2}]), line)
 
-    assert _said(session)["harness.scenario"] == "\\x1b[2J\\u202ename"
-    assert "harness.reward" not in _said(session)
+    assert said(session)["harness.scenario"] == "\\x1b[2J\\u202ename"
+    assert "harness.reward" not in said(session)
     assert turn.name == "turn"
 
 
@@ -148,7 +123,7 @@ def test_a_session_that_is_damaged_is_said_and_the_others_are_there(
     report(run.path, out=tmp_path / "spans", kind=ReportFormat.OTEL)
 
     assert "5 spans, 1 missing" in capsys.readouterr().out
-    assert len(_read((tmp_path / "spans" / SPANS_FILE).read_text("utf-8"))) == 1
+    assert len((tmp_path / "spans" / SPANS_FILE).read_text("utf-8").splitlines()) == 1
 
 
 def test_every_attribute_is_in_the_table_of_the_docs():

@@ -1,0 +1,213 @@
+"""A collector of OpenTelemetry, to which spans are sent by OTLP over HTTP, as JSON.
+
+One POST at a time, each with a deadline, never through a proxy of the environment and never to where a redirect leads:
+the headers may hold a key. An answer is read as far as it is needed, and is no more than a verdict: whatever a
+collector says, nothing is raised. The verdicts are those of the protocol: after 429, 502, 503, 504 and a connection
+that broke the same may be sent again, after everything else that is no success it may not.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from harness.credentials import has_userinfo
+from harness.errors import ScenarioError
+from harness.telemetry.printable import printable
+
+if TYPE_CHECKING:
+    import aiohttp
+
+HEADERS_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+"""Of the environment, from OpenTelemetry's specification: the first that is set has the headers of every request."""
+
+_TRACES_PATH = "/v1/traces"
+_AGAIN = frozenset({429, 502, 503, 504})
+_MOST_BYTES = 1 << 16  # of an answer; a longer one is none of OTLP's
+_MOST_WORDS = 200  # characters of it in the log
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~")
+
+
+class Verdict(StrEnum):
+    """What becomes of spans after a POST of them."""
+
+    TAKEN = "taken"
+    """The collector has them, all or but for `Answer.rejected`."""
+    AGAIN = "again"
+    """It may take them later."""
+    REFUSED = "refused"
+    """It will never take them."""
+
+
+class Answer(NamedTuple):
+    """The end of a POST."""
+
+    verdict: Verdict
+    trouble: str = ""
+    """What was wrong, in words that are the same for every time that it is; empty of a success."""
+    detail: str = ""
+    """More of it, for the log."""
+    rejected: int = 0
+    """Spans that it has not taken, and never will."""
+    wait_s: float | None = None
+    """How long it wants to be left alone."""
+
+
+def traces_url(endpoint: str) -> str:
+    """Where spans go, of a collector at `endpoint`: `/v1/traces` below it, unless it ends so already.
+
+    Raises `ScenarioError` when that is no address, or has a secret in it.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or no IPv6 address
+        has_host = False
+    if "@" in endpoint or has_userinfo(endpoint):  # never shown
+        raise ScenarioError(
+            f"--otlp: expected an address without a user or a secret in it; {HEADERS_VARIABLES[1]} has the headers"
+        )
+    is_plain = all(char.isprintable() and not char.isspace() for char in endpoint)
+    if not has_host or not is_plain or parts.scheme not in ("http", "https") or "?" in endpoint or "#" in endpoint:
+        raise ScenarioError(
+            f"--otlp: expected the address of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318;"
+            f" got {endpoint!r}"
+        )
+    base = endpoint.rstrip("/")
+    return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
+
+
+def read_headers(environ: Mapping[str, str]) -> dict[str, str]:
+    """The headers for a collector that `environ` has: `name=value,...`, values percent-encoded.
+
+    Raises `ScenarioError`, which does not show them, when they are none.
+    """
+    variable = next((name for name in HEADERS_VARIABLES if environ.get(name)), None)
+    headers: dict[str, str] = {}
+    for pair in environ[variable].split(",") if variable else ():
+        name, is_pair, value = pair.partition("=")
+        name, value = name.strip(), unquote(value.strip())
+        if not pair.strip():
+            continue
+        if not is_pair or not name or not _NAME.issuperset(name) or not (value.isascii() and value.isprintable()):
+            raise ScenarioError(
+                f"{variable}: expected NAME=VALUE,... with values percent-encoded, as OpenTelemetry has it"
+            )
+        headers[name.lower()] = value
+    return headers
+
+
+def judge_answer(status: int, content: bytes, retry_after: str, now: float) -> Answer:
+    """What the answer of a collector with `status`, `content` and `Retry-After` means at Unix second `now`."""
+    if status in _AGAIN:
+        return Answer(Verdict.AGAIN, f"answered {status}", _words(content), wait_s=_wait_s(retry_after, now))
+    if not 200 <= status < 300:
+        return Answer(Verdict.REFUSED, f"answered {status}", _words(content))
+    try:
+        said = msgspec.json.decode(content, type=_Response, strict=False) if content else _Response()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # It says that it has them, in no words of OTLP: perhaps it is somebody else.
+        return Answer(Verdict.TAKEN, "answered with what is no OTLP", _words(content))
+    partial = said.partial_success or _PartialSuccess()
+    if partial.rejected_spans > 0:
+        rejected = "rejected some of the spans"
+        return Answer(Verdict.TAKEN, rejected, _words(partial.error_message.encode()), partial.rejected_spans)
+    return Answer(Verdict.TAKEN)
+
+
+@dataclass(slots=True)
+class Collector:
+    """The collector whose `traces_url` is `url`; closed by its owner.
+
+    Args:
+        url: See `traces_url`.
+        headers: Of every request.
+        timeout_s: For one request, the connection included.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = 10.0
+    _http: "aiohttp.ClientSession | None" = field(default=None, init=False, repr=False)
+
+    async def post(self, body: bytes) -> Answer:
+        """The end of one POST of a request of OTLP; raises nothing but a cancellation."""
+        import aiohttp  # a server that sends no spans needs none of it here
+
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                http = self._session()
+                async with http.post(self.url, data=body, allow_redirects=False) as response:
+                    content = await _read(response)
+                    after = response.headers.get("retry-after", "")
+                    return self._without_keys(judge_answer(response.status, content, after, time.time()))
+        except TimeoutError:
+            return Answer(Verdict.AGAIN, "did not answer in time", f"within {self.timeout_s:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # the latter: an answer that is no HTTP
+            return Answer(Verdict.AGAIN, "cannot be reached", _words(f"{type(error).__name__}: {error}".encode()))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    def _without_keys(self, answer: Answer) -> Answer:
+        """`answer`, should a collector say again what it was sent."""
+        detail = answer.detail
+        for word in (word for value in self.headers.values() for word in value.split()):
+            detail = detail.replace(word, "...")
+        return answer._replace(detail=detail)
+
+    def _session(self) -> "aiohttp.ClientSession":
+        import aiohttp
+        import httpx
+
+        if self._http is None:
+            secure = httpx.create_ssl_context(trust_env=False) if self.url.startswith("https:") else True
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=1, ssl=secure),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={**self.headers, "content-type": "application/json", "user-agent": "session-harness"},
+                auto_decompress=False,  # nobody asked for it, and it can be a bomb
+                trust_env=False,
+            )
+        return self._http
+
+
+class _PartialSuccess(msgspec.Struct, rename="camel"):
+    rejected_spans: int = 0
+    error_message: str = ""
+
+
+class _Response(msgspec.Struct, rename="camel"):
+    partial_success: _PartialSuccess | None = None
+
+
+async def _read(response: "aiohttp.ClientResponse") -> bytes:
+    """The content of an answer, or its beginning."""
+    content = b""
+    while len(content) < _MOST_BYTES and (piece := await response.content.read(_MOST_BYTES - len(content))):
+        content += piece
+    return content
+
+
+def _wait_s(retry_after: str, now: float) -> float | None:
+    """The seconds that a `Retry-After` names, as a number or a date; None of one that names none."""
+    text = retry_after.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _words(content: bytes) -> str:
+    return printable(content[:_MOST_WORDS].decode("utf-8", "replace").replace("\n", " "))

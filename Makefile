@@ -33,6 +33,7 @@ bench: setup-dev  ## figures of the session server, as ratios to a bare one, and
 	$(PY) bench/dialects.py
 	$(PY) bench/shards.py
 	$(PY) bench/session_memory.py
+	$(PY) bench/spans.py
 	$(PY) bench/collecting_beside.py
 	$(PY) bench/open_streams.py
 	$(PY) bench/encoding.py

@@ -97,7 +97,10 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_S)
     settings = ServerSettings(
-        idle_page_out_s=options.idle_page_out, idle_ttl_s=options.idle_ttl, keep_closed_s=options.keep_closed
+        idle_page_out_s=options.idle_page_out,
+        idle_ttl_s=options.idle_ttl,
+        keep_closed_s=options.keep_closed,
+        otlp_endpoint=options.otlp,
     )
     async with serve(engine, chat_tokenizer, open_store(where), settings) as server:
         settle()
@@ -133,6 +136,7 @@ def main() -> None:
     parser.add_argument("--keep-closed", type=float, help="seconds")
     parser.add_argument("--tasks", type=Path, help="a file that says how many tasks the server has")
     parser.add_argument("--idle-page-out", type=float, help="seconds, with a store in a file")
+    parser.add_argument("--otlp", help="the collector that gets spans")
     uvloop.run(_run(parser.parse_args()))
 
 

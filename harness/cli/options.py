@@ -200,7 +200,7 @@ Otlp = Annotated[
 
 
 def require_collector(otlp: str | None) -> str | None:
-    """The address of `--otlp`, before anything is started that would send to it; None of none. Raises `ScenarioError`."""
+    """The address of `--otlp`, before a server is started that sends to it; None of none. Raises `ScenarioError`."""
     from harness.telemetry.tracing.collector import read_headers, traces_url
 
     if otlp:

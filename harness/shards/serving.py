@@ -31,7 +31,7 @@ from harness.telemetry.metrics import ServerMetrics
 from server_patch.background import running
 
 _TOLD_S = 30.0  # for all shards to be told for the first time
-_STOP_MARGIN_S = 10.0  # beyond the grace of turns: engines hand over, stores are closed
+_STOP_MARGIN_S = 13.0  # beyond the grace of turns: engines hand over, stores are closed, a collector gets the rest
 
 log = get_logger(__name__)
 

@@ -1,6 +1,7 @@
 """A sender of spans and its collector over real sockets: batches, tries, what is dropped, and what is never lost."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -21,8 +22,9 @@ from harness.telemetry.tracing.collector import (
     read_headers,
     traces_url,
 )
-from harness.telemetry.tracing.sender import SPANS_NOT_TAKEN, SPANS_TAKEN, SendingPace, SpanSender
+from harness.telemetry.tracing.sender import SPANS_NOT_TAKEN, SPANS_TAKEN, DropReason, SendingPace, SpanSender
 from harness.telemetry.tracing.spans import TracedRequest, TracedTurn, read_traceparent
+from tests.checkout import ROOT
 from tests.logged import capture_logs
 from tests.otlp_collector import Answering, OtlpCollector, collecting, said, take
 from tests.thoroughness import examples
@@ -396,3 +398,9 @@ GOOD = f"00-{'a' * 32}-{'b' * 16}-01"
 def test_traceparents(text: str, expected: str | None):
     """As W3C Trace Context has them; nothing else is kept of what an agent sends there."""
     assert read_traceparent(text) == expected
+
+
+def test_every_reason_is_in_the_table_of_the_docs():
+    """The table is the one in force."""
+    page = (ROOT / "docs" / "looking.md").read_text("utf-8").partition("### Spans while a server serves")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], flags=re.MULTILINE)) == set(DropReason)

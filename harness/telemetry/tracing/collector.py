@@ -7,8 +7,10 @@ that broke the same may be sent again, after everything else that is no success 
 """
 
 import asyncio
+import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -123,7 +125,7 @@ def judge_answer(status: int, content: bytes, retry_after: str, now: float) -> A
 
 @dataclass(slots=True)
 class Collector:
-    """The collector whose `traces_url` is `url`; closed by its owner.
+    """The collector whose `traces_url` is `url`.
 
     Args:
         url: See `traces_url`.
@@ -136,27 +138,38 @@ class Collector:
     timeout_s: float = 10.0
     _http: "aiohttp.ClientSession | None" = field(default=None, init=False, repr=False)
 
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """Posts may be made in the block. What that needs is loaded here, and not while somebody waits for a turn."""
+        import aiohttp  # a server that sends no spans may have no use for it
+
+        connector = aiohttp.TCPConnector(limit=1, ssl=_tls_context() if self.url.startswith("https:") else True)
+        async with aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={**self.headers, "content-type": "application/json", "user-agent": "session-harness"},
+            auto_decompress=False,  # nobody asked for it, and it can be a bomb
+            trust_env=False,
+        ) as self._http:
+            yield
+
     async def post(self, body: bytes) -> Answer:
         """The end of one POST of a request of OTLP; raises nothing but a cancellation."""
-        import aiohttp  # a server that sends no spans needs none of it here
+        import aiohttp
 
+        assert self._http is not None, "posts are made while it is connected"
         try:
-            async with asyncio.timeout(self.timeout_s):
-                http = self._session()
-                async with http.post(self.url, data=body, allow_redirects=False) as response:
-                    content = await _read(response)
-                    after = response.headers.get("retry-after", "")
-                    return self._without_keys(judge_answer(response.status, content, after, time.time()))
+            async with (
+                asyncio.timeout(self.timeout_s),
+                self._http.post(self.url, data=body, allow_redirects=False) as response,
+            ):
+                content = await _read(response)
+                after = response.headers.get("retry-after", "")
+                return self._without_keys(judge_answer(response.status, content, after, time.time()))
         except TimeoutError:
             return Answer(Verdict.AGAIN, "did not answer in time", f"within {self.timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:  # the latter: an answer that is no HTTP
             return Answer(Verdict.AGAIN, "cannot be reached", _words(f"{type(error).__name__}: {error}".encode()))
-
-    async def close(self) -> None:
-        """Close its connections."""
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
 
     def _without_keys(self, answer: Answer) -> Answer:
         """`answer`, should a collector say again what it was sent."""
@@ -165,20 +178,11 @@ class Collector:
             detail = detail.replace(word, "...")
         return answer._replace(detail=detail)
 
-    def _session(self) -> "aiohttp.ClientSession":
-        import aiohttp
-        import httpx
 
-        if self._http is None:
-            secure = httpx.create_ssl_context(trust_env=False) if self.url.startswith("https:") else True
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=1, ssl=secure),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={**self.headers, "content-type": "application/json", "user-agent": "session-harness"},
-                auto_decompress=False,  # nobody asked for it, and it can be a bomb
-                trust_env=False,
-            )
-        return self._http
+def _tls_context() -> ssl.SSLContext:
+    import httpx  # which knows certificates; half the libraries of a server that has no other use for it
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 class _PartialSuccess(msgspec.Struct, rename="camel"):

@@ -103,17 +103,17 @@ class SpanSender:
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
         """Send during the block, and what is left at its end for a bounded time."""
-        try:
+        async with self._collector.connected():
             try:
                 async with running(self._send_for_ever()):
                     yield
             finally:
-                if not self.hurries:
-                    await within(self._pace.stop_s, self._send_rest())
-        finally:
-            self._drop(DropReason.STOPPED, self._waiting + len(self._batch))
-            self._queue.clear()
-            await self._collector.close()
+                try:
+                    if not self.hurries:
+                        await within(self._pace.stop_s, self._send_rest())
+                finally:
+                    self._drop(DropReason.STOPPED, self._waiting + len(self._batch))
+                    self._queue.clear()
 
     async def _send_for_ever(self) -> None:
         while True:

@@ -265,8 +265,8 @@ async def test_an_answer_without_end_is_read_no_further_than_it_is_needed():
 
     async with collecting(talk) as collector:
         collector_of = Collector(traces_url(collector.url), timeout_s=5.0)
-        answer = await collector_of.post(b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}')
-        await collector_of.close()
+        async with collector_of.connected():
+            answer = await collector_of.post(b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}')
     assert (answer.verdict, answer.trouble) == (Verdict.TAKEN, "answered with what is no OTLP")
     assert len(answer.detail) <= 200
 
@@ -275,8 +275,8 @@ async def test_a_key_that_a_collector_says_again_is_in_no_log():
     """The words of others are shown, the key is not."""
     async with collecting(with_status(401, "no access for hunter2hunter2\x1b[2J")) as collector:
         collector_of = Collector(traces_url(collector.url), {"authorization": "Bearer hunter2hunter2"})
-        answer = await collector_of.post(b"{}")
-        await collector_of.close()
+        async with collector_of.connected():
+            answer = await collector_of.post(b"{}")
         assert "hunter2" not in repr(collector_of)
     assert answer == Answer(Verdict.REFUSED, "answered 401", "no access for ...\\x1b[2J")
 

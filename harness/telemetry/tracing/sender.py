@@ -47,7 +47,7 @@ class DropReason(StrEnum):
     REFUSED = "refused"
     """It will never take them: another status than those that may be asked again, or `partialSuccess`."""
     GIVEN_UP = "given_up"
-    """It took them within no number of tries."""
+    """It has failed to take them for `SendingPace.give_up_s`."""
     STOPPED = "stopped"
     """The server stopped, and it did not take them in time."""
     INVALID = "invalid"

@@ -234,6 +234,14 @@ async def test_the_server_of_a_run_sends_spans(tmp_path: Path):
         assert {*said(span)} - {*live} <= {f"harness.{name}" for name in ("scenario", "rollout", "outcome", "reward")}
 
 
+def test_a_run_to_no_collector_is_refused_before_it_begins(tmp_path: Path):
+    """A wrong option, and nothing is left of it."""
+    folder, run = write_scenario(tmp_path / "small"), tmp_path / "run"
+    ended = harness("run", folder, "--engine", "scripted", "--out", run, "--otlp", "collector:4318")
+    assert (ended.code, "--otlp: expected the address of a collector" in ended.stderr) == (4, True)
+    assert not run.exists()
+
+
 async def test_every_shard_sends_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With the headers that the environment has for all of them."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=two")

@@ -1,26 +1,46 @@
 """When a session is offered to a sender of spans: every change is told, and nothing is told twice without need."""
 
+import asyncio
 import gc
 from collections.abc import Callable
 from weakref import ref
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.json import encode
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
 from harness.sessions.session import Session
+from harness.sessions.session_config import SessionConfig
 from harness.telemetry.metrics import ServerMetrics
 from harness.telemetry.tracing.collector import Collector, traces_url
 from harness.telemetry.tracing.sender import SpanSender
+from harness.telemetry.tracing.spans import TracedSession, TracedTurn, write_request
 from harness.telemetry.tracing.tracer import SessionTracer
+from harness.types import Json
 from tests.builders import new_session, take_turn, user
-from tests.otlp_collector import collecting, said
+from tests.otlp_collector import collecting, read_request, said
+from tests.thoroughness import examples
 
 
-async def told(tell: Callable[[SessionTracer], None]) -> list[str]:
-    """The spans that a collector gets: the index of each turn, and of a session how many turns it has."""
+async def collect(tell: Callable[[SessionTracer], None]) -> list[Span]:
+    """The spans that a collector gets, in the order in which they come."""
     async with collecting() as collector:
         sender = SpanSender(Collector(traces_url(collector.url)), ServerMetrics())
         async with sender.sending():
             tell(SessionTracer(sender))
+    return collector.taken
+
+
+async def told(tell: Callable[[SessionTracer], None]) -> list[str]:
+    """Those of turns by their index, those of sessions by how many turns they have."""
     names = {"turn": "harness.turn.index", "session": "harness.turns"}
-    return [f"{span.name} {said(span)[names[span.name]]}" for span in collector.taken if span.name in names]
+    return [f"{span.name} {said(span)[names[span.name]]}" for span in await collect(tell) if span.name in names]
+
+
+def named_session(number: int) -> Session:
+    """An open session with an id of its own."""
+    return Session(f"{number:032x}", f"key {number}", SessionConfig(), 1_000.0)
 
 
 async def test_a_session_is_told_once_for_each_state():
@@ -34,6 +54,52 @@ async def test_a_session_is_told_once_for_each_state():
         tracer.session_closed(other)
 
     assert await told(tell) == ["turn 0", "session 1"]
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["turn", "close", "take over", "next server"]), st.integers(0, 3)), max_size=25
+)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(actions=ACTIONS)
+def test_in_the_end_everything_has_been_told_as_it_is(actions: list[tuple[str, int]]):
+    """Turns, ends, takeovers and restarts in any order: the last word on each span is that of the sessions."""
+    sessions = [named_session(number) for number in range(4)]
+    past: list[Session] = []
+
+    def tell(tracer: SessionTracer) -> None:
+        for number, (action, which) in enumerate(actions):
+            session = sessions[which]
+            match action:
+                case "turn":
+                    tracer.turn_ended(session, take_turn(session, [user(f"question {number}")]))
+                case "close":
+                    past.append(session)
+                    tracer.session_closed(session)
+                    sessions[which] = named_session(100 + number)
+                case "take over":
+                    sessions[which] = named_session(100 + number)
+                    for turn in session.turns:
+                        sessions[which].restore(turn)
+                    past.append(session)
+                    tracer.taken_over(session, sessions[which])
+                case _:
+                    tracer.server_stops(sessions)
+                    tracer = SessionTracer(tracer.sender)
+        tracer.server_stops(sessions)
+
+    spans = asyncio.run(collect(tell))
+    expected: dict[str, Json] = {}
+    for session in (*past, *sessions):
+        if session.lasted is not None:
+            traced = TracedSession(session.session_id, len(session.turns), session.lasted)
+            turns = [TracedTurn.of(session.session_id, turn) for turn in session.turns]
+            expected |= {span["spanId"]: span for each in (traced, *turns) for span in each.spans()}
+    assert {span.span_id.hex(): span for span in spans} == {
+        span.span_id.hex(): span
+        for span in read_request(write_request([encode(each) for each in expected.values()]).decode())
+    }
 
 
 async def test_a_turn_that_ends_after_its_session_was_closed_counts():
